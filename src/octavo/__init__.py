@@ -1,0 +1,55 @@
+"""Octavo: an LLM inference and serving engine.
+
+    from octavo import LLM, SamplingParams
+    LLM("demo").generate("Hello, world!", SamplingParams(max_tokens=32))
+
+Names are loaded when they are first used, so `import octavo` costs milliseconds and does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from octavo._version import __version__
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+    from octavo.device.manager import DeviceManager
+    from octavo.engine.async_llm_engine import AsyncLLMEngine
+    from octavo.engine.llm_engine import LLMEngine
+    from octavo.llm import LLM
+    from octavo.model_runner import ModelRunner
+    from octavo.outputs import CompletionOutput, RequestOutput
+    from octavo.sampling_params import RequestPriority, SamplingParams
+
+_HOMES = {
+    "LLM": "octavo.llm",
+    "AsyncLLM": "octavo.async_llm",
+    "LLMEngine": "octavo.engine.llm_engine",
+    "AsyncLLMEngine": "octavo.engine.async_llm_engine",
+    "ModelRunner": "octavo.model_runner",
+    "DeviceManager": "octavo.device.manager",
+    "SamplingParams": "octavo.sampling_params",
+    "RequestPriority": "octavo.sampling_params",
+    "RequestOutput": "octavo.outputs",
+    "CompletionOutput": "octavo.outputs",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "DeviceManager",
+    "LLMEngine",
+    "ModelRunner",
+    "RequestOutput",
+    "RequestPriority",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""Attention over paged KV memory: one file per backend, chosen by `selector`."""

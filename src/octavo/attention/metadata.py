@@ -1,0 +1,37 @@
+"""`ForwardBatch`: one step as tensors. Made by the worker, passed as an argument, dropped after the step.
+
+Legend: T = tokens computed in this step, R = requests in it, B = most blocks any of them holds, L = rows that get logits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerKVCache:
+    """One layer's keys and values. Slot `block_id * block_size + offset` holds one token."""
+
+    key: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
+    value: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardBatch:
+    """The tokens of request r stand at `query_start_loc[r] : query_start_loc[r + 1]` of every [T] tensor.
+
+    They are the last tokens of its context: positions `seq_lens[r] - query_len` up to `seq_lens[r] - 1`. Keys and
+    values of all T tokens are written before any of them is read, so requests of one step may share blocks.
+    The `_list` twins are the same numbers on the host, for backends that plan there.
+    """
+
+    input_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    query_start_loc: torch.Tensor  # [R + 1] int32
+    seq_lens: torch.Tensor  # [R] int32, context length including this step's tokens
+    slot_mapping: torch.Tensor  # [T] int64, where each token's key and value are written
+    block_table: torch.Tensor  # [R, B] int32, padded with 0
+    logits_indices: torch.Tensor  # [L] int64, positions in T whose hidden state gets logits
+    block_size: int
+    query_start_loc_list: list[int]  # [R + 1]
+    seq_lens_list: list[int]  # [R]

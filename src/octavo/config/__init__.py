@@ -1,0 +1,1 @@
+"""Settings: small frozen dataclasses, resolved once from `EngineArgs`, never patched. No torch."""

@@ -1,0 +1,132 @@
+"""`EngineArgs`: the one definition of every engine option.
+
+Keyword arguments of `LLM`, `AsyncLLM` and `LLMEngine`, and the flags of the command line, are all derived from the
+fields below. Spelling follows vLLM where the meaning is the same. Here a value is only checked against itself; what
+needs the checkpoint is checked in `resolve`, what needs the device in the worker.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, get_args
+
+from octavo.config.engine import CacheConfig, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
+from octavo.config.hf import read_model_config
+from octavo.config.model import DType
+from octavo.errors import InvalidParameterError, UnknownOptionError
+from octavo.loader.hub import resolve_model
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "demo"
+
+
+def option(default: Any, help_text: str) -> Any:
+    """A dataclass field that also carries the text of its command-line flag."""
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineArgs:
+    """Everything a user may set about an engine.
+
+    Raises:
+        InvalidParameterError: naming the option, its value and the limit.
+    """
+
+    model_name: str = option(DEFAULT_MODEL, "checkpoint folder, hub id, or `demo` for the bundled model")
+    tokenizer: str | None = option(None, "folder or hub id of the tokenizer, where it is not the model's own")
+    revision: str | None = option(None, "branch, tag or commit of a hub model")
+    dtype: Literal["auto", DType] = option("auto", "weights and activations; auto: as the checkpoint says")
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option("auto", "auto: the first present of cuda, xpu, mps, cpu")
+    max_model_len: int | None = option(None, "most tokens of one request, prompt and output; default: the model's own")
+    max_num_seqs: int = option(256, "most requests running at once")
+    max_num_batched_tokens: int = option(2048, "token budget of one step; longer prompts are computed in chunks")
+    block_size: int = option(32, "tokens per KV block")
+    num_kv_blocks: int | None = option(None, "KV blocks; default: as many as the memory allows")
+    gpu_memory_utilization: float | None = option(
+        None, "fraction of the device's memory to use, whatever the device; default 0.9, on a CPU 0.5"
+    )
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
+    generation_config: Literal["auto", "none"] = option("auto", "auto: sampling defaults from the checkpoint")
+    load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, only config.json is needed")
+    seed: int | None = option(None, "derives the seeds of requests that bring none, and dummy weights; default: random")
+    priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
+    engine_process: bool = option(False, "run the engine core in a process of its own")
+    trust_remote_code: bool = option(False, "refused: Octavo never runs code from a checkpoint")
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            choices = _choices(spec.type)
+            value = getattr(self, spec.name)
+            if choices and value not in choices:
+                raise InvalidParameterError(spec.name, value, "one of " + ", ".join(choices))
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _check_count(name, getattr(self, name))
+        for name in ("max_model_len", "num_kv_blocks"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        self._check_rest()
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Build from keyword options; a misspelt one is an error that names the nearest."""
+        known = [spec.name for spec in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UnknownOptionError("engine option", name, known)
+        return cls(**options)
+
+    def resolve(self) -> EngineConfig:
+        """Find the model, read its configuration and settle every option that does not need the device.
+
+        Raises:
+            ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
+            InvalidParameterError: an option that does not suit this model.
+        """
+        path = resolve_model(self.model_name, self.revision)
+        tokenizer_path = resolve_model(self.tokenizer, None) if self.tokenizer else path
+        model = read_model_config(path, model=self.model_name, dtype=self.dtype, max_model_len=self.max_model_len)
+        return EngineConfig(
+            model=model,
+            cache=CacheConfig(
+                block_size=self.block_size,
+                num_kv_blocks=self.num_kv_blocks,
+                gpu_memory_utilization=self.gpu_memory_utilization,
+                enable_prefix_caching=self.enable_prefix_caching,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                ageing_s=self.priority_ageing_s,
+            ),
+            load=LoadConfig(load_format=self.load_format, seed=self.seed or 0),
+            device=self.device,
+            tokenizer_path=str(tokenizer_path),
+            use_generation_config=self.generation_config == "auto",
+            seed=self.seed,
+        )
+
+    def _check_rest(self) -> None:
+        if self.trust_remote_code:
+            raise InvalidParameterError("trust_remote_code", True, "refused: Octavo never runs code from a checkpoint")
+        utilization = self.gpu_memory_utilization
+        if utilization is not None and not 0.0 < utilization <= 1.0:
+            raise InvalidParameterError("gpu_memory_utilization", utilization, "greater than 0 and at most 1")
+        if self.priority_ageing_s <= 0.0:
+            raise InvalidParameterError("priority_ageing_s", self.priority_ageing_s, "greater than 0")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise InvalidParameterError("seed", self.seed, "between 0 and 2^64 - 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            limit = f"at least max_num_seqs ({self.max_num_seqs}), so that every running request advances in each step"
+            raise InvalidParameterError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """Flatten Literal["a", Literal["b"]] into ("a", "b"); empty for any other type."""
+    return tuple(choice for choice in get_args(annotation) if isinstance(choice, str))
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidParameterError(name, value, "an integer of at least 1")

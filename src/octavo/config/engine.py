@@ -1,0 +1,49 @@
+"""The resolved settings of one engine. `EngineArgs.resolve()` makes it; nothing changes it afterwards."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.config.model import ModelConfig
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """KV memory."""
+
+    block_size: int  # tokens per block
+    num_kv_blocks: int | None  # None: as many as the measured memory allows
+    gpu_memory_utilization: float | None  # fraction of the device's memory; None: the device's own default
+    enable_prefix_caching: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Admission and the token budget of a step."""
+
+    max_num_seqs: int  # requests running at once
+    max_num_batched_tokens: int  # tokens computed in one step
+    ageing_s: float  # waiting this long lifts a request by one priority class
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadConfig:
+    """Where weights come from."""
+
+    load_format: LoadFormat
+    seed: int  # of dummy weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """Everything that the core, the executor and the worker need to know."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    load: LoadConfig
+    device: str  # auto, cpu, cuda, mps or xpu; the worker resolves it, because that needs torch
+    tokenizer_path: str
+    use_generation_config: bool  # take sampling defaults from the checkpoint
+    seed: int | None  # derives the seeds of requests that bring none; None: those are random

@@ -1,0 +1,71 @@
+"""What a checkpoint is: its architecture in numbers, read once from `config.json`, the same for every format."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DType = Literal["float32", "bfloat16", "float16"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Rotary embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings.
+
+    `original_max_position` is the context length before scaling. llama3 uses the two frequency factors; yarn
+    (Peng et al. 2023, arXiv:2309.00071) uses the betas and the attention factor.
+    """
+
+    theta: float = 10000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_max_position: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationDefaults:
+    """Sampling defaults that the checkpoint ships in `generation_config.json`; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """One decoder-only transformer. Counts are of the whole model, before any sharding."""
+
+    model: str  # as the user named it
+    path: str  # local folder with config.json
+    architecture: str  # e.g. Qwen3ForCausalLM
+    dtype: DType  # of weights and activations, resolved
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    max_model_len: int  # prompt plus output that one request may have
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False  # on q, k, v
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_windows: tuple[int | None, ...] = ()  # per layer; None: full attention
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)

@@ -1,0 +1,33 @@
+"""How much key/value memory there is, and of what shape."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheSpec:
+    """Geometry of one rank's KV cache. One block holds `block_size` tokens in every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.bytes_per_token * self.block_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryReport:
+    """What the worker measured before the KV pool was made. Bytes."""
+
+    total_bytes: int  # of the device
+    budget_bytes: int  # gpu_memory_utilization of the total, or less where others already use it
+    weights_bytes: int
+    activation_bytes: int  # peak of one step beyond the weights
+    kv_bytes: int  # what is left for blocks

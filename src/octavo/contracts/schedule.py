@@ -1,0 +1,59 @@
+"""The order for one step: what the scheduler tells every rank. Ids and counts in numpy columns, no tensors.
+
+A request is sent whole once (`NewRequestData`) together with the row that it will live in; afterwards only what
+changed travels. Legend: R = requests in the step, N = blocks newly given out, `row` = index into the worker's rows.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.sampling_params import SamplingParams
+
+Int32Array = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewRequestData:
+    """A request that enters the worker: new, or resumed after a preemption (then `num_prompt_tokens < len(token_ids)`)."""
+
+    request_id: str
+    row: int
+    token_ids: Int32Array  # [prompt + outputs so far]
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    eos_token_ids: list[int]  # banned until min_tokens are out
+    bad_words_token_ids: list[list[int]]
+    block_ids: list[int]  # all blocks it holds now
+    num_computed_tokens: int  # found in the prefix cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedRequestData:
+    """Diffs for requests that the worker already has: blocks appended to their tables."""
+
+    rows: Int32Array  # [N] ascending positions within a row are appended in this order
+    block_ids: Int32Array  # [N]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerOutput:
+    """One step. `rows[i]` computes `num_scheduled_tokens[i]` tokens from position `num_computed_tokens[i]` on.
+
+    `samples[i]` says that the row reaches its last known token, so a new token is sampled from it.
+    """
+
+    step: int
+    req_ids: tuple[str, ...]  # [R]
+    rows: Int32Array  # [R]
+    num_computed_tokens: Int32Array  # [R]
+    num_scheduled_tokens: Int32Array  # [R], each at least 1
+    samples: BoolArray  # [R]
+    total_num_scheduled_tokens: int
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    finished_req_ids: list[str]  # ended or preempted since the last step: forget their rows, before anything else
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)  # drafts to verify
+    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)  # images to encode

@@ -1,0 +1,26 @@
+"""The answer of one step: what the ranks tell the scheduler. Integers and floats, no device tensors."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.schedule import Int32Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRunnerOutput:
+    """Sampled tokens, in the order of the `SchedulerOutput` that asked for them.
+
+    Legend: R = requests in the step, K = most tokens sampled for one of them (1 without speculation).
+    """
+
+    req_ids: tuple[str, ...]  # [R]
+    sampled_token_ids: Int32Array  # [R, K]; row i has num_sampled[i] valid entries
+    num_sampled: Int32Array  # [R]; 0 where a prompt is not yet complete
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # positions of this step only
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+
+    @cached_property
+    def req_id_to_index(self) -> dict[str, int]:
+        return {req_id: index for index, req_id in enumerate(self.req_ids)}

@@ -1,0 +1,71 @@
+"""What a user may pass as a prompt, and the one place that sorts out which of the forms it is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from octavo.errors import InvalidParameterError
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is already tokenised."""
+
+    prompt_token_ids: list[int]
+
+
+class TextPrompt(TypedDict):
+    """The long form of a plain string."""
+
+    prompt: str
+
+
+Prompt = str | TokensPrompt | TextPrompt
+ChatMessage = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedPrompt:
+    """Exactly one of the two is set."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+
+
+def parse_prompt(prompt: object) -> ParsedPrompt:
+    """Recognise one prompt.
+
+    Raises:
+        InvalidParameterError: when it is neither a string nor a known mapping.
+    """
+    if isinstance(prompt, str):
+        return ParsedPrompt(text=prompt)
+    if isinstance(prompt, Mapping):
+        if set(prompt) == {"prompt"} and isinstance(prompt["prompt"], str):
+            return ParsedPrompt(text=prompt["prompt"])
+        if set(prompt) == {"prompt_token_ids"}:
+            return ParsedPrompt(token_ids=_token_ids(prompt["prompt_token_ids"]))
+    raise InvalidParameterError("prompt", prompt, 'a string, {"prompt": ...} or {"prompt_token_ids": [...]}')
+
+
+def as_prompt_list(prompts: object) -> list[Prompt]:
+    """Return `prompts` as a list; a single prompt becomes a list of one.
+
+    Raises:
+        InvalidParameterError: for a bare list of token ids, which could be meant either way.
+    """
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]  # type: ignore[list-item]  # parse_prompt checks the mapping's keys
+    if isinstance(prompts, Sequence):
+        if prompts and isinstance(prompts[0], int):
+            raise InvalidParameterError("prompts", "a list of integers", 'token ids go in {"prompt_token_ids": [...]}')
+        return list(prompts)
+    raise InvalidParameterError("prompts", prompts, "a prompt or a list of prompts")
+
+
+def _token_ids(value: object) -> list[int]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise InvalidParameterError("prompt_token_ids", value, "must be a list of integers")
+    for token_id in value:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise InvalidParameterError("prompt_token_ids", token_id, "every entry must be an integer")
+    return list(value)

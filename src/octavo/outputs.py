@@ -1,0 +1,65 @@
+"""What a user gets back: `RequestOutput`, one per prompt, with one `CompletionOutput` per sample."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logprob:
+    """Natural logarithm of one token's probability under the model, before penalties, bias, masks and temperature."""
+
+    logprob: float
+    rank: int  # 1 is the most likely token
+    decoded_token: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionOutput:
+    """One sample of one prompt.
+
+    `finish_reason` is None while it runs, then `stop`, `length`, `abort` or `error`. `stop_reason` is the stop string
+    or stop token id that ended it; None for the model's own end token. `logprobs[i]` belongs to `token_ids[i]`.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    seed: int  # the seed that reproduces this sample alone
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None  # why, when finish_reason is `error`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestMetrics:
+    """When things happened, in seconds of the wall clock (`time.time`), and what the cache saved."""
+
+    arrival_time_s: float
+    first_scheduled_time_s: float | None = None
+    first_token_time_s: float | None = None
+    finished_time_s: float | None = None
+    num_cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+    num_preemptions: int = 0
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        return None if self.first_token_time_s is None else self.first_token_time_s - self.arrival_time_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestOutput:
+    """All that is known of one prompt. Complete when `finished`; while streaming, everything so far."""
+
+    request_id: str
+    prompt: str | None  # None when the prompt was given as token ids
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = field(default=None)  # [0] is None: nothing precedes it
+
+    @property
+    def text(self) -> str:
+        """The first sample's text."""
+        return self.outputs[0].text

@@ -1,0 +1,168 @@
+"""How one request wants its tokens chosen, and how urgent it is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Any, Self
+
+from octavo.errors import InvalidParameterError, UnknownOptionError
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_N = 16384
+SEED_BITS = 64
+
+
+class RequestPriority(IntEnum):
+    """Five classes; a smaller number runs first. Waiting ages, so `BACKGROUND` cannot starve."""
+
+    CRITICAL = 0
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+    BACKGROUND = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """What a request asks of the sampler. Frozen and self-validating: one that exists is valid for any model.
+
+    Limits that depend on the model (token ids, context length) are checked where the request enters the engine.
+    Lists may be given; tuples are stored. `dict` options take integer keys, or their decimal spelling as JSON has it.
+
+    Raises:
+        InvalidParameterError: naming the field, the value and the limit.
+    """
+
+    n: int = 1  # number of samples; their seeds derive from one
+    temperature: float = 1.0  # 0 is greedy: the arg-max, ties to the lowest id
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: to the end of the model's context
+    min_tokens: int = 0
+    seed: int | None = None  # None: one is drawn at the front door and reported
+    logprobs: int | None = None  # how many of the most likely, beside the sampled one
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._store_tuples()
+        self._check_integers()
+        self._check_floats()
+        self._check_lists()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        """Build from loose keyword options; a misspelt one is an error that names the nearest."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UnknownOptionError("sampling parameter", name, known)
+        return cls(**options)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, validated again."""
+        return replace(self, **changes)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def _store_tuples(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _as_tuple("stop", stop))
+        for name in ("stop_token_ids", "bad_words", "allowed_token_ids"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _as_tuple(name, value))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _integer_keys(self.logit_bias))
+
+    def _check_integers(self) -> None:
+        _check_integer("n", self.n, 1, MAX_N)
+        _check_integer("top_k", self.top_k, -1, None)
+        _check_integer("min_tokens", self.min_tokens, 0, None)
+        for name, low, high in (
+            ("max_tokens", 1, None),
+            ("seed", 0, 2**SEED_BITS - 1),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                _check_integer(name, value, low, high)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameterError(name, getattr(self, name), "must be true or false")
+
+    def _check_floats(self) -> None:
+        _check_float("temperature", self.temperature, 0.0, 100.0)
+        _check_float("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise InvalidParameterError("top_p", self.top_p, "greater than 0 and at most 1")
+        _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        if self.repetition_penalty == 0.0:
+            raise InvalidParameterError("repetition_penalty", self.repetition_penalty, "greater than 0")
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+
+    def _check_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameterError("stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+        for name in ("stop", "bad_words"):
+            for text in getattr(self, name):
+                if not isinstance(text, str) or not text:
+                    raise InvalidParameterError(name, text, "every entry must be a non-empty string")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameterError("allowed_token_ids", (), "at least one id, or None for all")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token_id in getattr(self, name) or ():
+                _check_integer(name, token_id, 0, None)
+
+
+def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise InvalidParameterError(field, value, "must be a list")
+    return tuple(value)
+
+
+def _integer_keys(bias: Mapping[Any, Any]) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidParameterError("logit_bias", bias, "must map token ids to numbers")
+    try:
+        table = {int(key): value for key, value in bias.items() if not isinstance(key, (bool, float))}
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError("logit_bias", list(bias), "keys must be token ids") from error
+    if len(table) != len(bias) or any(key < 0 for key in table):
+        raise InvalidParameterError("logit_bias", list(bias), "keys must be distinct token ids, 0 or more")
+    return table
+
+
+def _check_integer(field: str, value: object, low: int, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameterError(field, value, "must be an integer")
+    if value < low or (high is not None and value > high):
+        raise InvalidParameterError(field, value, f"at least {low}" if high is None else f"between {low} and {high}")
+
+
+def _check_float(field: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidParameterError(field, value, "must be a number")
+    if not low <= value <= high:  # also catches NaN
+        raise InvalidParameterError(field, value, f"between {low:g} and {high:g}")
