@@ -1,0 +1,81 @@
+# A fresh clone needs only make and Python 3.11 or later: everything is installed into .venv, from pinned versions.
+
+# Unpinned, torch resolves to several GB of CUDA. The second name is for pip 25.3 and later, which pins build
+# environments apart.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# The first Python that is new enough; PYTHON=... overrides.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+BIN := .venv/bin
+# What an install depends on, by content: when none of it has changed, nothing is installed.
+KEY := $(shell cat pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/octavo/kernels/cpu/*.cpp \
+    src/octavo/kernels/cpu/*.h) | cksum | tr ' ' '-')
+RUNTIME := .venv/installed/runtime-$(KEY)
+TEST := .venv/installed/test-$(KEY)
+
+.PHONY: help demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    install Octavo into .venv and generate text from the bundled model"
+	@echo "make test    run the tests                (ARGS='-k scheduler' is handed to pytest)"
+	@echo "make lint    ruff, mypy --strict, import contracts"
+	@echo "make bench   throughput and latency       (MODEL=path, dummy weights do; default: the bundled model)"
+	@echo "make clean   remove .venv and all that tools have left"
+	@echo "PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with."
+
+demo: $(RUNTIME)
+	@$(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48 --prompt "Octavo is"
+	@$(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48 --prompt "What is a block?"
+	@$(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48 --prompt "What is 123 + 456?"
+
+test: $(TEST)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src tests
+	$(BIN)/lint-imports
+
+MODEL ?= demo
+bench: $(RUNTIME)
+	$(BIN)/octavo bench throughput --model $(MODEL)
+	$(BIN)/octavo bench latency --model $(MODEL)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(RUNTIME): | $(BIN)/python
+	@echo "Installing Octavo and what it needs into .venv; the first time takes a minute or two."
+	@$(BIN)/python -m pip install --quiet --editable .
+	@mkdir -p $(@D) && touch $@
+
+$(TEST): | $(BIN)/python
+	@echo "Installing Octavo and its test tools into .venv; the first time takes a minute or two."
+	@$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@mkdir -p $(@D) && touch $(RUNTIME) $@
+
+# What is wrong with the Python at hand, in words; nothing when all is well.
+define COMPLAINT
+if [ -z "$(PYTHON)" ]; then \
+    echo "Octavo needs Python 3.11 or later, and there is none on the PATH (python3: $$(python3 --version 2>&1 | tail -1))."; \
+elif ! version=$$($(PYTHON) --version 2>&1); then \
+    echo "PYTHON=$(PYTHON) does not run: $$version"; \
+elif ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+    echo "Octavo needs Python 3.11 or later, and PYTHON=$(PYTHON) is $$version."; \
+elif ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+    echo "$(PYTHON) ($$version) lacks the venv module; on Debian and Ubuntu: apt install python3-venv."; \
+fi
+endef
+
+# A .venv that was interrupted half-way is removed, so that the next try starts clean.
+$(BIN)/python:
+	@complaint=$$($(COMPLAINT)); if [ -n "$$complaint" ]; then \
+	    echo "$$complaint" >&2; \
+	    echo "To use another interpreter: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; fi
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
