@@ -1,0 +1,22 @@
+"""What every test shares: few threads, quiet libraries, and GPU tests that say why they are skipped."""
+
+import os
+
+import pytest
+
+# Before any test imports a library that reads them. Child processes inherit them.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none. torch is looked at only when such a test was collected."""
+    gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_tests:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_tests:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch finds none"))
