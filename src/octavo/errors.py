@@ -22,7 +22,7 @@ class EngineError(OctavoError):
 
 
 class InvalidParameterError(UserError, ValueError):
-    """A value outside its limits. `field`, `value` and `limit` are attributes, for callers that build their own text."""
+    """A value outside its limits. `field`, `value` and `limit` are attributes, for callers with a text of their own."""
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         super().__init__(f"{field}={value!r}: {limit}")

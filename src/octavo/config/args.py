@@ -38,9 +38,11 @@ class EngineArgs:
     tokenizer: str | None = option(None, "folder or hub id of the tokenizer, where it is not the model's own")
     revision: str | None = option(None, "branch, tag or commit of a hub model")
     dtype: Literal["auto", DType] = option("auto", "weights and activations; auto: as the checkpoint says")
-    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option("auto", "auto: the first present of cuda, xpu, mps, cpu")
+    device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
+        "auto", "auto: the first present of cuda, xpu, mps, cpu"
+    )
     max_model_len: int | None = option(None, "most tokens of one request, prompt and output; default: the model's own")
-    max_num_seqs: int = option(256, "most requests running at once")
+    max_num_seqs: int = option(256, "most requests running at once; never more than max_num_batched_tokens")
     max_num_batched_tokens: int = option(2048, "token budget of one step; longer prompts are computed in chunks")
     block_size: int = option(32, "tokens per KV block")
     num_kv_blocks: int | None = option(None, "KV blocks; default: as many as the memory allows")
@@ -96,7 +98,7 @@ class EngineArgs:
                 enable_prefix_caching=self.enable_prefix_caching,
             ),
             scheduler=SchedulerConfig(
-                max_num_seqs=self.max_num_seqs,
+                max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # every running request advances
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 ageing_s=self.priority_ageing_s,
             ),
@@ -117,9 +119,6 @@ class EngineArgs:
             raise InvalidParameterError("priority_ageing_s", self.priority_ageing_s, "greater than 0")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidParameterError("seed", self.seed, "between 0 and 2^64 - 1")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            limit = f"at least max_num_seqs ({self.max_num_seqs}), so that every running request advances in each step"
-            raise InvalidParameterError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewRequestData:
-    """A request that enters the worker: new, or resumed after a preemption (then `num_prompt_tokens < len(token_ids)`)."""
+    """A request that enters the worker: new, or resumed after a preemption, with tokens of its own after the prompt."""
 
     request_id: str
     row: int

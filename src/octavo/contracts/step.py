@@ -16,9 +16,10 @@ class ModelRunnerOutput:
 
     req_ids: tuple[str, ...]  # [R]
     sampled_token_ids: Int32Array  # [R, K]; row i has num_sampled[i] valid entries
-    num_sampled: Int32Array  # [R]; 0 where a prompt is not yet complete
+    num_sampled: Int32Array  # [R]; 0 where a prompt is not yet complete, or the request is in `errors`
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # positions of this step only
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # when the prompt is complete
+    errors: dict[str, str] = field(default_factory=dict)  # requests that failed alone (NaN logits, ...), and why
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
 
     @cached_property

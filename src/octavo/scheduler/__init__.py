@@ -1,0 +1,1 @@
+"""Which requests compute how many tokens in a step, and who owns which KV block. No torch."""

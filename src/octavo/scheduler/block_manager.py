@@ -1,0 +1,99 @@
+"""Who owns which KV block: allocation for requests, and prefix reuse by block name."""
+
+from dataclasses import dataclass
+
+from octavo.config.engine import CacheConfig
+from octavo.contracts.schedule import Int32Array
+from octavo.scheduler.block_hash import block_hash, prefix_hashes
+from octavo.scheduler.block_pool import BlockPool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedPrefix:
+    """Full blocks that already hold the beginning of a prompt. Not owned until `acquire`d."""
+
+    block_ids: list[int]
+    last_hash: bytes  # parent of the block that follows
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_ids)
+
+
+class BlockManager:
+    """Allocated and freed only by the scheduler, one thread."""
+
+    def __init__(self, config: CacheConfig, num_blocks: int) -> None:
+        self.block_size = config.block_size
+        self.enable_prefix_caching = config.enable_prefix_caching
+        self.pool = BlockPool(num_blocks)
+        self.num_prefix_queries_total = 0
+        self.num_prefix_hits_total = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free blocks, those that still hold a findable prefix included."""
+        return self.pool.num_free
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate_blocks(self, num_blocks: int, after: int | None = None) -> list[int]:
+        """Hand out blocks, next to block `after` where possible.
+
+        Raises:
+            OutOfBlocksError: with the numbers; nothing was handed out.
+        """
+        return self.pool.allocate(num_blocks, after)
+
+    def free_blocks(self, block_ids: list[int]) -> None:
+        """Give back a request's blocks, in the order of its context. Named ones stay findable until reused."""
+        self.pool.release(block_ids)
+
+    def find_prefix(self, token_ids: Int32Array, root: bytes) -> CachedPrefix:
+        """Look up the longest cached run of full blocks, at most `len(token_ids) - 1` tokens.
+
+        One token is always left to compute: its logits are what the request came for.
+        """
+        block_ids: list[int] = []
+        last_hash = root
+        if self.enable_prefix_caching:
+            for name in prefix_hashes(root, token_ids, self.block_size, (len(token_ids) - 1) // self.block_size):
+                block_id = self.pool.find(name)
+                if block_id is None:
+                    break
+                block_ids.append(block_id)
+                last_hash = name
+        return CachedPrefix(block_ids=block_ids, last_hash=last_hash)
+
+    def num_free_after_acquire(self, prefix: CachedPrefix) -> int:
+        """Return how many blocks would be free if `prefix` were acquired."""
+        return self.pool.num_free - sum(self.pool.ref_count(block_id) == 0 for block_id in prefix.block_ids)
+
+    def acquire(self, prefix: CachedPrefix, num_tokens: int) -> None:
+        """Own the blocks of `prefix`, found for a prompt of `num_tokens`, and count the hit."""
+        for block_id in prefix.block_ids:
+            self.pool.acquire(block_id)
+        self.num_prefix_queries_total += num_tokens
+        self.num_prefix_hits_total += prefix.num_blocks * self.block_size
+
+    def name_block(self, block_id: int, parent: bytes, token_ids: Int32Array) -> tuple[bytes, bool]:
+        """Make a full block findable; return its name and whether this block now bears it."""
+        name = block_hash(parent, token_ids)
+        return name, self.enable_prefix_caching and self.pool.set_name(block_id, name)
+
+    def forget_blocks(self, block_ids: list[int]) -> None:
+        """Make blocks unfindable: the step that was to fill them failed."""
+        self.pool.forget_names(block_ids)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix. Running requests keep their blocks."""
+        self.pool.forget_all_names()
+
+    def check_integrity(self) -> None:
+        self.pool.check_integrity()

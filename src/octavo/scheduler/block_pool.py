@@ -1,0 +1,131 @@
+"""Every KV block, owned or free, and the names under which free ones can still be found.
+
+    free list, least recently used first:   head <-> ... <-> tail
+    a block is in the free list  <=>  its ref_count is 0
+    a named block keeps its name while free, until it is handed out again
+
+Blocks are handed out so that one request's blocks tend to be neighbours: backends read a run of neighbours in place.
+The list starts in bit-reversed order, so that every new request begins in the middle of the widest gap, and a request
+that grows takes the block behind its last one where that is free and holds nothing worth keeping.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from octavo.errors import OutOfBlocksError
+
+
+class BlockPool:
+    """Constant-time allocation, release and look-up over `num_blocks` blocks, ids 0 to num_blocks - 1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = 0
+        self._ref_count = [0] * num_blocks
+        self._name: list[bytes | None] = [None] * num_blocks
+        self._block_by_name: dict[bytes, int] = {}
+        self._head = num_blocks  # sentinel of the doubly linked free list
+        self._next = [self._head] * (num_blocks + 1)
+        self._prev = [self._head] * (num_blocks + 1)
+        for block_id in bit_reversed_order(num_blocks):
+            self._link_before(self._head, block_id)
+
+    def allocate(self, count: int, after: int | None = None) -> list[int]:
+        """Hand out `count` blocks, each with one owner, next to block `after` where possible.
+
+        Raises:
+            OutOfBlocksError: fewer than `count` are free; nothing was handed out.
+        """
+        if count > self.num_free:
+            raise OutOfBlocksError(count, self.num_free)
+        block_ids: list[int] = []
+        for _ in range(count):
+            after = self._take(after)
+            block_ids.append(after)
+        return block_ids
+
+    def find(self, name: bytes) -> int | None:
+        """Return the block of this name, owned or free."""
+        return self._block_by_name.get(name)
+
+    def acquire(self, block_id: int) -> None:
+        """Add one owner to a block that was found by name."""
+        if self._ref_count[block_id] == 0:
+            self._unlink(block_id)
+        self._ref_count[block_id] += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Take one owner from each of a request's blocks, given in the order of its context.
+
+        Later blocks become the older free ones, so a prefix outlives its tails; nameless ones are reused first.
+        """
+        for block_id in reversed(block_ids):
+            assert self._ref_count[block_id] > 0, f"block {block_id} has no owner"
+            self._ref_count[block_id] -= 1
+            if self._ref_count[block_id] == 0:
+                nameless = self._name[block_id] is None
+                self._link_before(self._next[self._head] if nameless else self._head, block_id)
+
+    def set_name(self, block_id: int, name: bytes) -> bool:
+        """Make a full block findable. False when another block already bears the name: that one stays."""
+        if name in self._block_by_name:
+            return False
+        assert self._name[block_id] is None, f"block {block_id} is named already"
+        self._name[block_id] = name
+        self._block_by_name[name] = block_id
+        return True
+
+    def forget_names(self, block_ids: Iterable[int]) -> None:
+        """Make blocks unfindable, because what they hold cannot be trusted."""
+        for block_id in block_ids:
+            name = self._name[block_id]
+            if name is not None:
+                del self._block_by_name[name]
+                self._name[block_id] = None
+
+    def forget_all_names(self) -> None:
+        self.forget_names(range(self.num_blocks))
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_count[block_id]
+
+    def check_integrity(self) -> None:
+        """Assert that every block is either owned or in the free list, and that names point both ways."""
+        free = []
+        block_id = self._next[self._head]
+        while block_id != self._head:
+            free.append(block_id)
+            assert self._prev[self._next[block_id]] == block_id
+            block_id = self._next[block_id]
+        assert len(free) == len(set(free)) == self.num_free
+        assert set(free) == {b for b in range(self.num_blocks) if self._ref_count[b] == 0}
+        assert self._block_by_name == {name: b for b, name in enumerate(self._name) if name is not None}
+
+    def _take(self, after: int | None) -> int:
+        block_id = self._next[self._head]
+        if after is not None and after + 1 < self.num_blocks and self._is_blank(after + 1):
+            block_id = after + 1
+        self._unlink(block_id)
+        self.forget_names((block_id,))
+        self._ref_count[block_id] = 1
+        return block_id
+
+    def _is_blank(self, block_id: int) -> bool:
+        return self._ref_count[block_id] == 0 and self._name[block_id] is None
+
+    def _link_before(self, successor: int, block_id: int) -> None:
+        predecessor = self._prev[successor]
+        self._next[predecessor] = self._prev[successor] = block_id
+        self._prev[block_id], self._next[block_id] = predecessor, successor
+        self.num_free += 1
+
+    def _unlink(self, block_id: int) -> None:
+        predecessor, successor = self._prev[block_id], self._next[block_id]
+        self._next[predecessor], self._prev[successor] = successor, predecessor
+        self.num_free -= 1
+
+
+def bit_reversed_order(count: int) -> list[int]:
+    """Return 0 ... count - 1 so that each next number falls in the middle of a widest gap (van der Corput)."""
+    bits = max(1, (count - 1).bit_length())
+    reversed_ids = (int(f"{index:0{bits}b}"[::-1], 2) for index in range(1 << bits))
+    return [block_id for block_id in reversed_ids if block_id < count]

@@ -1,0 +1,67 @@
+"""Reading a step's answer: which rows got a token, and are those rows still the same requests?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+import numpy as np
+
+from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.schedule import Int32Array
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.scheduler.draft import StepInFlight
+from octavo.scheduler.running import RunningRows
+
+_ValueT = TypeVar("_ValueT")
+_NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNews:
+    """Rows that got a new token in a step, R' of them. Requests that ended or were preempted meanwhile are left out."""
+
+    req_ids: list[str]  # [R']
+    rows: Int32Array  # [R']
+    token_ids: Int32Array  # [R']
+    first_indices: Int32Array  # [R'], the new token's index among its request's output tokens
+    errors: dict[str, str] = field(default_factory=dict)  # requests that failed alone, and why
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: StepInFlight, answer: ModelRunnerOutput, running: RunningRows) -> Self:
+        """Match the answer with the rows as they are now."""
+        order = step.output
+        assert answer.req_ids == order.req_ids
+        has_token = answer.num_sampled > 0
+        assert int(order.samples.sum()) == int(has_token.sum()) + len(answer.errors), (
+            "one token for each row that samples"
+        )
+        is_current = running.generation[order.rows] == step.generations
+        chosen = (has_token & is_current).nonzero()[0]
+        rows = order.rows[chosen]
+        is_whole = len(chosen) == len(order.req_ids)
+        req_ids = list(order.req_ids) if is_whole else [order.req_ids[index] for index in chosen.tolist()]
+        return cls(
+            req_ids=req_ids,
+            rows=rows,
+            token_ids=answer.sampled_token_ids[chosen, 0],
+            first_indices=running.num_known[rows] - running.num_prompt[rows],
+            errors={rid: why for rid, why in answer.errors.items() if is_current[answer.req_id_to_index[rid]]},
+            logprobs=_of(req_ids, answer.logprobs),
+            prompt_logprobs=_of(req_ids, answer.prompt_logprobs),
+        )
+
+    @classmethod
+    def nothing(cls) -> Self:
+        return cls(req_ids=[], rows=_NOTHING, token_ids=_NOTHING, first_indices=_NOTHING)
+
+    def append_tokens(self, running: RunningRows) -> None:
+        """Turn each row's oldest token in flight into a known one."""
+        running.tokens[self.rows, running.num_known[self.rows]] = self.token_ids
+        running.num_known[self.rows] += 1
+        running.num_in_flight[self.rows] -= 1
+
+
+def _of(req_ids: list[str], table: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
+    return {req_id: table[req_id] for req_id in req_ids if req_id in table} if table else {}

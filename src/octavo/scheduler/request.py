@@ -1,0 +1,100 @@
+"""A request on the control side: the only truth for its tokens and its progress."""
+
+from enum import Enum
+
+import numpy as np
+
+from octavo.contracts.engine import EngineCoreRequest
+from octavo.contracts.schedule import Int32Array
+from octavo.sampling_params import SamplingParams
+from octavo.scheduler.block_hash import root_hash
+
+
+class RequestStatus(Enum):
+    """Where a request stands. The last four are final."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waiting again, with tokens of its own
+    STOPPED = "stop"
+    LENGTH_CAPPED = "length"
+    ABORTED = "abort"
+    FAILED = "error"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+
+_FINAL = frozenset({RequestStatus.STOPPED, RequestStatus.LENGTH_CAPPED, RequestStatus.ABORTED, RequestStatus.FAILED})
+
+
+class Request:
+    """One sample being generated.
+
+    While it runs, its tokens and counts live in its row of `RunningRows`; at any other time `token_ids` holds them all.
+    """
+
+    __slots__ = (
+        "_message",
+        "arrival_index",
+        "block_root",
+        "max_num_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "priority",
+        "row",
+        "status",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(self, message: EngineCoreRequest, arrival_index: int, max_model_len: int) -> None:
+        self._message = message
+        self.arrival_index = arrival_index
+        self.priority = message.priority
+        self.status = RequestStatus.WAITING
+        self.row: int | None = None
+        self.token_ids: Int32Array = np.array(message.prompt_token_ids, dtype=np.int32)
+        self.num_prompt_tokens = len(self.token_ids)
+        max_tokens = message.sampling_params.max_tokens
+        wanted = max_model_len if max_tokens is None else self.num_prompt_tokens + max_tokens
+        self.max_num_tokens = min(wanted, max_model_len)  # tokens at which it ends
+        self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
+        self.block_root = root_hash(() if message.cache_salt is None else (message.cache_salt,))
+        self.num_preemptions = 0
+
+    @property
+    def request_id(self) -> str:
+        return self._message.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._message.sampling_params
+
+    @property
+    def arrival_time_s(self) -> float:
+        return self._message.arrival_time_s
+
+    @property
+    def bad_words_token_ids(self) -> list[list[int]]:
+        return self._message.bad_words_token_ids
+
+    @property
+    def active_eos_token_ids(self) -> frozenset[int]:
+        """End tokens that end this request: none with `ignore_eos`."""
+        return frozenset() if self.params.ignore_eos else frozenset(self._message.eos_token_ids)
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        return self._message.eos_token_ids
+
+    @property
+    def may_use_cached_prefix(self) -> bool:
+        """Prompt logprobs need the logits of every prompt position, so nothing of the prompt may be skipped."""
+        return self.params.prompt_logprobs is None
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Smaller runs first; the largest of the running is preempted first."""
+        return self.priority, self.arrival_index

@@ -1,0 +1,56 @@
+"""Requests that wait, in the order in which they will be admitted."""
+
+import heapq
+from collections.abc import Iterator
+
+from octavo.sampling_params import RequestPriority
+from octavo.scheduler.request import Request
+
+
+class RequestQueue:
+    """One heap per priority class, ordered by arrival; the heads compete, and waiting lifts a head class by class.
+
+    Only heads are looked at, so a long queue costs a step nothing. A preempted request comes back with its old
+    arrival index and so stands at the front of its class. Removal is lazy: an ended entry is skipped at the top.
+    """
+
+    def __init__(self, ageing_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._classes: list[list[tuple[int, Request]]] = [[] for _ in RequestPriority]
+        self._num_removed = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._classes)) - self._num_removed
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._classes[request.priority], (request.arrival_index, request))
+
+    def remove(self, request: Request) -> None:
+        """Forget a waiting request, whose status must have become final."""
+        assert request.status.is_final
+        self._num_removed += 1
+
+    def peek(self, now_s: float) -> Request | None:
+        """Return the request to admit next: the best (aged class, arrival) among the heads."""
+        heads = [head for head in map(self._head, self._classes) if head is not None]
+        return min(heads, key=lambda request: self._aged_order(request, now_s), default=None)
+
+    def pop(self, request: Request) -> None:
+        """Remove what `peek` returned."""
+        _, popped = heapq.heappop(self._classes[request.priority])
+        assert popped is request
+
+    def in_order(self, now_s: float) -> Iterator[Request]:
+        """Yield all that wait, in order. For people and tests; costs a sort."""
+        waiting = [request for entries in self._classes for _, request in entries if not request.status.is_final]
+        yield from sorted(waiting, key=lambda request: self._aged_order(request, now_s))
+
+    def _head(self, entries: list[tuple[int, Request]]) -> Request | None:
+        while entries and entries[0][1].status.is_final:
+            heapq.heappop(entries)
+            self._num_removed -= 1
+        return entries[0][1] if entries else None
+
+    def _aged_order(self, request: Request, now_s: float) -> tuple[int, int]:
+        waited_s = max(0.0, now_s - request.arrival_time_s)
+        return request.priority - int(waited_s / self._ageing_s), request.arrival_index

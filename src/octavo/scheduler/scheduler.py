@@ -1,0 +1,271 @@
+"""The scheduler: which requests compute how many tokens in the next step.
+
+Charter. There is no prefill phase and no decode phase. A request has tokens known and tokens computed; a step makes
+the second catch up, within one token budget. Running requests come first, then waiting ones in order of (priority,
+arrival). If blocks run out, the worst of the running is preempted: its blocks are freed, and it is computed again
+later from the front of its class. `schedule` may run again before the answer of the last step is here: the token
+that a step will sample counts at once, as a token in flight.
+
+What lives elsewhere: columns of progress in `running`, waiting order in `request_queue`, blocks in `block_manager`,
+the step being put together in `draft`, ends of requests in `stop`, the two messages in `contracts`.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from octavo.config.engine import SchedulerConfig
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
+from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.scheduler.block_manager import BlockManager, CachedPrefix
+from octavo.scheduler.budget import split_budget
+from octavo.scheduler.draft import StepDraft, StepInFlight
+from octavo.scheduler.progress import StepNews
+from octavo.scheduler.request import Request, RequestStatus
+from octavo.scheduler.request_queue import RequestQueue
+from octavo.scheduler.running import RunningRows
+from octavo.scheduler.stop import check_stop, finished
+from octavo.scheduler.stop_ids import StopIdTable
+
+
+class Scheduler:
+    """Owned by the thread that first uses it. Knows tokens, never text or tensors."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockManager,
+        max_model_len: int,
+        *,
+        epoch: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.blocks = blocks
+        self.waiting = RequestQueue(config.ageing_s)
+        self.running = RunningRows(config.max_num_seqs, max_model_len)
+        self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
+        self._requests: dict[str, Request] = {}  # all that wait or run
+        self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
+        self._in_flight: deque[StepInFlight] = deque()
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._epoch = epoch
+        self._clock = clock
+        self._num_arrived = self._num_steps = self._num_preemptions = 0
+        self._stop_ids = StopIdTable()
+        self._owner: int | None = None
+
+    # -- requests in and out ------------------------------------------------------------------------------------
+
+    def add_request(self, message: EngineCoreRequest) -> None:
+        """Queue a request. The front door found it correct and able to fit."""
+        self._assert_owner()
+        assert message.request_id not in self._requests, f"request {message.request_id!r} is here already"
+        request = Request(message, self._num_arrived, self._max_model_len)
+        assert request.num_prompt_tokens < request.max_num_tokens <= self._max_model_len
+        assert self.blocks.blocks_for(request.max_num_tokens) <= self.blocks.num_blocks
+        self._num_arrived += 1
+        self._requests[message.request_id] = request
+        self._stop_ids.add(request.stop_token_ids)
+        self.waiting.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests now, wherever they are. Unknown ids are ignored: those ended on their own."""
+        self._assert_owner()
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                self._end(request, finished(request, RequestStatus.ABORTED), RequestStatus.ABORTED)
+
+    def is_finished(self) -> bool:
+        """True when nothing waits, nothing runs and no answer is outstanding."""
+        return not (self._requests or self._in_flight)
+
+    def get_ready_requests(self) -> list[Request]:
+        """Return the waiting requests in the order in which they would be admitted now."""
+        return list(self.waiting.in_order(self._clock()))
+
+    # -- a step: the order --------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step. Blocks, rows and progress are booked as if it were done already."""
+        self._assert_owner()
+        draft = StepDraft(self.running, self.blocks)
+        num_preemptions = self._num_preemptions
+        self._schedule_running(draft)
+        if self._num_preemptions == num_preemptions:
+            self._admit_waiting(draft)
+        forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
+        self._num_steps += 1
+        step = draft.book(self._num_steps, forgotten, self._clock())
+        self._in_flight.append(step)
+        return step.output
+
+    def _schedule_running(self, draft: StepDraft) -> None:
+        """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
+        running = self.running
+        while True:
+            rows = running.active
+            # The last token of a request is never computed: nothing is sampled from it.
+            target = np.minimum(running.num_known[rows] + running.num_in_flight[rows], running.limit[rows] - 1)
+            counts = split_budget(target - running.num_computed[rows], self._max_num_batched_tokens)
+            if not counts.all():
+                rows, counts = rows[counts > 0], counts[counts > 0]
+            missing = self._missing_blocks(rows, counts)
+            if int(missing.sum()) <= self.blocks.num_free_blocks:
+                break
+            self._preempt(running.worst)
+        draft.add_running(rows, counts, missing)
+
+    def _missing_blocks(self, rows: Int32Array, counts: Int32Array) -> Int32Array:
+        ends = self.running.num_computed[rows] + counts
+        missing: Int32Array = -(-ends // self.blocks.block_size) - self.running.num_blocks[rows]
+        return np.maximum(missing, 0)
+
+    def _admit_waiting(self, draft: StepDraft) -> None:
+        """Move waiting requests into rows while budget, rows and blocks last; the first that does not fit ends it."""
+        now_s = self._clock()
+        budget = self._max_num_batched_tokens - draft.num_tokens
+        while budget > 0 and self.running.has_room:
+            request = self.waiting.peek(now_s)
+            if request is None or not self._admit(request):
+                break
+            budget -= draft.add_admitted(request, budget)
+
+    def _admit(self, request: Request) -> bool:
+        """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway.
+
+        A block for each running request is left, or admission would cause the next preemption.
+        """
+        prefix = CachedPrefix(block_ids=[], last_hash=request.block_root)
+        if request.may_use_cached_prefix:
+            prefix = self.blocks.find_prefix(request.token_ids, request.block_root)
+        num_new_blocks = self.blocks.blocks_for(len(request.token_ids)) - prefix.num_blocks
+        if num_new_blocks + len(self.running) > self.blocks.num_free_after_acquire(prefix):
+            return False
+        self.waiting.pop(request)
+        self.blocks.acquire(prefix, len(request.token_ids))
+        last_block = prefix.block_ids[-1] if prefix.block_ids else None
+        block_ids = prefix.block_ids + self.blocks.allocate_blocks(num_new_blocks, after=last_block)
+        self.running.add(
+            request,
+            block_ids,
+            num_cached_blocks=prefix.num_blocks,
+            block_size=self.blocks.block_size,
+            last_hash=prefix.last_hash,
+        )
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Free a running request's blocks and row. What it has sampled stays known; the rest is computed again."""
+        self.blocks.free_blocks(self.running.remove(request, RequestStatus.PREEMPTED))
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._forgotten_req_ids.append(request.request_id)
+        self.waiting.add(request)
+
+    # -- a step: the answer -------------------------------------------------------------------------------------
+
+    def update_from_output(self, output: SchedulerOutput, answer: ModelRunnerOutput) -> EngineCoreOutputs:
+        """Book what a step sampled, end the requests that are done, and say what is new."""
+        self._assert_owner()
+        step = self._in_flight.popleft()
+        assert step.output is output, "answers come in the order of their steps"
+        news = StepNews.of(step, answer, self.running)
+        news.append_tokens(self.running)
+        at_limit = self.running.num_known[news.rows] >= self.running.limit[news.rows]
+        may_end = at_limit | self._stop_ids.candidates(news.token_ids)
+        for index in may_end.nonzero()[0].tolist():
+            self._end_if_stopped(int(news.rows[index]), int(news.token_ids[index]))
+        for request_id, error in news.errors.items():
+            self._fail(self._requests[request_id], error)
+        return self._outputs(news, step)
+
+    def _end_if_stopped(self, row: int, token_id: int) -> None:
+        request = self.running.request_at(row)
+        report = check_stop(request, token_id, int(self.running.num_known[row]))
+        if report is not None:
+            self._end(request, report, RequestStatus(report.finish_reason))
+
+    def fail_step(self, output: SchedulerOutput, error: str) -> None:
+        """End every request of a step whose forward raised. Steps scheduled on top of it fail with it."""
+        self._assert_owner()
+        assert output in [step.output for step in self._in_flight]
+        while self._in_flight:
+            step = self._in_flight.pop()
+            self.blocks.forget_blocks(step.named_blocks)
+            for request_id in step.output.req_ids:
+                request = self._requests.get(request_id)
+                if request is not None:
+                    self._fail(request, error)
+
+    def take_finished(self) -> EngineCoreOutputs:
+        """Report ends that no step's answer carries: aborts, and failures of a step."""
+        return self._outputs(StepNews.nothing(), None)
+
+    def _fail(self, request: Request, error: str) -> None:
+        """End one request as failed. What its blocks hold is not to be trusted, so nobody shall find them."""
+        if request.row is not None:
+            self.blocks.forget_blocks(self.running.block_ids[request.row])
+        self._end(request, finished(request, RequestStatus.FAILED, error=error), RequestStatus.FAILED)
+
+    def _end(self, request: Request, report: FinishedRequest, status: RequestStatus) -> None:
+        if request.row is not None:
+            self.blocks.free_blocks(self.running.remove(request, status))
+            self._forgotten_req_ids.append(request.request_id)
+        else:
+            request.status = status
+            self.waiting.remove(request)
+        del self._requests[request.request_id]
+        self.finished[request.request_id] = report
+
+    def _outputs(self, news: StepNews, step: StepInFlight | None) -> EngineCoreOutputs:
+        reports, self.finished = self.finished, {}
+        return EngineCoreOutputs(
+            epoch=self._epoch,
+            req_ids=news.req_ids,
+            num_new_tokens=[1] * len(news.req_ids),
+            first_indices=news.first_indices.tolist(),
+            new_token_ids=news.token_ids.tolist(),
+            num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
+            admitted=step.admitted if step else {},
+            finished=reports,
+            logprobs=news.logprobs,
+            prompt_logprobs=news.prompt_logprobs,
+            stats=self.stats(),
+        )
+
+    # -- looking in ---------------------------------------------------------------------------------------------
+
+    def stats(self) -> SchedulerStats:
+        """Return a snapshot for logs and metrics."""
+        return SchedulerStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_free_blocks=self.blocks.num_free_blocks,
+            num_blocks=self.blocks.num_blocks,
+            num_preemptions_total=self._num_preemptions,
+            num_prefix_queries_total=self.blocks.num_prefix_queries_total,
+            num_prefix_hits_total=self.blocks.num_prefix_hits_total,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that every block has the owners it counts and every row is consistent. Slow: for idle moments."""
+        self.blocks.check_integrity()
+        self.running.check_integrity(self.blocks.block_size)
+        owners = np.zeros(self.blocks.num_blocks, dtype=np.int64)
+        for row in self.running.active.tolist():
+            np.add.at(owners, self.running.block_ids[row], 1)
+        assert owners.tolist() == [self.blocks.pool.ref_count(block_id) for block_id in range(self.blocks.num_blocks)]
+        assert len(self._requests) == len(self.running) + len(self.waiting)
+
+    def _assert_owner(self) -> None:
+        """One owner of scheduler and blocks; other threads reach it by messages."""
+        if self._owner is None:
+            self._owner = threading.get_ident()
+        assert self._owner == threading.get_ident(), "the scheduler belongs to another thread"
