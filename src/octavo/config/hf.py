@@ -1,0 +1,119 @@
+"""From a checkpoint folder's `config.json` to `ModelConfig`. Neither torch nor transformers is needed to read it.
+
+A checkpoint is either read as its authors meant it or refused: whatever would change the result and is not supported
+is an error that names the file, the key and the value.
+"""
+
+from pathlib import Path
+from typing import cast, get_args
+
+from octavo.config.architectures import ARCHITECTURES
+from octavo.config.hf_attention import read_heads, read_sliding_windows
+from octavo.config.hf_generation import read_eos_token_ids, read_generation_defaults
+from octavo.config.hf_rope import max_supported_len, read_rope
+from octavo.config.json_fields import JsonFields
+from octavo.config.model import DType, ModelConfig, RopeConfig
+from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
+
+# Keys that change the result when they are set (neither null, false nor empty), and that Octavo does not serve.
+_REFUSED_KEYS = ("quantization_config", "compression_config", "use_mrope", "add_cross_attention", "is_encoder_decoder")
+
+
+def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
+    """Read the checkpoint in folder `path`; `model` is the name that the user gave it.
+
+    `dtype` "auto" takes the checkpoint's own. `max_model_len` None takes all that the checkpoint supports.
+
+    Raises:
+        CheckpointError: `config.json` or `generation_config.json` is missing, malformed or contradicts itself.
+        UnsupportedModelError: well formed, but of an architecture or with a setting that Octavo does not serve.
+        InvalidParameterError: `max_model_len` is more than the checkpoint supports.
+    """
+    fields = JsonFields.read(path / "config.json")
+    architecture = _architecture(fields)
+    facts = ARCHITECTURES[architecture]
+    _refuse_unsupported(fields)
+    max_position_embeddings = fields.integer("max_position_embeddings")
+    rope = read_rope(fields, max_position_embeddings)
+    num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
+    has_bias = fields.flag("attention_bias", False) if facts.qkv_bias is None else facts.qkv_bias
+    return ModelConfig(
+        model=model,
+        path=str(path),
+        architecture=architecture,
+        dtype=_dtype(fields, dtype),
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        max_model_len=_max_model_len(max_model_len, rope, max_position_embeddings),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+        attention_bias=has_bias,
+        attention_out_bias=has_bias and facts.qkv_bias is None,
+        mlp_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
+        qk_norm=facts.qk_norm,
+        sliding_windows=read_sliding_windows(fields, facts),
+        bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
+        eos_token_ids=read_eos_token_ids(path, fields),
+        generation=read_generation_defaults(path),
+    )
+
+
+def _architecture(fields: JsonFields) -> str:
+    """Find the supported architecture by its name, or by `model_type` where the file names none."""
+    if "architectures" in fields:
+        for name in fields.texts("architectures"):
+            if name in ARCHITECTURES:
+                return name
+        asked = ", ".join(fields.texts("architectures")) or "(none)"
+    else:
+        asked = fields.text("model_type")
+        for name, facts in ARCHITECTURES.items():
+            if facts.model_type == asked:
+                return name
+    known = sorted(ARCHITECTURES)
+    nearest = nearest_hint(asked, known)
+    supported = "" if nearest.startswith("known") else f" supported: {', '.join(known)};"
+    raise UnsupportedModelError(f"{fields.origin}: architecture {asked!r} is not supported;{supported} {nearest}")
+
+
+def _refuse_unsupported(fields: JsonFields) -> None:
+    for key in _REFUSED_KEYS:
+        if fields.values.get(key):
+            raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported")
+    activation = fields.text("hidden_act", "silu")
+    if activation not in {"silu", "swish"}:
+        raise UnsupportedModelError(f"{fields.origin}: hidden_act={activation!r} is not supported; known: silu")
+
+
+def _dtype(fields: JsonFields, asked: str) -> DType:
+    """Resolve the dtype. A file that states none is from before the key existed, when all were float32."""
+    known = get_args(DType)
+    if asked != "auto":
+        if asked not in known:
+            raise InvalidParameterError("dtype", asked, "one of auto, " + ", ".join(known))
+        return cast(DType, asked)
+    key = "dtype" if "dtype" in fields else "torch_dtype"
+    stated = fields.text(key, "float32").removeprefix("torch.")
+    if stated not in known:
+        raise fields.fail(key, "unknown dtype; one of " + ", ".join(known) + " is expected, or name one with dtype=")
+    return cast(DType, stated)
+
+
+def _max_model_len(asked: int | None, rope: RopeConfig, max_position_embeddings: int) -> int:
+    limit = max_supported_len(rope, max_position_embeddings)
+    if asked is None:
+        return limit
+    if asked > limit:
+        why = f"at most {limit}, which is what the checkpoint supports (max_position_embeddings"
+        why += f" {max_position_embeddings}, rope type {rope.kind})"
+        if rope.kind == "dynamic":
+            why += "; dynamic scaling stops there, as beyond it the result would depend on the batch"
+        raise InvalidParameterError("max_model_len", asked, why)
+    return asked

@@ -1,0 +1,65 @@
+"""Heads and sliding windows out of `config.json`."""
+
+import logging
+
+from octavo.config.architectures import ArchitectureFacts
+from octavo.config.json_fields import JsonFields
+from octavo.errors import CheckpointError, UnsupportedModelError
+
+logger = logging.getLogger(__name__)
+
+
+def read_heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, int]:
+    """Return the numbers of query and key/value heads and the size of a head."""
+    num_heads = fields.integer("num_attention_heads")
+    absent = num_heads if "num_key_value_heads" in fields.nulls else facts.num_kv_heads or num_heads
+    num_kv_heads = fields.integer("num_key_value_heads", absent)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{fields.origin}: num_attention_heads={num_heads}: a multiple of num_key_value_heads ({num_kv_heads})"
+            " is expected"
+        )
+    hidden_size = fields.integer("hidden_size")
+    if "head_dim" not in fields and facts.head_dim is None and hidden_size % num_heads:
+        raise fields.fail("hidden_size", f"a multiple of num_attention_heads ({num_heads}) is expected, or head_dim")
+    head_dim = fields.integer("head_dim", facts.head_dim or hidden_size // num_heads)
+    if head_dim % 2:
+        raise UnsupportedModelError(f"{fields.origin}: head_dim={head_dim}: rotary embedding needs an even number")
+    return num_heads, num_kv_heads, head_dim
+
+
+def read_sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int | None, ...]:
+    """Return each layer's window in tokens, None where it sees its whole context."""
+    num_layers = fields.integer("num_hidden_layers")
+    if facts.window_rule == "none" and "sliding_window" in fields:
+        logger.warning("%s: sliding_window has no effect in this architecture", fields.origin)
+    window = _window(fields, facts)
+    first = fields.integer("max_window_layers", 28, minimum=0) if facts.window_rule == "upper_layers" else 0
+    by_rule = tuple(window if layer >= first else None for layer in range(num_layers))
+    if "layer_types" not in fields:
+        return by_rule
+    by_type = _windows_of_types(fields, window, num_layers)
+    if facts.window_rule != "upper_layers" and by_type != by_rule:
+        raise UnsupportedModelError(f"{fields.origin}: layer_types: in this architecture all layers are of one type")
+    return by_type
+
+
+def _window(fields: JsonFields, facts: ArchitectureFacts) -> int | None:
+    """Return the window of the layers that have one. An absent key and null differ: 4096, and none."""
+    if facts.window_rule == "none" or "sliding_window" in fields.nulls:
+        return None
+    if facts.window_rule == "upper_layers" and not fields.flag("use_sliding_window", False):
+        return None
+    return fields.integer("sliding_window", 4096)
+
+
+def _windows_of_types(fields: JsonFields, window: int | None, num_layers: int) -> tuple[int | None, ...]:
+    types = fields.texts("layer_types")
+    if len(types) != num_layers:
+        raise CheckpointError(f"{fields.origin}: layer_types: {num_layers} entries are expected, found {len(types)}")
+    for kind in types:
+        if kind not in {"full_attention", "sliding_attention"}:
+            raise UnsupportedModelError(f"{fields.origin}: layer_types: {kind!r} is not supported")
+    if window is None and "sliding_attention" in types:
+        raise CheckpointError(f"{fields.origin}: layer_types: sliding_attention is listed, but there is no window")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)

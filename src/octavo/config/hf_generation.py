@@ -1,0 +1,40 @@
+"""What a checkpoint says about generating: its end tokens and its sampling defaults."""
+
+from pathlib import Path
+
+from octavo.config.json_fields import JsonFields
+from octavo.config.model import GenerationDefaults
+
+
+def read_eos_token_ids(path: Path, config: JsonFields) -> tuple[int, ...]:
+    """Return the ids that end a text: those of `generation_config.json`, else those of `config.json`; may be none."""
+    return _generation_config(path).token_ids("eos_token_id") or config.token_ids("eos_token_id")
+
+
+def read_generation_defaults(path: Path) -> GenerationDefaults:
+    """Read the sampling defaults of `generation_config.json`; all None where there is no such file.
+
+    `do_sample: false` says that the checkpoint's own sampling values are not in use, so they are left out then.
+
+    Raises:
+        CheckpointError: naming the file and the key of a malformed value.
+    """
+    fields = _generation_config(path)
+    is_sampled = fields.flag("do_sample", True)
+
+    def number(key: str, above: float = 0.0) -> float | None:
+        return fields.number(key, above=above) if key in fields else None
+
+    return GenerationDefaults(
+        temperature=number("temperature", above=-1e-9) if is_sampled else None,
+        top_p=number("top_p") if is_sampled else None,
+        top_k=fields.integer("top_k", minimum=-1) if is_sampled and "top_k" in fields else None,
+        min_p=number("min_p", above=-1e-9) if is_sampled else None,
+        repetition_penalty=number("repetition_penalty"),
+        max_tokens=fields.integer("max_new_tokens") if "max_new_tokens" in fields else None,
+    )
+
+
+def _generation_config(path: Path) -> JsonFields:
+    file = path / "generation_config.json"
+    return JsonFields.read(file) if file.exists() else JsonFields(str(file), {})

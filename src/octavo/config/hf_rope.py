@@ -1,0 +1,128 @@
+"""Rotary embedding settings out of `config.json`, in the spellings of transformers 4 and 5.
+
+Version 4 writes `rope_theta` beside `rope_scaling: {type | rope_type, ...}` or null; version 5 writes one object
+`rope_parameters: {rope_theta, rope_type, ...}`.
+"""
+
+from typing import cast, get_args
+
+from octavo.config.json_fields import JsonFields
+from octavo.config.model import RopeConfig, RopeKind
+from octavo.errors import UnsupportedModelError
+
+# What the five kinds know, and keys without an effect that real files carry.
+_KNOWN_KEYS = frozenset(
+    {
+        *("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
+        *("low_freq_factor", "high_freq_factor"),
+        *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned"),
+    }
+)
+
+
+def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
+    """Read how positions become rotations.
+
+    Raises:
+        CheckpointError: a missing or malformed value, or two spellings that contradict each other.
+        UnsupportedModelError: a kind or a key that Octavo does not know; each would change the result.
+    """
+    fields = _merged(config)
+    kind = _kind(fields)
+    _refuse_unknown(config, fields)
+    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    original = _original_max_position(config, fields, kind, max_position_embeddings)
+    if kind == "yarn":
+        return _yarn(fields, theta, original, max_position_embeddings)
+    if kind == "llama3":
+        return _llama3(fields, theta, original)
+    return RopeConfig(theta=theta, kind=kind, factor=fields.number("factor"), original_max_position=original)
+
+
+def max_supported_len(rope: RopeConfig, max_position_embeddings: int) -> int:
+    """Return the longest context that the checkpoint supports, in tokens.
+
+    linear and yarn stretch the original length by their factor. The length that a llama3 checkpoint states is already
+    the stretched one. dynamic ends at the original length: beyond it, frequencies would depend on the longest request.
+    """
+    if rope.kind in {"linear", "yarn"}:
+        assert rope.original_max_position is not None
+        return int(rope.original_max_position * rope.factor)
+    if rope.kind == "dynamic":
+        assert rope.original_max_position is not None
+        return rope.original_max_position
+    return max_position_embeddings
+
+
+def _merged(config: JsonFields) -> JsonFields:
+    """Join `rope_scaling` and `rope_parameters`; what both state must agree."""
+    old, new = config.nested("rope_scaling"), config.nested("rope_parameters")
+    for key in old.values.keys() & new.values.keys():
+        if old.values[key] != new.values[key]:
+            raise old.fail(key, f"rope_parameters has {new.values[key]!r}")
+    return JsonFields(new.origin if new.values else old.origin, {**new.values, **old.values})
+
+
+def _kind(fields: JsonFields) -> RopeKind:
+    name = fields.text("rope_type", fields.text("type", "default"))
+    if name not in get_args(RopeKind):
+        known = ", ".join(get_args(RopeKind))
+        raise UnsupportedModelError(f"{fields.origin}: rope_type={name!r} is not supported; known: {known}")
+    return cast(RopeKind, name)
+
+
+def _refuse_unknown(config: JsonFields, fields: JsonFields) -> None:
+    for key in sorted(fields.values.keys() - _KNOWN_KEYS):
+        raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported")
+    for source in (config, fields):
+        if source.number("partial_rotary_factor", 1.0) != 1.0:
+            value = source.values["partial_rotary_factor"]
+            raise UnsupportedModelError(
+                f"{source.origin}: partial_rotary_factor={value!r} is not supported; heads are rotated whole (1.0)"
+            )
+
+
+def _original_max_position(config: JsonFields, fields: JsonFields, kind: RopeKind, max_position_embeddings: int) -> int:
+    if kind == "linear":
+        return max_position_embeddings
+    stated = fields.integer("original_max_position_embeddings", max_position_embeddings)
+    if kind == "dynamic":
+        return min(stated, max_position_embeddings)
+    return config.integer("original_max_position_embeddings", stated)
+
+
+def _llama3(fields: JsonFields, theta: float, original: int) -> RopeConfig:
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    if low >= high:
+        raise fields.fail("low_freq_factor", f"less than high_freq_factor ({high:g}) is expected")
+    return RopeConfig(
+        theta=theta,
+        kind="llama3",
+        factor=fields.number("factor"),
+        original_max_position=original,
+        low_freq_factor=low,
+        high_freq_factor=high,
+    )
+
+
+def _yarn(fields: JsonFields, theta: float, original: int, max_position_embeddings: int) -> RopeConfig:
+    if theta == 1.0:
+        raise fields.fail("rope_theta", "yarn divides by its logarithm, so it cannot be 1")
+
+    def optional(key: str) -> float | None:
+        return fields.number(key) if key in fields else None
+
+    return RopeConfig(
+        theta=theta,
+        kind="yarn",
+        factor=fields.number("factor", max_position_embeddings / original),
+        original_max_position=original,
+        beta_fast=fields.number("beta_fast", 32.0),
+        beta_slow=fields.number("beta_slow", 1.0),
+        attention_factor=optional("attention_factor"),
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+        truncate=fields.flag("truncate", True),
+    )

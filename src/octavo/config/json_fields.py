@@ -1,0 +1,105 @@
+"""A JSON file of a checkpoint, read with suspicion: whatever is missing or malformed is named with its file and key."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import CheckpointError
+
+
+class JsonFields:
+    """One JSON object whose values are checked as they are asked for.
+
+    A key with the value null counts as absent; `nulls` has those, for the few where the two differ. `origin` is the
+    file, with the key of the enclosing object where there is one; every `CheckpointError` opens with it.
+    """
+
+    def __init__(self, origin: str, values: Mapping[str, Any]) -> None:
+        self.origin = origin
+        self.values = {key: value for key, value in values.items() if value is not None}
+        self.nulls = frozenset(key for key, value in values.items() if value is None)
+
+    @classmethod
+    def read(cls, path: Path) -> "JsonFields":
+        """Read a file that must hold one JSON object.
+
+        Raises:
+            CheckpointError: the file is absent or unreadable, is not JSON, or holds something else than an object.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path}: a JSON object is expected, found {type(values).__name__}")
+        return cls(str(path), values)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def fail(self, key: str, why: str) -> CheckpointError:
+        """Return the error for a bad value, ready to raise."""
+        return CheckpointError(f"{self.origin}: {key}={self.values.get(key)!r}: {why}")
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """Return an integer of at least `minimum`."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(key, "an integer is expected")
+        if value < minimum:
+            raise self.fail(key, f"at least {minimum} is expected")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
+        """Return a finite number greater than `above`."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(key, "a number is expected")
+        if not above < value < float("inf"):
+            raise self.fail(key, f"a finite number above {above:g} is expected")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return true or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, "true or false is expected")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a string."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, "a string is expected")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of strings."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(key, "a list of strings is expected")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """Return one token id or a list of them; empty where the file says nothing."""
+        value = self.values.get(key, [])
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+            raise self.fail(key, "a token id or a list of token ids is expected")
+        return tuple(ids)
+
+    def nested(self, key: str) -> "JsonFields":
+        """Return an object inside this one; empty where the file says nothing."""
+        value = self.values.get(key, {})
+        if not isinstance(value, dict):
+            raise self.fail(key, "an object is expected")
+        return JsonFields(f"{self.origin}: {key}", value)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key, default)
+        if value is None:
+            raise CheckpointError(f"{self.origin}: the key {key!r} is missing")
+        return value

@@ -1,0 +1,80 @@
+"""From what the user calls a model to a folder on this machine: `demo`, a folder, or an id on the Hugging Face hub.
+
+The front of the engine uses this, so nothing here imports torch, and the hub's client is imported only to download.
+"""
+
+import logging
+import re
+from pathlib import Path
+
+from octavo.errors import ModelNotFoundError
+
+logger = logging.getLogger(__name__)
+
+DEMO_MODEL = "demo"
+_DEMO_FOLDER = Path(__file__).parent.parent / "demo"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
+_WEIGHT_FILES = ["*.safetensors"]
+# Sub-folders hold other formats; `consolidated` is the same weights under other names.
+_UNUSED_FILES = ["*/*", "consolidated*"]
+
+
+def resolve_model(name: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
+    """Return the folder of a model, downloading it where needed.
+
+    The environment variables of the hub's client hold: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN.
+    `with_weights` False leaves the weights of a hub model where they are: configuration and tokenizer only.
+
+    Raises:
+        ModelNotFoundError: naming what was tried.
+    """
+    if name == DEMO_MODEL:
+        return _demo_folder()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelNotFoundError(f"{name!r} is a file; a checkpoint is a folder with config.json and *.safetensors")
+    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+        raise ModelNotFoundError(f"{name!r}: there is no such folder, and it cannot be a hub id (organisation/model)")
+    return _download(name, revision, _SMALL_FILES + (_WEIGHT_FILES if with_weights else []))
+
+
+def _demo_folder() -> Path:
+    if not (_DEMO_FOLDER / "config.json").is_file():
+        raise ModelNotFoundError(f"the bundled model is missing from this installation: no {_DEMO_FOLDER}/config.json")
+    return _DEMO_FOLDER
+
+
+def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
+    """Fetch a snapshot through the hub's own cache; its client shows the progress."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNUSED_FILES)
+    except (OSError, HFValidationError) as error:  # the hub's own errors, and the network's, are OSErrors
+        tried = f"{name!r}: there is no such folder, and on the hub ({constants.ENDPOINT}) "
+        raise ModelNotFoundError(tried + _why_not_downloaded(error, revision)) from error
+    logger.info("model %s is in %s", name, path)
+    return Path(path)
+
+
+def _why_not_downloaded(error: Exception, revision: str | None) -> str:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        return "access needs its owner's consent and a token (HF_TOKEN)"
+    if isinstance(error, RepositoryNotFoundError):
+        return "there is no such public model; a private one needs a token (HF_TOKEN)"
+    if isinstance(error, RevisionNotFoundError):
+        return f"the model has no revision {revision!r}"
+    if isinstance(error, LocalEntryNotFoundError):
+        return f"it cannot be looked up, nor is it in the local cache: {error}"
+    return f"the download failed: {error}"
