@@ -1,0 +1,1 @@
+"""Text in, text out around the core, and the core itself."""

@@ -1,0 +1,130 @@
+"""The bytes that each token stands for: the whole of decoding, worked out once, so that streaming is a table look-up.
+
+A `tokenizer.json` says how token texts become text with a chain of decoders. Three families cover the checkpoints
+that Octavo serves, and all three are per token, save for the space that some of them drop at the very start:
+
+- byte-level BPE (GPT-2; Qwen, Llama 3): each character of a token spells one byte;
+- SentencePiece with byte fallback (Llama 1 and 2, Mistral): `▁` is a space, `<0x0A>` is a byte, and the first
+  space of the whole text is dropped;
+- Metaspace: `▁` is a space, and the first token loses its own.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.errors import CheckpointError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderRules:
+    """What a chain of decoders does, reduced to what it does to one token."""
+
+    byte_alphabet: Mapping[str, int] | None = None  # byte-level BPE: character -> byte
+    replacements: tuple[tuple[str, str], ...] = ()
+    byte_fallback: bool = False
+    num_leading_spaces: int = 0  # most spaces dropped at the start of the whole text
+    first_drops: str = ""  # what is removed from the first token, wherever it stands in it
+    separator: str = ""  # stands before every token but the first
+
+    def token_bytes(self, text: str) -> bytes:
+        """Return the bytes of a token in the midst of a text."""
+        return self.separator.encode() + self._plain_bytes(text)
+
+    def first_token_bytes(self, text: str) -> bytes:
+        """Return the bytes of a token that opens the text."""
+        return self._plain_bytes(text.replace(self.first_drops, "") if self.first_drops else text)
+
+    def _plain_bytes(self, text: str) -> bytes:
+        for old, new in self.replacements:
+            text = text.replace(old, new)
+        if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(text)):
+            return bytes.fromhex(match[1])
+        if self.byte_alphabet is not None and all(character in self.byte_alphabet for character in text):
+            return bytes(self.byte_alphabet[character] for character in text)
+        return text.encode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ByteTable:
+    """Token id -> bytes, for one choice of `skip_special_tokens`. An id beyond the table stands for nothing."""
+
+    pieces: tuple[bytes, ...]  # [num_ids]; b"" for a hole in the vocabulary and for a skipped token
+    first_pieces: tuple[bytes, ...]  # [num_ids]; the same tuple where the first token is like any other
+    silent_ids: frozenset[int]  # skipped tokens and holes: they do not count as the first token
+    num_leading_spaces: int
+
+    def is_silent(self, token_id: int) -> bool:
+        """Tell whether a token leaves no trace in the text at all."""
+        return token_id >= len(self.pieces) or token_id in self.silent_ids
+
+
+def build_byte_table(rules: DecoderRules, texts: Mapping[int, str], skipped_ids: Iterable[int]) -> ByteTable:
+    """Work out the table; `texts` maps every token id to its text in the vocabulary."""
+    num_ids = max(texts, default=-1) + 1
+    silent_ids = frozenset(skipped_ids) | frozenset(id_ for id_ in range(num_ids) if id_ not in texts)
+    spoken = [None if id_ in silent_ids else texts[id_] for id_ in range(num_ids)]
+    pieces = tuple(b"" if text is None else rules.token_bytes(text) for text in spoken)
+    first_pieces = pieces
+    if rules.first_drops or rules.separator:
+        first_pieces = tuple(b"" if text is None else rules.first_token_bytes(text) for text in spoken)
+    return ByteTable(
+        pieces=pieces,
+        first_pieces=first_pieces,
+        silent_ids=silent_ids,
+        num_leading_spaces=rules.num_leading_spaces,
+    )
+
+
+def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
+    """Reduce the `decoder` section of a `tokenizer.json` to rules for single tokens.
+
+    Raises:
+        CheckpointError: for a decoder that cannot be applied token by token, or that Octavo does not know.
+    """
+    if spec is None:
+        return DecoderRules(separator=" ")  # the tokenizers library then joins token texts with spaces
+    rules = DecoderRules()
+    for part in _flatten(spec):
+        rules = _add_decoder(rules, part)
+    return rules
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte-level BPE alphabet (GPT-2): printable Latin-1 characters spell their own byte, U+0100 on spell the rest.
+
+    Source: Radford et al. 2019, section 2.2, and the vocabulary published with it.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+
+
+def _flatten(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    if spec["type"] != "Sequence":
+        return [spec]
+    return [part for inner in spec["decoders"] for part in _flatten(inner)]
+
+
+def _add_decoder(rules: DecoderRules, spec: Mapping[str, Any]) -> DecoderRules:
+    match spec:
+        case {"type": "ByteLevel"}:
+            return replace(rules, byte_alphabet=byte_alphabet())
+        case {"type": "ByteFallback"}:
+            return replace(rules, byte_fallback=True)
+        case {"type": "Fuse"}:
+            return rules
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return replace(rules, replacements=(*rules.replacements, (old, new)))
+        case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+            return replace(rules, num_leading_spaces=start)
+        case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": str(scheme)}:
+            dropped = "" if scheme == "never" else mark
+            return replace(rules, replacements=(*rules.replacements, (mark, " ")), first_drops=dropped)
+    raise CheckpointError(
+        f"tokenizer.json: decoder {spec!r} is not supported; known: ByteLevel, ByteFallback, Fuse, Replace (of a plain "
+        "string), Strip (of leading spaces), Metaspace, and sequences of them"
+    )

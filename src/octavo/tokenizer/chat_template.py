@@ -1,0 +1,170 @@
+"""`ChatTemplate`: a conversation becomes one prompt, by the Jinja template that the checkpoint ships.
+
+A template is a program from a stranger: it runs in Jinja's immutable sandbox. The dialect is the one that checkpoints
+are written for (https://huggingface.co/docs/transformers/chat_templating): trimmed blocks, `break` and `continue`,
+`raise_exception`, `strftime_now`, `tojson` that leaves HTML characters alone, and `{% generation %}` marks, which
+matter to training only.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.errors import InvalidParameterError
+
+# Ends in a space: if the template trims the message, the space is gone, and the text before the mark is trimmed too.
+_CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
+
+
+class ChatTemplate:
+    """One checkpoint's template, compiled when it is first used."""
+
+    def __init__(
+        self, source: str, *, special_tokens: Mapping[str, str] | None = None, tool_use_source: str | None = None
+    ) -> None:
+        self.source = source
+        self._tool_use_source = tool_use_source
+        self._special_tokens = dict(special_tokens or {})
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        continue_final_message: bool = False,
+        **variables: object,
+    ) -> str:
+        """Return the prompt. `variables` are whatever else the template reads, such as `enable_thinking`.
+
+        With `continue_final_message` the prompt ends within the last message, for the model to go on with it;
+        `add_generation_prompt` is then off.
+
+        Raises:
+            InvalidParameterError: for malformed messages, and for what the template itself refuses.
+        """
+        plain = plain_messages(messages)
+        if continue_final_message:
+            plain[-1] = _marked(plain[-1])
+            add_generation_prompt = False
+        context = {
+            **self._special_tokens,
+            "messages": plain,
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            "add_generation_prompt": add_generation_prompt,
+            **variables,
+        }
+        text = self._render(context)
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _render(self, context: Mapping[str, Any]) -> str:
+        try:
+            template = self._tool_use_template if context["tools"] else self._template
+            return template.render(context)
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            roles = [message["role"] for message in context["messages"]]
+            raise InvalidParameterError("messages", roles, f"the model's chat template refuses: {error}") from error
+
+    @cached_property
+    def _template(self) -> Template:
+        return _environment().from_string(self.source)
+
+    @cached_property
+    def _tool_use_template(self) -> Template:
+        return self._template if self._tool_use_source is None else _environment().from_string(self._tool_use_source)
+
+
+def plain_messages(messages: object) -> list[dict[str, object]]:
+    """Check a conversation, and bring it into the form that templates expect: text as one string, nothing null.
+
+    Raises:
+        InvalidParameterError: naming the message and what is wrong with it.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise InvalidParameterError("messages", messages, "a list of at least one message")
+    return [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _plain_message(name: str, message: object) -> dict[str, object]:
+    if not isinstance(message, Mapping):
+        raise InvalidParameterError(name, message, 'an object such as {"role": "user", "content": "Hello"}')
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidParameterError(f"{name}.role", role, "a non-empty string")
+    plain = dict(message) | {"content": _plain_content(f"{name}.content", message.get("content"))}
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def _plain_content(name: str, content: object) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidParameterError(name, content, "a string, a list of text parts, or null")
+    return "".join(_part_text(f"{name}[{index}]", part) for index, part in enumerate(content))
+
+
+def _part_text(name: str, part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    raise InvalidParameterError(name, part, 'a text part, {"type": "text", "text": "..."}')
+
+
+def _marked(message: Mapping[str, object]) -> dict[str, object]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise InvalidParameterError("messages", message, "continue_final_message needs text in the last message")
+    return dict(message) | {"content": content + _CUT_MARK}
+
+
+def _cut_at_mark(text: str) -> str:
+    head, found, tail = text.rpartition(_CUT_MARK.rstrip())
+    if not found:
+        raise InvalidParameterError("continue_final_message", True, "the model's chat template drops the last message")
+    return head if tail.startswith(" ") else head.rstrip()
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMark, LoopControlExtension]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationMark(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what training computes a loss on; here it renders as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja's own declaration is an instance variable
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,79 @@
+"""Turns tokens into text as they come, and never shows half a character.
+
+A pure little state machine: token ids go through a table of bytes, bytes through an incremental UTF-8 decoder. What it
+gives, piece by piece, is in total what `Tokenizer.decode` gives at once. The one exception is a run of SentencePiece
+byte tokens that is no valid UTF-8: there `decode` looks at the whole run, and the stream, which cannot look ahead, puts
+U+FFFD where `bytes.decode(errors="replace")` puts it.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.tokenizer.byte_table import ByteTable
+
+
+class HasByteTable(Protocol):
+    """All that detokenising needs to know about a tokenizer."""
+
+    def byte_table(self, skip_special_tokens: bool) -> ByteTable: ...
+
+
+class Detokenizer:
+    """The text of one sequence of output tokens.
+
+    Some tokenizers drop the space that opens a text. By default the output is a text of its own, and loses it, as with
+    `decode(output_ids)`; with `prompt_token_ids` it continues the prompt, and keeps it.
+    """
+
+    __slots__ = ("_awaits_first", "_decoder", "_num_spaces", "_starting", "_table")
+
+    def __init__(
+        self, tokenizer: HasByteTable, *, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
+        self._table = tokenizer.byte_table(skip_special_tokens)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._awaits_first = self._table.first_pieces is not self._table.pieces
+        self._num_spaces = self._table.num_leading_spaces  # that may still be dropped
+        self._starting = self._awaits_first or self._num_spaces > 0
+        for token_id in prompt_token_ids:
+            if not self._starting:
+                break
+            self.push((token_id,))
+        self._decoder.reset()
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens complete; empty while a character is still incomplete."""
+        if self._starting:
+            return self._push_start(token_ids)
+        pieces = self._table.pieces
+        try:
+            data = pieces[token_ids[0]] if len(token_ids) == 1 else b"".join([pieces[id_] for id_ in token_ids])
+        except IndexError:  # padded vocabulary
+            data = b"".join([pieces[id_] for id_ in token_ids if id_ < len(pieces)])
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """Return what the end of the sequence leaves incomplete, as U+FFFD."""
+        self._starting = False
+        return self._decoder.decode(b"", True)
+
+    def _push_start(self, token_ids: Sequence[int]) -> str:
+        data = b"".join([self._opening_piece(id_) for id_ in token_ids if not self._table.is_silent(id_)])
+        text = self._drop_spaces(self._decoder.decode(data))
+        self._starting = self._awaits_first or self._num_spaces > 0
+        return text
+
+    def _opening_piece(self, token_id: int) -> bytes:
+        pieces = self._table.first_pieces if self._awaits_first else self._table.pieces
+        self._awaits_first = False
+        return pieces[token_id]
+
+    def _drop_spaces(self, text: str) -> str:
+        kept = text
+        while self._num_spaces and kept.startswith(" "):
+            kept = kept[1:]
+            self._num_spaces -= 1
+        if kept:
+            self._num_spaces = 0
+        return kept

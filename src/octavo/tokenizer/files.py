@@ -1,0 +1,138 @@
+"""Reads the tokenizer's files of a checkpoint folder, and says exactly which file is missing or broken.
+
+`tokenizer.json` decides how text becomes ids, including whether a beginning-of-sequence token is put in front. The
+others only name tokens and bring the chat template: `tokenizer_config.json`, `special_tokens_map.json` of older
+checkpoints, `chat_template.jinja` and `chat_template.json`. This is how transformers 5 reads them, `add_bos_token` of
+`tokenizer_config.json` included: beside a `tokenizer.json` it has no say.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from octavo.errors import CheckpointError
+
+CHAT_TEMPLATE_NAMES = ("default", "tool_use")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerFiles:
+    """What the files say."""
+
+    backend: Backend
+    named_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> the token's text
+    chat_templates: Mapping[str, str]  # by name: `default`, perhaps `tool_use`
+
+
+def read_tokenizer_files(path: Path) -> TokenizerFiles:
+    """Read every file of the tokenizer in folder `path`.
+
+    Raises:
+        CheckpointError: naming the file that is missing or malformed.
+    """
+    backend = _read_backend(path)
+    config = _read_json(path / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= _read_json(path / "special_tokens_map.json")
+    try:
+        named = _add_tokens(backend, config)
+        templates = _read_chat_templates(path, config)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / 'tokenizer_config.json'}: malformed entry: {error!r}") from error
+    return TokenizerFiles(backend=backend, named_tokens=named, chat_templates=templates)
+
+
+def _read_backend(path: Path) -> Backend:
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(_missing_message(path))
+    text = _read_text(file)
+    try:
+        backend = Backend.from_str(text)
+    except Exception as error:  # the library raises the bare class, with the reason in the text
+        raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
+    backend.no_truncation()  # a file may have been saved with training's limits switched on
+    backend.no_padding()
+    return backend
+
+
+def _missing_message(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path}: no such folder"
+    message = f"{path / 'tokenizer.json'} is missing"
+    if any((path / name).is_file() for name in ("tokenizer.model", "vocab.json", "tekken.json")):
+        message += (
+            "; this folder has an older tokenizer format only. Make one with transformers: "
+            f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
+        )
+    return message
+
+
+def _add_tokens(backend: Backend, config: Mapping[str, Any]) -> dict[str, str]:
+    """Add what only `tokenizer_config.json` knows, and return the tokens that have a name, such as `eos_token`."""
+    for token_id, value in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        _add_declared_token(backend, int(token_id), value)
+    named = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token_text(value))}
+    special = [*named.values(), *_extra_special_tokens(config)]
+    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    return named
+
+
+def _add_declared_token(backend: Backend, token_id: int, value: Mapping[str, Any]) -> None:
+    text = value["content"]
+    if backend.token_to_id(text) is None:
+        backend.add_tokens([AddedToken(**{key: value[key] for key in value if key != "__type"})])
+    if backend.token_to_id(text) != token_id:
+        raise ValueError(f"token {text!r} should have id {token_id}, tokenizer.json gives {backend.token_to_id(text)}")
+
+
+def _extra_special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(name) or []
+        for value in extra.values() if isinstance(extra, dict) else extra:
+            if text := _token_text(value):
+                yield text
+
+
+def _token_text(value: object) -> str | None:
+    """A token is written as plain text, or as an object with its text in `content`."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """A file of its own goes before `tokenizer_config.json`, whose entry is one template or a list of named ones."""
+    if (file := path / "chat_template.jinja").is_file():
+        return {"default": _read_text(file)}
+    found = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}
+    if isinstance(found, dict):
+        return {name: found[name] for name in CHAT_TEMPLATE_NAMES if name in found}
+    return {"default": found} if isinstance(found, str) else {}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in `file`; empty where there is no such file, for only `tokenizer.json` must exist."""
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(_read_text(file))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: must hold a JSON object, holds {type(content).__name__}")
+    return content
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
