@@ -1,0 +1,203 @@
+"""Chat templates render as transformers renders them, and refuse what they should with an error that says why."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from octavo.errors import InvalidParameterError
+from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.tokenizer import Tokenizer
+
+CHATML = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+    {{- "<tools>" }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- set ns = namespace(count=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and tools %}{%- continue %}{%- endif %}
+    {%- set ns.count = ns.count + 1 %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content %}{% generation %}{{- '\\n' + message.content }}{% endgeneration %}{%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n<tool_call>' }}{{- call.function | tojson(indent=1) }}{{- '</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+
+LLAMA3 = """\
+{{- bos_token }}
+{% for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot_id|>' }}
+{% endfor %}
+{% if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{% endif %}
+"""
+
+MISTRAL = """\
+{{ bos_token }}{% for message in messages %}\
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}\
+{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}\
+{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}\
+{% else %}{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"""
+
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL}
+
+USER: dict[str, Any] = {"role": "user", "content": "Is 3 < 5 & 'so' on? é🙂"}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "It is. "}
+SYSTEM: dict[str, Any] = {"role": "system", "content": " Be brief. "}
+CALL: dict[str, Any] = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "<é>"}}}],
+}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "add", "description": "a < b & c's é"}}]
+
+
+@pytest.fixture(scope="module")
+def folder(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(folders["sentencepiece"], target)
+    return target
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    ("messages", "options"),
+    [
+        ([USER], {"add_generation_prompt": True}),
+        ([USER], {"add_generation_prompt": False}),
+        ([USER, ANSWER, USER], {"add_generation_prompt": True}),
+        ([USER, ANSWER], {"add_generation_prompt": False, "continue_final_message": True}),
+        ([USER], {"add_generation_prompt": True, "enable_thinking": False}),
+    ],
+)
+def test_renders_as_transformers_do(folder: Path, name: str, messages: list[dict[str, Any]], options: Any) -> None:
+    (folder / "chat_template.jinja").write_text(TEMPLATES[name], encoding="utf-8")
+    ours, theirs = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
+    text = ours.render_chat(messages, **options)
+    assert text == theirs.apply_chat_template(messages, tokenize=False, **options)
+    assert ours.encode_chat(messages, **options) == theirs.apply_chat_template(messages, return_dict=False, **options)
+
+
+@pytest.mark.parametrize("messages", [[SYSTEM, USER], [SYSTEM, USER, CALL, {"role": "tool", "content": "4"}]])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_system_prompts_and_tools_render_as_transformers_do(folder: Path, messages: Any, tools: Any) -> None:
+    (folder / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    ours, theirs = Tokenizer.from_path(folder), AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    assert ours.render_chat(messages, tools=tools) == expected
+    assert ("a < b & c's é" in expected) is (tools is not None)
+
+
+def test_special_tokens_are_not_doubled(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(MISTRAL, encoding="utf-8")
+    ids = Tokenizer.from_path(folder).encode_chat([USER])
+    assert ids.count(1) == 1
+    assert ids[0] == 1
+
+
+def test_where_the_template_is_found(folder: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    (plain / "chat_template.jinja").unlink(missing_ok=True)
+    config = plain / "tokenizer_config.json"
+    fields = json.loads(config.read_text(encoding="utf-8"))
+
+    config.write_text(json.dumps(fields | {"chat_template": "from config"}), encoding="utf-8")
+    assert Tokenizer.from_path(plain).render_chat([USER]) == "from config"
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    config.write_text(json.dumps(fields | {"chat_template": named}), encoding="utf-8")
+    assert Tokenizer.from_path(plain).render_chat([USER]) == "plain"
+    assert Tokenizer.from_path(plain).render_chat([USER], tools=TOOLS) == "with tools"
+    (plain / "chat_template.json").write_text('{"chat_template": "from json"}', encoding="utf-8")
+    assert Tokenizer.from_path(plain).render_chat([USER]) == "from json"
+    (plain / "chat_template.jinja").write_text("from jinja", encoding="utf-8")
+    assert Tokenizer.from_path(plain).render_chat([USER]) == "from jinja"
+
+
+def test_no_template_is_said_so(folders: dict[str, Path]) -> None:
+    with pytest.raises(InvalidParameterError, match="no chat template"):
+        Tokenizer.from_path(folders["byte_level"]).render_chat([USER])
+
+
+def test_what_the_template_refuses_is_passed_on() -> None:
+    with pytest.raises(InvalidParameterError, match="roles must alternate") as caught:
+        ChatTemplate(MISTRAL).render([USER, USER])
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{{ messages[9].content }}",
+        "{{ 1 + 'x' }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_broken_and_unsafe_templates_are_errors(source: str) -> None:
+    with pytest.raises(InvalidParameterError, match="chat template refuses"):
+        ChatTemplate(source).render([USER])
+
+
+def test_a_broken_template_disturbs_no_one_who_does_not_chat() -> None:
+    assert ChatTemplate("{% for %}").source == "{% for %}"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages"),
+        ("Hello", "messages"),
+        (["Hello"], r"messages\[0\]"),
+        ([{"content": "Hello"}], r"messages\[0\]\.role"),
+        ([USER, {"role": "user", "content": 3}], r"messages\[1\]\.content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content\[0\]"),
+    ],
+)
+def test_malformed_messages_are_named(messages: Any, field: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^{field}="):
+        ChatTemplate(CHATML).render(messages)
+
+
+def test_text_parts_are_one_text() -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert template.render([{"role": "user", "content": parts}]) == "one two"
+
+
+def test_what_cannot_be_continued_is_an_error() -> None:
+    with pytest.raises(InvalidParameterError, match="continue_final_message"):
+        ChatTemplate(CHATML).render([USER, CALL], continue_final_message=True)
+    with pytest.raises(InvalidParameterError, match="drops the last message"):
+        ChatTemplate("nothing of it").render([USER], continue_final_message=True)
+
+
+def test_the_clock_is_there_for_templates_that_ask() -> None:
+    assert len(ChatTemplate("{{ strftime_now('%Y-%m-%d') }}").render([USER])) == len("2026-01-01")
+
+
+def test_messages_are_left_as_they_were() -> None:
+    messages = [USER, dict(ANSWER)]
+    ChatTemplate(CHATML).render(messages, continue_final_message=True)
+    assert messages == [USER, ANSWER]
