@@ -1,0 +1,101 @@
+"""What one row does to its logits before it is sampled. Most rows do nothing and own none of this.
+
+Legend: V = vocabulary size, N = token ids in a list.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.contracts.schedule import Int32Array
+from octavo.sampling.penalties import OutputPenalty, RepetitionPenalty
+from octavo.sampling_params import SamplingParams
+
+
+class RowEdits:
+    """The edits of one row, applied in the order of the design: penalties, bias, allowed ids, bad words, min_tokens."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_token_ids: Sequence[int],
+        bad_words_token_ids: Sequence[Sequence[int]],
+        token_ids: Int32Array,
+        num_prompt_tokens: int,
+        device: torch.device,
+    ) -> None:
+        self._penalties: list[RepetitionPenalty | OutputPenalty] = []
+        if params.repetition_penalty != 1.0:
+            self._penalties.append(RepetitionPenalty(params, token_ids))
+        if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+            self._penalties.append(OutputPenalty(params, token_ids[num_prompt_tokens:]))
+        self._bias = _bias_columns(params, device)
+        self._allowed = _ids_tensor(params.allowed_token_ids, device)
+        self._bad_words = BadWords(bad_words_token_ids, token_ids) if bad_words_token_ids else None
+        self._stop_token_ids = _ids_tensor(stop_token_ids if params.min_tokens else None, device)
+        self._min_tokens = params.min_tokens
+
+    @staticmethod
+    def wanted(params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]]) -> bool:
+        """Say whether these parameters change any logit at all."""
+        return bool(
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+            or params.logit_bias
+            or params.allowed_token_ids is not None
+            or params.min_tokens
+            or bad_words_token_ids
+        )
+
+    def append(self, token_id: int) -> None:
+        """Take note of an output token."""
+        for penalty in self._penalties:
+            penalty.append(token_id)
+        if self._bad_words is not None:
+            self._bad_words.append(token_id)
+
+    def apply(self, logits: Tensor, output_index: int) -> None:
+        """Edit `logits` [V] in place; they choose output token number `output_index`."""
+        for penalty in self._penalties:
+            penalty.apply(logits)
+        if self._bias is not None:
+            logits[self._bias[0]] += self._bias[1]
+        if self._allowed is not None:
+            allowed = logits[self._allowed]
+            logits.fill_(-torch.inf)[self._allowed] = allowed
+        if self._bad_words is not None:
+            logits[self._bad_words.banned()] = -torch.inf
+        if self._stop_token_ids is not None and output_index < self._min_tokens:
+            logits[self._stop_token_ids] = -torch.inf
+
+
+class BadWords:
+    """Bans the last token of every bad word whose other tokens are the last ones known, prompt included."""
+
+    def __init__(self, words: Sequence[Sequence[int]], token_ids: Int32Array) -> None:
+        self._words = [tuple(word) for word in words]
+        longest = max(len(word) for word in self._words) - 1
+        self._tail = deque[int](token_ids[max(0, len(token_ids) - longest) :].tolist(), maxlen=longest)
+
+    def append(self, token_id: int) -> None:
+        """Take note of an output token."""
+        self._tail.append(token_id)
+
+    def banned(self) -> list[int]:
+        """Return the ids that would complete a bad word now."""
+        tail = tuple(self._tail)
+        return [word[-1] for word in self._words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
+
+
+def _bias_columns(params: SamplingParams, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    if not params.logit_bias:
+        return None
+    token_ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=device)  # [N]
+    return token_ids, torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)  # [N]
+
+
+def _ids_tensor(token_ids: Sequence[int] | None, device: torch.device) -> Tensor | None:
+    return torch.tensor(list(token_ids), dtype=torch.int64, device=device) if token_ids else None

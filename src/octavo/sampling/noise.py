@@ -1,0 +1,83 @@
+"""Noise by counter: Gumbel noise as a pure function of (seed, output index, token id), the same in any batch.
+
+The integers are those of Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+SC 2011) on every device; `tests/sampling/philox_vectors.json` holds vectors for kernels to be tested against. torch
+has no arithmetic on unsigned 32-bit words, so words live in int64 tensors.
+
+Legend: R = rows sampled together, V = vocabulary size, K = chosen token ids per row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Words = tuple[Tensor, Tensor, Tensor, Tensor]  # four 32-bit words in int64 tensors that broadcast together
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_NUM_ROUNDS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseKeys:
+    """Whose noise, and for which of its tokens: one entry per row."""
+
+    seed_low: Tensor  # [R] int64, the seed's low 32 bits
+    seed_high: Tensor  # [R] int64, its high 32 bits
+    output_indices: Tensor  # [R] int64, i: the row samples its i-th output token
+
+    def take(self, rows: Tensor) -> "NoiseKeys":
+        """Return the entries of `rows` [R'], a mask or positions."""
+        return NoiseKeys(
+            seed_low=self.seed_low[rows], seed_high=self.seed_high[rows], output_indices=self.output_indices[rows]
+        )
+
+
+def gumbel_for_all(keys: NoiseKeys, vocab_size: int) -> Tensor:
+    """Return the noise of every token id: float64 [R, V]."""
+    num_blocks = (vocab_size + 3) // 4
+    blocks = torch.arange(num_blocks, device=keys.seed_low.device)[None, :]  # [1, V / 4]
+    words = torch.stack(_random_words(keys, blocks), dim=-1)  # [R, V / 4, 4]
+    return _gumbel(words.view(len(keys.seed_low), -1)[:, :vocab_size])
+
+
+def gumbel_for(keys: NoiseKeys, token_ids: Tensor) -> Tensor:
+    """Return the noise of `token_ids` [R, K] int64, a column of ids for each row: float64 [R, K]."""
+    words = torch.stack(_random_words(keys, token_ids >> 2), dim=-1)  # [R, K, 4]
+    return _gumbel(words.gather(-1, (token_ids & 3)[..., None]).squeeze(-1))
+
+
+def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+    """Encrypt a 128-bit counter with a 64-bit key: four 32-bit words, each uniform.
+
+    Bits above the 32nd of the two low products are dropped late, by the next round's mask: two operations saved of
+    twelve.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_NUM_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0 = ((product1 >> 32) ^ c1 ^ k0) & _MASK
+        c2 = ((product0 >> 32) ^ c3 ^ k1) & _MASK
+        c1, c3 = product1, product0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1 & _MASK, c2, c3 & _MASK
+
+
+def _random_words(keys: NoiseKeys, blocks: Tensor) -> Words:
+    """Return four words for each block of four token ids: `blocks` [R or 1, N] -> 4 x [R, N]."""
+    zero = torch.zeros_like(blocks)
+    counter = (blocks, keys.output_indices[:, None], zero, zero)
+    return philox4x32(counter, (keys.seed_low[:, None], keys.seed_high[:, None]))
+
+
+def _gumbel(words: Tensor) -> Tensor:
+    """Turn 32-bit words into Gumbel noise, float64, same shape.
+
+    u = (word + 1/2) / 2^32 has 33 significant bits, so float64 holds it exactly, next to 1 as well as next to 0, and
+    both logarithms are accurate to their last bits. Both are element-wise, so a value does not depend on its place.
+    """
+    uniform = (words.contiguous().double() + 0.5) * 2.0**-32
+    return uniform.log_().neg_().log_().neg_()

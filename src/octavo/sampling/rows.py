@@ -1,0 +1,105 @@
+"""What the sampler remembers about each of the worker's rows, from the step that adds a row to the one that frees it.
+
+Legend: N = rows in the worker, L = logits rows of this step, V = vocabulary size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.contracts.schedule import Int32Array
+from octavo.sampling.edits import RowEdits
+from octavo.sampling.mass import MAX_VOCAB_SIZE
+from octavo.sampling_params import SamplingParams
+
+_ROW_FIELDS = np.dtype(
+    [
+        ("seed_low", np.int64),
+        ("seed_high", np.int64),
+        ("temperature", np.float64),
+        ("top_k", np.int64),  # the vocabulary's size: off
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("num_logprobs", np.int64),  # -1: none
+        ("is_filtered", np.bool_),
+        ("is_edited", np.bool_),
+    ]
+)
+
+
+class SamplingRows:
+    """Sampling state by row index. A row that asks for nothing special is one record; the rest own a `RowEdits`.
+
+    `device` is where sampling happens: the logits' device, or the CPU where that one has no float64 (mps).
+    """
+
+    def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device | str) -> None:
+        assert vocab_size <= MAX_VOCAB_SIZE, f"a vocabulary of {vocab_size} could overflow the sums of top-p"
+        asked = torch.device(device)
+        self.device = torch.device("cpu") if asked.type == "mps" else asked
+        self.vocab_size = vocab_size
+        self._records = np.zeros(max_num_rows, dtype=_ROW_FIELDS)  # [N]
+        self._edits: dict[int, RowEdits] = {}
+
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        eos_token_ids: Sequence[int],
+        bad_words_token_ids: Sequence[Sequence[int]],
+        token_ids: Int32Array,
+        num_prompt_tokens: int,
+    ) -> None:
+        """Begin `row` anew for a request that knows `token_ids` [prompt + outputs so far]. Its seed must be set."""
+        assert params.seed is not None, "the front door gives every request a seed"
+        self.remove(row)
+        if RowEdits.wanted(params, bad_words_token_ids):
+            self._edits[row] = RowEdits(
+                params,
+                stop_token_ids=self._sampleable([*eos_token_ids, *params.stop_token_ids]),
+                bad_words_token_ids=[word for word in bad_words_token_ids if self._sampleable(word[-1:])],
+                token_ids=token_ids,
+                num_prompt_tokens=num_prompt_tokens,
+                device=self.device,
+            )
+        top_k = min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size
+        is_filtered = top_k < self.vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+        self._records[row] = (
+            params.seed & 0xFFFFFFFF,
+            params.seed >> 32,
+            params.temperature,
+            top_k,
+            params.top_p,
+            params.min_p,
+            -1 if params.logprobs is None else params.logprobs,
+            is_filtered,
+            row in self._edits,
+        )
+
+    def append(self, rows: Int32Array, token_ids: Tensor) -> None:
+        """Tell row `rows[j]` that `token_ids[j]` [L] was sampled for it and counts from now on."""
+        if not self._edits:
+            return
+        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+            if row in self._edits:
+                self._edits[row].append(token_id)
+
+    def remove(self, row: int) -> None:
+        """Forget a row."""
+        self._edits.pop(row, None)
+        self._records[row]["is_edited"] = False
+
+    def records(self, rows: Int32Array) -> NDArray[np.void]:
+        """Return the records of `rows` [L], in that order: fields as in `_ROW_FIELDS`."""
+        return self._records[rows]
+
+    def edits_of(self, row: int) -> RowEdits:
+        """Return what `row` does to its logits; only for rows whose record says `is_edited`."""
+        return self._edits[row]
+
+    def _sampleable(self, token_ids: Sequence[int]) -> list[int]:
+        """Leave out ids that have no logit: a tokenizer may know more than its model."""
+        return [token_id for token_id in token_ids if token_id < self.vocab_size]

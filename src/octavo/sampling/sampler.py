@@ -1,0 +1,153 @@
+"""The last stage on the device: one token for each row of logits, as a pure function of the row.
+
+Order: penalties, logit bias, masks, temperature, top-k, top-p, min-p; then the arg-max of log p + Gumbel noise, which
+is an exact draw from p (Maddison, Tarlow and Minka, "A* sampling", 2014). Temperature 0 is the arg-max without noise.
+
+Legend: L = logits rows of the step, S = rows of one slice, V = vocabulary size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.schedule import BoolArray, Int32Array
+from octavo.sampling.filters import Filters, draw_filtered
+from octavo.sampling.logprobs import token_logprobs
+from octavo.sampling.mass import relative_logits
+from octavo.sampling.noise import NoiseKeys, gumbel_for_all
+from octavo.sampling.rows import SamplingRows
+
+IndexArray = NDArray[np.int64]
+
+# Logits drawn at once. On a CPU float64 intermediates of more fall out of the cache; elsewhere memory is the limit.
+_CPU_SLICE = 2**18
+_DEVICE_SLICE = 2**26
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerOutput:
+    """One token per row of logits. Where `errors` has an entry, the row failed alone and its token means nothing."""
+
+    token_ids: Tensor  # [L] int64
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by position in L, for rows that asked
+    errors: dict[int, str] = field(default_factory=dict)  # by position in L
+
+
+class Sampler:
+    """Draws tokens for rows that `SamplingRows` knows. Has no state of its own and changes none."""
+
+    def __init__(self, rows: SamplingRows) -> None:
+        self._rows = rows
+
+    def sample(self, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array) -> SamplerOutput:
+        """Choose a token for each row of `logits` [L, V] float32.
+
+        Row j belongs to the worker's row `row_ids[j]` and chooses that request's output token number
+        `output_indices[j]`. The logits are not changed.
+        """
+        step = _Step(self._rows, logits.to(self._rows.device), row_ids, output_indices)
+        step.draw_all()
+        return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
+
+
+class _Step:
+    """One call of the sampler: its inputs, and its results as they come."""
+
+    def __init__(self, rows: SamplingRows, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array) -> None:
+        self._rows, self._logits, self._row_ids, self._output_indices = rows, logits, row_ids, output_indices
+        self._records = rows.records(row_ids)  # [L]
+        self.errors: dict[int, str] = {}
+        largest, self.token_ids = logits.max(-1)  # [L] twice; of equals, max names the lowest id
+        self._check(np.arange(len(row_ids)), largest)
+
+    def draw_all(self) -> None:
+        """Replace the arg-max by what each row asked for, one kind of row after the other."""
+        is_edited, is_filtered = self._records["is_edited"], self._records["is_filtered"]
+        is_greedy = self._records["temperature"] == 0.0
+        self._draw_where(is_edited & is_greedy)
+        self._draw_where(~is_greedy & is_filtered)
+        self._draw_where(~is_greedy & ~is_filtered)
+
+    def rate_all(self) -> dict[int, TokenLogprobs]:
+        """Return the log-probabilities of every row that asked for them."""
+        wanted = [at for at in (self._records["num_logprobs"] >= 0).nonzero()[0].tolist() if at not in self.errors]
+        return {
+            at: token_logprobs(self._logits[at], int(self.token_ids[at]), int(self._records["num_logprobs"][at]))
+            for at in wanted
+        }
+
+    def _draw_where(self, is_wanted: BoolArray) -> None:
+        """Draw for rows that are all greedy, all filtered, or all neither: `is_wanted` [L]."""
+        positions = [at for at in is_wanted.nonzero()[0].tolist() if at not in self.errors]
+        for part in self._slices(positions):
+            self.token_ids[part] = self._draw(self._edited(part), part)
+
+    def _draw(self, logits: Tensor, part: IndexArray) -> Tensor:
+        """Return a token for each row of `logits` [S, V]: [S]."""
+        kind = self._records[part[0]]
+        if kind["temperature"] == 0.0:
+            return logits.max(-1).indices
+        keys = self._noise_keys(part)
+        if kind["is_filtered"]:
+            return draw_filtered(logits, self._filters(part), keys)
+        scores = relative_logits(logits, self._column("temperature", part))  # [S, V]
+        return (scores + gumbel_for_all(keys, logits.shape[1])).argmax(-1)
+
+    def _edited(self, part: IndexArray) -> Tensor:
+        """Return the rows' logits after their edits [S, V]: a copy wherever something is edited."""
+        logits = self._logits[part] if len(part) > 1 else self._logits[part[0], None]
+        is_edited = self._records["is_edited"][part]
+        if not is_edited.any():
+            return logits
+        logits = logits.clone() if len(part) == 1 else logits
+        for at in is_edited.nonzero()[0].tolist():
+            position = part[at]
+            self._rows.edits_of(int(self._row_ids[position])).apply(logits[at], int(self._output_indices[position]))
+        largest = logits.amax(-1)  # [S]
+        self._check(part, largest)
+        # A row that bans every token has no distribution: give it a flat one, whose token will be ignored.
+        return logits.masked_fill_(largest.isfinite().logical_not_()[:, None], 0.0)
+
+    def _check(self, part: IndexArray, largest: Tensor) -> None:
+        """Note an error for each row whose largest logit, `largest` [S], is not finite."""
+        for at in largest.isfinite().logical_not_().nonzero()[:, 0].tolist():
+            self.errors[int(part[at])] = _why_not(float(largest[at]))
+
+    def _slices(self, positions: list[int]) -> Iterator[IndexArray]:
+        """Cut rows into parts whose intermediates fit where they should."""
+        limit = _CPU_SLICE if self._logits.device.type == "cpu" else _DEVICE_SLICE
+        size = max(1, limit // self._logits.shape[1])
+        for start in range(0, len(positions), size):
+            yield np.array(positions[start : start + size])
+
+    def _noise_keys(self, part: IndexArray) -> NoiseKeys:
+        indices = torch.from_numpy(self._output_indices[part].astype(np.int64))
+        return NoiseKeys(
+            seed_low=self._column("seed_low", part),
+            seed_high=self._column("seed_high", part),
+            output_indices=indices.to(self._logits.device),
+        )
+
+    def _filters(self, part: IndexArray) -> Filters:
+        return Filters(
+            temperatures=self._column("temperature", part),
+            top_k=self._column("top_k", part),
+            top_p=self._column("top_p", part),
+            min_p=self._column("min_p", part),
+        )
+
+    def _column(self, name: str, part: IndexArray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._records[name][part])).to(self._logits.device)
+
+
+def _why_not(largest: float) -> str:
+    if np.isnan(largest):
+        return "the model's logits contain NaN"
+    if largest > 0:
+        return "the model's logits contain infinity"
+    return "no token may be sampled: allowed_token_ids, bad_words, logit_bias and min_tokens together ban every one"
