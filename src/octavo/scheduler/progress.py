@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 import numpy as np
 
 from octavo.contracts.engine import TokenLogprobs
-from octavo.contracts.schedule import Int32Array
+from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.draft import StepInFlight
 from octavo.scheduler.running import RunningRows
@@ -34,9 +34,7 @@ class StepNews:
         order = step.output
         assert answer.req_ids == order.req_ids
         has_token = answer.num_sampled > 0
-        assert int(order.samples.sum()) == int(has_token.sum()) + len(answer.errors), (
-            "one token for each row that samples"
-        )
+        _check_complete(order, answer, has_token)
         is_current = running.generation[order.rows] == step.generations
         chosen = (has_token & is_current).nonzero()[0]
         rows = order.rows[chosen]
@@ -61,6 +59,14 @@ class StepNews:
         running.tokens[self.rows, running.num_known[self.rows]] = self.token_ids
         running.num_known[self.rows] += 1
         running.num_in_flight[self.rows] -= 1
+
+
+def _check_complete(order: SchedulerOutput, answer: ModelRunnerOutput, has_token: BoolArray) -> None:
+    """Assert one token for each row that samples, and none for a request that failed, in whichever row."""
+    expected = order.samples
+    if answer.errors:
+        expected = expected & [req_id not in answer.errors for req_id in order.req_ids]
+    assert np.array_equal(has_token, expected), "one token for each row that samples"
 
 
 def _of(req_ids: list[str], table: Mapping[str, _ValueT]) -> dict[str, _ValueT]:

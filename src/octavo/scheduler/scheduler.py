@@ -193,12 +193,17 @@ class Scheduler:
             self._end(request, report, RequestStatus(report.finish_reason))
 
     def fail_step(self, output: SchedulerOutput, error: str) -> None:
-        """End every request of a step whose forward raised. Steps scheduled on top of it fail with it."""
+        """End every request of a step whose forward raised. Steps scheduled on top of it fail with it.
+
+        Whether the worker has heard which rows to forget is not known, so it is told again: to forget a request that
+        it does not have must cost it nothing.
+        """
         self._assert_owner()
-        assert output in [step.output for step in self._in_flight]
+        assert self._in_flight[0].output is output, "answers come in the order of their steps"
         while self._in_flight:
-            step = self._in_flight.pop()
+            step = self._in_flight.popleft()
             self.blocks.forget_blocks(step.named_blocks)
+            self._forgotten_req_ids += step.output.finished_req_ids
             for request_id in step.output.req_ids:
                 request = self._requests.get(request_id)
                 if request is not None:

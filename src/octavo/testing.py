@@ -1,0 +1,199 @@
+"""Test doubles for Octavo itself and for programs around it: requests in one line, and a worker without a model.
+
+The worker's model is a pure function: the token that follows a context is a hash of that context and the request's
+seed. So the right answer of every request is known beforehand (`expected_tokens`), whatever the schedule was. Its KV
+memory holds, in every slot, the hash of all tokens up to that position; what a step reads is compared with what
+should be there, so a block that was reused too early or shared wrongly is an error at once.
+
+Legend: R = requests in the step.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.engine import CacheConfig, SchedulerConfig
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.schedule import NewRequestData, SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.scheduler import Scheduler
+
+ROOT = 0  # hash of the empty context
+_NOTHING_WRITTEN = -1
+
+
+def make_request(
+    request_id: str,
+    prompt_token_ids: Iterable[int],
+    *,
+    priority: int = RequestPriority.NORMAL,
+    arrival_time_s: float = 0.0,
+    eos_token_ids: Iterable[int] = (),
+    cache_salt: str | None = None,
+    **params: Any,
+) -> EngineCoreRequest:
+    """Build a request as the front door would; `params` go to `SamplingParams`."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt_token_ids),
+        sampling_params=SamplingParams.from_options({"seed": 0, **params}),
+        priority=priority,
+        arrival_time_s=arrival_time_s,
+        eos_token_ids=list(eos_token_ids),
+        cache_salt=cache_salt,
+    )
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+    ageing_s: float = 30.0,
+    enable_prefix_caching: bool = True,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Scheduler:
+    """Build a small scheduler with its blocks. Time stands still unless a clock is given."""
+    cache = CacheConfig(
+        block_size=block_size,
+        num_kv_blocks=num_blocks,
+        gpu_memory_utilization=None,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, ageing_s=ageing_s
+    )
+    return Scheduler(config, BlockManager(cache, num_blocks), max_model_len, clock=clock)
+
+
+def context_hash(context: int, token_id: int) -> int:
+    """Return the hash of a context that goes on with `token_id`. 63 bits, the same in every process."""
+    return hash((context, token_id)) & (2**63 - 1)
+
+
+def next_token(context: int, seed: int | None, vocab_size: int) -> int:
+    """Return the token that follows a context: the whole of the model and the sampler."""
+    return (hash((context, seed)) >> 7) % vocab_size
+
+
+def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: int) -> tuple[list[int], str]:
+    """Return the output tokens and the finish reason of `request` when it runs alone."""
+    params, context = request.sampling_params, ROOT
+    for token_id in request.prompt_token_ids:
+        context = context_hash(context, token_id)
+    room = max_model_len - len(request.prompt_token_ids)
+    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+    token_ids: list[int] = []
+    while len(token_ids) < limit:
+        token_ids.append(next_token(context, params.seed, vocab_size))
+        if token_ids[-1] in stop_ids and len(token_ids) > params.min_tokens:
+            return token_ids, "stop"
+        context = context_hash(context, token_ids[-1])
+    return token_ids, "length"
+
+
+class FakeRow:
+    """What a worker keeps of one request, built from nothing but `SchedulerOutput`s."""
+
+    def __init__(self, new: NewRequestData) -> None:
+        self.request_id = new.request_id
+        self.seed = new.sampling_params.seed
+        self.block_ids = list(new.block_ids)
+        self.num_tokens = 0
+        self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
+        for token_id in new.token_ids.tolist():
+            self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        self.contexts.append(context_hash(self.contexts[-1] if self.contexts else ROOT, token_id))
+        self.num_tokens += 1
+
+    def slots(self, end: int, block_size: int) -> NDArray[np.int64]:
+        """Return where the keys and values of positions 0 to `end` - 1 lie."""
+        positions = np.arange(end)
+        return np.array(self.block_ids)[positions // block_size] * block_size + positions % block_size
+
+
+class FakeWorker:
+    """Carries out steps in order and checks each: a wrong diff, row, block or count is an `AssertionError`."""
+
+    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int = 1000) -> None:
+        self.vocab_size = vocab_size
+        self.num_tokens_computed = 0
+        self.rows: dict[int, FakeRow] = {}
+        self._block_size = block_size
+        self._kv: NDArray[np.int64] = np.full(num_blocks * block_size, _NOTHING_WRITTEN, dtype=np.int64)
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, *, vocab_size: int = 1000) -> "FakeWorker":
+        """Build a worker with as much KV memory as `scheduler` hands out."""
+        blocks = scheduler.blocks
+        return cls(num_blocks=blocks.num_blocks, block_size=blocks.block_size, vocab_size=vocab_size)
+
+    def execute(self, order: SchedulerOutput) -> ModelRunnerOutput:
+        """Update the rows, write all keys and values, read them, and sample."""
+        self.update_rows(order)
+        assert [self.rows[row].request_id for row in order.rows.tolist()] == list(order.req_ids)
+        starts, counts = order.num_computed_tokens.tolist(), order.num_scheduled_tokens.tolist()
+        spans = [
+            (self.rows[row], start, start + count)
+            for row, start, count in zip(order.rows.tolist(), starts, counts, strict=True)
+        ]
+        self.num_tokens_computed += order.total_num_scheduled_tokens
+        for row, start, end in spans:
+            self._write(row, start, end)
+        for row, _, end in spans:
+            self._check_reads(row, end)
+        sampled = [self._sample(row, end) for row, _, end in spans]
+        assert [token_id is not None for token_id in sampled] == order.samples.tolist()
+        return answer_to(order, [token_id or 0 for token_id in sampled])
+
+    def update_rows(self, order: SchedulerOutput) -> None:
+        """Bring the rows up to date: what every worker does with a step before it computes anything."""
+        ended = set(order.finished_req_ids)
+        self.rows = {row: state for row, state in self.rows.items() if state.request_id not in ended}
+        for new in order.scheduled_new_reqs:
+            assert new.row not in self.rows, f"row {new.row} is taken by {self.rows[new.row].request_id}"
+            self.rows[new.row] = FakeRow(new)
+        diffs = order.scheduled_cached_reqs
+        for row, block_id in zip(diffs.rows.tolist(), diffs.block_ids.tolist(), strict=True):
+            self.rows[row].block_ids.append(block_id)
+
+    def _write(self, row: FakeRow, start: int, end: int) -> None:
+        assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
+        assert end <= len(row.block_ids) * self._block_size, f"{row.request_id}: no block for position {end - 1}"
+        self._kv[row.slots(end, self._block_size)[start:]] = row.contexts[start:end]
+
+    def _check_reads(self, row: FakeRow, end: int) -> None:
+        found = self._kv[row.slots(end, self._block_size)]
+        wrong = (found != np.array(row.contexts[:end])).nonzero()[0]
+        assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
+
+    def _sample(self, row: FakeRow, end: int) -> int | None:
+        if end < row.num_tokens:
+            return None
+        token_id = next_token(row.contexts[-1], row.seed, self.vocab_size)
+        row.append(token_id)
+        return token_id
+
+
+def answer_to(order: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
+    """Answer a step: `token_ids` [R], of which only those of rows that sample count."""
+    return ModelRunnerOutput(
+        req_ids=order.req_ids,
+        sampled_token_ids=np.array(token_ids, dtype=np.int32).reshape(-1, 1),
+        num_sampled=order.samples.astype(np.int32),
+    )
+
+
+def run_step(scheduler: Scheduler, worker: FakeWorker) -> EngineCoreOutputs:
+    """Schedule a step, carry it out and book its answer."""
+    order = scheduler.schedule()
+    return scheduler.update_from_output(order, worker.execute(order))

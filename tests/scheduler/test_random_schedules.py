@@ -1,0 +1,250 @@
+"""Thousands of random schedules: whatever happens, every request gets the tokens that it would get alone.
+
+A schedule is a string of bytes, each a choice: requests arrive, are aborted, steps are made ahead of their answers,
+carried out late, fail, or fail for one request. `FakeWorker` sees nothing but the orders and checks what it reads;
+the scheduler's books are checked after each action. The strings come from hypothesis, which shrinks what it breaks,
+and in bulk from seeds.
+"""
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler
+
+VOCAB_SIZE = 8
+MAX_STEPS_TO_THE_END = 3000
+
+
+class Choices:
+    """Bytes read one by one; when they run out, every choice is 0."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = deque(data)
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def below(self, count: int) -> int:
+        return self._left.popleft() % count if self._left else 0
+
+    def one_in(self, count: int) -> bool:
+        return self.below(count) == count - 1
+
+
+@dataclass
+class Step:
+    """An order on its way; without an answer it has not been carried out yet."""
+
+    order: SchedulerOutput
+    answer: ModelRunnerOutput | None = None
+
+
+class Drill:
+    """A scheduler, a worker, and what a front would have heard of each request."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
+        self.depth = 1 + choices.below(3)  # steps made before the first of them is answered
+        block_size, num_blocks = 1 + choices.below(4), 3 + choices.below(10)
+        max_num_seqs = 1 + choices.below(5)
+        self.max_model_len = max(2, block_size * num_blocks - choices.below(3))
+        self.now_s = 0.0
+        self.scheduler = make_scheduler(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + choices.below(12),
+            max_model_len=self.max_model_len,
+            ageing_s=1.0,
+            enable_prefix_caching=not choices.one_in(4),
+            clock=lambda: self.now_s,
+        )
+        self.worker = FakeWorker.of(self.scheduler, vocab_size=VOCAB_SIZE)
+        self.in_flight: deque[Step] = deque()
+        self.requests: dict[str, EngineCoreRequest] = {}
+        self.token_ids: dict[str, list[int]] = {}
+        self.ends: dict[str, FinishedRequest] = {}
+        self.may_abort: set[str] = set()
+        self.may_fail: set[str] = set()
+        self.num_admissions: Counter[str] = Counter()
+        self.num_first_admissions: Counter[str] = Counter()
+        self.num_forgotten: Counter[str] = Counter()
+        self.has_lost_steps = False  # then the worker is told some ends again
+
+    # -- what may happen ------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        """Do one thing, weighted so that most requests live to their end."""
+        actions = [self.schedule] * 7 + [self.execute] * 2 + [self.update] * 6 + [self.add] * 5
+        actions += [self.abort, self.fail_one, self.fail_step, self.wait, self.reset_prefix_cache]
+        actions[self.choices.below(len(actions))]()
+        self.scheduler.check_integrity()
+
+    def add(self) -> None:
+        below = self.choices.below
+        num_shared, num_own = below(self.max_model_len // 2 + 1), below(4)
+        prompt = ([below(2)] * num_shared + [2 + below(2)] * num_own)[: self.max_model_len - 1] or [0]
+        request = make_request(
+            f"r{len(self.requests)}",
+            prompt,
+            priority=below(5),
+            arrival_time_s=self.now_s,
+            eos_token_ids=[0] if below(4) == 3 else [],
+            cache_salt="tenant" if below(4) == 3 else None,
+            seed=below(2),
+            max_tokens=None if below(8) == 7 else 1 + below(20),
+            ignore_eos=below(4) == 3,
+            stop_token_ids=[1] if below(4) == 3 else [],
+            prompt_logprobs=1 if below(8) == 7 else None,
+        )
+        self.requests[request.request_id] = request
+        self.token_ids[request.request_id] = []
+        self.scheduler.add_request(request)
+
+    def abort(self) -> None:
+        request_id = f"r{self.choices.below(len(self.requests) + 1)}"
+        self.may_abort.add(request_id)
+        self.scheduler.abort([request_id])
+
+    def schedule(self) -> None:
+        if len(self.in_flight) < self.depth:
+            order = self.scheduler.schedule()
+            self.num_admissions.update(new.request_id for new in order.scheduled_new_reqs)
+            self.in_flight.append(Step(order))
+
+    def execute(self) -> None:
+        """Carry out the oldest order that still waits for it."""
+        step = next((step for step in self.in_flight if step.answer is None), None)
+        if step is not None:
+            self.num_forgotten.update(step.order.finished_req_ids)
+            step.answer = self.worker.execute(step.order)
+
+    def update(self) -> None:
+        if self.in_flight:
+            if self.in_flight[0].answer is None:
+                self.execute()
+            step = self.in_flight.popleft()
+            assert step.answer is not None
+            self.hear(self.scheduler.update_from_output(step.order, step.answer))
+
+    def fail_one(self) -> None:
+        """Let one request of a step fail, whether it would have sampled or not."""
+        if self.in_flight and self.in_flight[0].order.req_ids:
+            if self.in_flight[0].answer is None:
+                self.execute()
+            step = self.in_flight[0]
+            assert step.answer is not None
+            index = self.choices.below(len(step.order.req_ids))
+            step.answer.num_sampled[index] = 0
+            step.answer.errors[step.order.req_ids[index]] = "not a number"
+            self.may_fail.add(step.order.req_ids[index])
+            self.update()
+
+    def fail_step(self) -> None:
+        """Let the oldest step raise. Of those in flight, some have reached the worker's rows, the others never do."""
+        if not self.in_flight or not self.choices.one_in(3):
+            return
+        pending = [step for step in self.in_flight if step.answer is None]
+        for step in pending[: self.choices.below(len(pending) + 1)]:
+            self.worker.update_rows(step.order)
+            self.num_forgotten.update(step.order.finished_req_ids)
+        self.may_fail.update(request_id for step in self.in_flight for request_id in step.order.req_ids)
+        self.scheduler.fail_step(self.in_flight[0].order, "out of luck")
+        self.has_lost_steps = True
+        self.in_flight.clear()
+        self.hear(self.scheduler.take_finished())
+
+    def wait(self) -> None:
+        self.now_s += 1.0
+
+    def reset_prefix_cache(self) -> None:
+        if not self.in_flight:
+            self.scheduler.blocks.reset_prefix_cache()
+
+    # -- what is heard of it --------------------------------------------------------------------------------------
+
+    def hear(self, outputs: EngineCoreOutputs) -> None:
+        assert outputs.num_new_tokens == [1] * len(outputs.req_ids)
+        news = zip(outputs.req_ids, outputs.first_indices, outputs.new_token_ids, strict=True)
+        for request_id, first_index, token_id in news:
+            assert request_id not in self.ends, "a token after the end"
+            assert first_index == len(self.token_ids[request_id]), "a token lost or doubled"
+            self.token_ids[request_id].append(token_id)
+        assert not self.ends.keys() & outputs.finished.keys(), "an end told twice"
+        self.ends.update(outputs.finished)
+        self.num_first_admissions.update(outputs.admitted.keys())
+
+    def run_to_the_end(self) -> None:
+        num_steps = 0
+        while not self.scheduler.is_finished():
+            for _ in range(self.depth if len(self.scheduler.running) + len(self.scheduler.waiting) else 0):
+                self.schedule()
+            self.update()
+            self.scheduler.check_integrity()
+            num_steps += 1
+            assert num_steps < MAX_STEPS_TO_THE_END, "no progress"
+        self.hear(self.scheduler.take_finished())
+        self.schedule()  # tells the worker of the last ends
+        self.update()
+
+    def check_the_end(self) -> None:
+        scheduler = self.scheduler
+        assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
+        assert (len(scheduler.running), len(scheduler.waiting), scheduler.get_ready_requests()) == (0, 0, [])
+        assert self.worker.rows == {}
+        assert self.ends.keys() == self.requests.keys()
+        assert all(count == 1 for count in self.num_first_admissions.values())
+        for request_id in self.requests:
+            self.check_request(request_id)
+
+    def check_request(self, request_id: str) -> None:
+        token_ids, end = self.token_ids[request_id], self.ends[request_id]
+        expected, reason = expected_tokens(self.requests[request_id], self.max_model_len, VOCAB_SIZE)
+        if end.finish_reason in {"abort", "error"}:
+            assert request_id in (self.may_abort if end.finish_reason == "abort" else self.may_fail)
+            assert token_ids == expected[: len(token_ids)]
+        else:
+            assert (token_ids, end.finish_reason) == (expected, reason)
+        if not self.has_lost_steps:
+            assert self.num_forgotten[request_id] == self.num_admissions[request_id]
+
+
+def run_drill(data: bytes) -> Drill:
+    choices = Choices(data)
+    drill = Drill(choices)
+    while choices:
+        drill.act()
+    drill.run_to_the_end()
+    drill.check_the_end()
+    return drill
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=250))
+def test_any_schedule_gives_every_request_its_own_tokens(data: bytes) -> None:
+    run_drill(data)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 1600, 200))
+def test_seeded_schedules_in_bulk(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 200):
+        run_drill(random.Random(seed).randbytes(40 + seed % 120))
+
+
+def test_the_schedules_are_worth_their_time() -> None:
+    """Everything that may happen does happen, often; otherwise the tests above would prove little."""
+    drills = [run_drill(random.Random(seed).randbytes(400)) for seed in range(60)]
+    stats = [drill.scheduler.stats() for drill in drills]
+    reasons = Counter(end.finish_reason for drill in drills for end in drill.ends.values())
+    assert sum(stat.num_preemptions_total for stat in stats) > 100
+    assert sum(stat.num_prefix_hits_total for stat in stats) > 500
+    assert {drill.depth for drill in drills} == {1, 2, 3}
+    assert all(reasons[reason] > 20 for reason in ("stop", "length", "abort", "error")), reasons
