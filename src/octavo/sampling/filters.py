@@ -1,9 +1,10 @@
 """Top-k, top-p and min-p, and the draw from what they leave.
 
-Filters look at a row's likeliest tokens first and widen the view only while the filter has not yet cut inside it, so
-noise is computed for the survivors alone and the vocabulary is hardly ever sorted.
+Each of the three keeps the likeliest tokens down to some logit, so together they are one threshold for each row. A row
+is first viewed through its few likeliest tokens, and through more only while the threshold may lie outside: then noise
+is computed for the view alone, and the whole vocabulary is hardly ever sorted.
 
-Legend: R = rows, V = vocabulary size, K = candidates in view per row, likeliest first.
+Legend: R = rows, V = vocabulary size, K = tokens in view per row, likeliest first.
 """
 
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from octavo.sampling.mass import masses, relative_logits
-from octavo.sampling.noise import NoiseKeys, gumbel_for
+from octavo.sampling.noise import NoiseKeys, gumbel_for, gumbel_for_all
 
-_WIDTHS = (256, 8192)  # measured at V = 151,936: 0.4 ms and 1.8 ms a row; a full sort is 10 ms
+_VIEW_WIDTHS = (256, 8192)  # finding them takes 0.4 ms and 1.8 ms a row at V = 151,936; a full sort 10 ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,62 +42,66 @@ def draw_filtered(logits: Tensor, filters: Filters, keys: NoiseKeys) -> Tensor:
 
     Every row needs a finite largest logit.
     """
-    num_rows, vocab_size = logits.shape
     relative = relative_logits(logits, filters.temperatures)  # [R, V]
     totals = masses(relative).sum(-1)  # [R]
-    drawn = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)  # [R]
-    left = torch.arange(num_rows, device=logits.device)  # rows not drawn yet
-    for width in (*_WIDTHS, vocab_size):
-        candidates = _Candidates(logits[left], relative[left], totals[left], min(width, vocab_size))
-        kept, complete = candidates.keep(filters.take(left))
-        drawn[left] = candidates.draw(kept, keys.take(left))  # overwritten below where incomplete
-        left = left[~complete]
-        if not len(left):
+    drawn = torch.empty(len(logits), dtype=torch.int64, device=logits.device)  # [R]
+    left = torch.arange(len(logits), device=logits.device)  # rows not drawn yet
+    for width in _VIEW_WIDTHS:
+        if width >= logits.shape[1] or not len(left):
             break
+        view = _View(logits[left], relative[left], totals[left], width)
+        thresholds, is_inside = view.thresholds(filters.take(left))
+        drawn[left] = view.draw(thresholds, keys.take(left))  # drawn again below where not inside
+        left = left[~is_inside]
+    if len(left):
+        whole = _View(logits[left], relative[left], totals[left], logits.shape[1])
+        thresholds, _ = whole.thresholds(filters.take(left))
+        scores = relative[left] + gumbel_for_all(keys.take(left), logits.shape[1])  # [R, V]
+        drawn[left] = scores.masked_fill_(logits[left] < thresholds[:, None], -torch.inf).argmax(-1)
     return drawn
 
 
-class _Candidates:
+class _View:
     """The likeliest tokens of each row, in order."""
 
     def __init__(self, logits: Tensor, relative: Tensor, totals: Tensor, width: int) -> None:
         self.logits, self.token_ids = logits.topk(width)  # [R, K]
         self.relative = relative.gather(-1, self.token_ids)  # [R, K]
-        self.masses = masses(self.relative)  # [R, K]
         self.totals = totals  # [R] mass of the whole vocabulary
         self.vocab_size = logits.shape[-1]
 
-    def keep(self, filters: Filters) -> tuple[Tensor, Tensor]:
-        """Return which candidates survive [R, K], and for which rows nothing outside the view could have [R].
+    def thresholds(self, filters: Filters) -> tuple[Tensor, Tensor]:
+        """Return each row's least logit that all filters keep [R], and whether the view is sure to show it [R].
 
-        Top-k comes first and top-p renormalises over what it leaves. Equal logits share one fate.
+        Equal logits share one fate, and what equals the last logit in view may go on outside.
         """
-        in_top_k = self._in_top_k(filters.top_k)
-        kept = in_top_k & self._in_top_p(filters, in_top_k) & (self.relative >= filters.min_p.log()[:, None])
-        has_top_k = filters.top_k < self.vocab_size
-        sees_end = ~torch.where(has_top_k, in_top_k[:, -1], kept[:, -1])
-        return kept, sees_end | (self.logits.shape[-1] == self.vocab_size)
+        num_in_top_k = filters.top_k.clamp(max=self.logits.shape[-1])  # [R]
+        end_of_top_k = self._logit_at(num_in_top_k)  # [R]
+        num_kept = torch.minimum(self._num_in_top_p(filters, end_of_top_k), self._num_in_min_p(filters))
+        thresholds = torch.maximum(self._logit_at(num_kept), end_of_top_k)
+        least_in_view = self.logits[:, -1]
+        knows_top_k = (filters.top_k >= self.vocab_size) | (end_of_top_k > least_in_view)
+        return thresholds, knows_top_k & (thresholds > least_in_view)
 
-    def draw(self, kept: Tensor, keys: NoiseKeys) -> Tensor:
+    def draw(self, thresholds: Tensor, keys: NoiseKeys) -> Tensor:
         """Return the survivor with the highest score in each row [R]; of equal ones the lowest id."""
-        scores = (self.relative + gumbel_for(keys, self.token_ids)).masked_fill(~kept, -torch.inf)
+        scores = self.relative + gumbel_for(keys, self.token_ids)  # [R, K]
+        scores.masked_fill_(self.logits < thresholds[:, None], -torch.inf)
         best = scores.amax(-1, keepdim=True)
         return self.token_ids.masked_fill(scores != best, self.vocab_size).amin(-1)
 
-    def _in_top_k(self, top_k: Tensor) -> Tensor:
-        """Keep what is not below the k-th largest [R, K]; all of the view where k reaches past it."""
-        width = self.logits.shape[-1]
-        last = (top_k.clamp(max=width) - 1)[:, None]
-        return (self.logits >= self.logits.gather(-1, last)) | (top_k > width)[:, None]
-
-    def _in_top_p(self, filters: Filters, in_top_k: Tensor) -> Tensor:
-        """Keep v if the mass of strictly greater logits is below p of the whole [R, K].
-
-        Walking down the order, the last token with less than p above it ends the set; its equals belong to it.
-        """
-        masses_in = self.masses.masked_fill(~in_top_k, 0)
-        above = masses_in.cumsum(-1) - masses_in
-        totals = torch.where(filters.top_k < self.vocab_size, masses_in.sum(-1), self.totals)
+    def _num_in_top_p(self, filters: Filters, end_of_top_k: Tensor) -> Tensor:
+        """Count tokens with less than p of the mass above them [R]; the whole is what top-k leaves."""
+        mass = masses(self.relative).masked_fill_(self.logits < end_of_top_k[:, None], 0)  # [R, K]
+        totals = torch.where(filters.top_k < self.vocab_size, mass.sum(-1), self.totals)
         wanted = (filters.top_p * totals.double()).ceil().to(torch.int64)
-        last = (above < wanted[:, None]).sum(-1, keepdim=True) - 1
-        return (self.logits >= self.logits.gather(-1, last)) | (filters.top_p == 1.0)[:, None]
+        above = mass.cumsum(-1) - mass
+        return ((above < wanted[:, None]) | (filters.top_p == 1.0)[:, None]).sum(-1)
+
+    def _num_in_min_p(self, filters: Filters) -> Tensor:
+        """Count tokens with at least min_p of the likeliest one's probability [R]."""
+        return (self.relative >= filters.min_p.log()[:, None]).sum(-1)
+
+    def _logit_at(self, counts: Tensor) -> Tensor:
+        """Return the logit of the `counts`-th likeliest token, counted from 1: [R] -> [R]."""
+        return self.logits.gather(-1, (counts - 1)[:, None]).squeeze(-1)
