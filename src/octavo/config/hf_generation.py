@@ -22,14 +22,14 @@ def read_generation_defaults(path: Path) -> GenerationDefaults:
     fields = _generation_config(path)
     is_sampled = fields.flag("do_sample", True)
 
-    def number(key: str, above: float = 0.0) -> float | None:
-        return fields.number(key, above=above) if key in fields else None
+    def number(key: str, *, can_be_zero: bool = False) -> float | None:
+        return fields.number(key, can_be_zero=can_be_zero) if key in fields else None
 
     return GenerationDefaults(
-        temperature=number("temperature", above=-1e-9) if is_sampled else None,
+        temperature=number("temperature", can_be_zero=True) if is_sampled else None,
         top_p=number("top_p") if is_sampled else None,
         top_k=fields.integer("top_k", minimum=-1) if is_sampled and "top_k" in fields else None,
-        min_p=number("min_p", above=-1e-9) if is_sampled else None,
+        min_p=number("min_p", can_be_zero=True) if is_sampled else None,
         repetition_penalty=number("repetition_penalty"),
         max_tokens=fields.integer("max_new_tokens") if "max_new_tokens" in fields else None,
     )

@@ -112,7 +112,7 @@ def _yarn(fields: JsonFields, theta: float, original: int, max_position_embeddin
         raise fields.fail("rope_theta", "yarn divides by its logarithm, so it cannot be 1")
 
     def optional(key: str) -> float | None:
-        return fields.number(key) if key in fields else None
+        return fields.number(key, can_be_zero=True) or None if key in fields else None  # 0 means unset, as elsewhere
 
     return RopeConfig(
         theta=theta,

@@ -53,13 +53,13 @@ class JsonFields:
             raise self.fail(key, f"at least {minimum} is expected")
         return value
 
-    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """Return a finite number greater than `above`."""
+    def number(self, key: str, default: float | None = None, *, can_be_zero: bool = False) -> float:
+        """Return a finite number greater than zero, or zero where that is allowed."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(key, "a number is expected")
-        if not above < value < float("inf"):
-            raise self.fail(key, f"a finite number above {above:g} is expected")
+        if not 0 <= value < float("inf") or (value == 0 and not can_be_zero):
+            raise self.fail(key, f"a finite number {'of at least' if can_be_zero else 'above'} 0 is expected")
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:

@@ -1,0 +1,293 @@
+"""Reading `config.json`: every spelling that is in the wild, and a specific error for whatever is not served."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.config.architectures import ARCHITECTURES
+from octavo.config.hf import read_model_config
+from octavo.config.model import GenerationDefaults, ModelConfig, RopeConfig
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.models.registry import MODEL_MODULES
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 36,
+    "intermediate_size": 45,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != key}
+
+
+def write(folder: Path, config: object, generation: object = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def read(folder: Path, config: dict[str, Any], generation: object = None, **options: Any) -> ModelConfig:
+    return read_model_config(write(folder, config, generation), model="tiny", **options)
+
+
+def test_plain_llama(tmp_path: Path) -> None:
+    config = read(tmp_path, LLAMA)
+    assert config == ModelConfig(
+        model="tiny",
+        path=str(tmp_path),
+        architecture="LlamaForCausalLM",
+        dtype="bfloat16",
+        vocab_size=97,
+        hidden_size=36,
+        intermediate_size=45,
+        num_layers=4,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=6,
+        max_position_embeddings=64,
+        max_model_len=64,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(),
+        sliding_windows=(None,) * 4,
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    )
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        YARN,
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False, "beta_fast": 16, "attention_factor": 0.9},
+        {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ],
+    ids=lambda scaling: scaling["rope_type"],
+)
+def test_spellings_of_transformers_4_and_5_mean_the_same(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    bare = without(LLAMA, "torch_dtype")
+    new = read(tmp_path, {**bare, "dtype": "float16", "rope_parameters": {**scaling, "rope_theta": 500.0}})
+    old = read(tmp_path, {**bare, "torch_dtype": "float16", "rope_scaling": scaling, "rope_theta": 500.0})
+    oldest = {**without(scaling, "rope_type"), "type": scaling["rope_type"]}
+    assert old == new
+    assert read(tmp_path, {**bare, "dtype": "float16", "rope_scaling": oldest, "rope_theta": 500.0}) == new
+    assert (new.dtype, new.rope.kind, new.rope.theta) == ("float16", scaling["rope_type"], 500.0)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "limit"),
+    [
+        (None, 64),
+        ({"rope_type": "linear", "factor": 2.5}, 160),
+        ({"rope_type": "dynamic", "factor": 2.5}, 64),
+        (YARN, 64),
+        ({"rope_type": "yarn", "factor": 4.0}, 256),
+        ({**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 64),
+    ],
+)
+def test_max_model_len_is_what_the_scaling_supports(tmp_path: Path, scaling: object, limit: int) -> None:
+    config = {**LLAMA, "rope_scaling": scaling}
+    assert read(tmp_path, config).max_model_len == limit
+    assert read(tmp_path, config, max_model_len=limit - 1).max_model_len == limit - 1
+    with pytest.raises(InvalidParameterError, match=f"max_model_len={limit + 1}: at most {limit}"):
+        read(tmp_path, config, max_model_len=limit + 1)
+
+
+def test_beyond_the_original_length_of_dynamic_scaling_is_explained(tmp_path: Path) -> None:
+    config = {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    with pytest.raises(InvalidParameterError, match="depend on the batch"):
+        read(tmp_path, config, max_model_len=65)
+
+
+def test_absent_and_null_keys_mean_what_each_architecture_says(tmp_path: Path) -> None:
+    no_kv = without({**LLAMA, "num_attention_heads": 32, "hidden_size": 64}, "num_key_value_heads")
+    assert read(tmp_path, no_kv).num_kv_heads == 32
+    assert read(tmp_path, {**no_kv, "architectures": ["MistralForCausalLM"]}).num_kv_heads == 8
+    assert read(tmp_path, {**MISTRAL, "num_key_value_heads": None}).num_kv_heads == 6
+    assert read(tmp_path, QWEN3).head_dim == 128
+    assert read(tmp_path, {**QWEN3, "head_dim": 10}).head_dim == 10
+    assert read(tmp_path, QWEN2).head_dim == 6
+    assert read(tmp_path, without(LLAMA, "torch_dtype")).dtype == "float32"
+    assert read(tmp_path, without(LLAMA, "architectures")).architecture == "LlamaForCausalLM"
+
+
+def test_biases_are_the_architectures_own(tmp_path: Path) -> None:
+    def biases(config: dict[str, Any]) -> tuple[bool, bool, bool, bool]:
+        model = read(tmp_path, {**config, "attention_bias": True, "mlp_bias": True})
+        return model.attention_bias, model.attention_out_bias, model.mlp_bias, model.qk_norm
+
+    assert biases(LLAMA) == (True, True, True, False)
+    assert biases(QWEN3) == (True, True, False, True)
+    assert biases(QWEN2) == (True, False, False, False)
+    assert read(tmp_path, QWEN2).attention_bias
+    assert not read(tmp_path, QWEN3).attention_bias
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (MISTRAL, (4096,) * 4),
+        ({**MISTRAL, "sliding_window": 7}, (7,) * 4),
+        ({**MISTRAL, "sliding_window": None}, (None,) * 4),
+        ({**QWEN2, "sliding_window": 7}, (None,) * 4),
+        ({**QWEN2, "sliding_window": 7, "use_sliding_window": True}, (None,) * 4),
+        ({**QWEN2, "sliding_window": 7, "use_sliding_window": True, "max_window_layers": 3}, (None, None, None, 7)),
+        (
+            {
+                **QWEN3,
+                "sliding_window": 7,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+            (7, None, 7, None),
+        ),
+        ({**LLAMA, "layer_types": ["full_attention"] * 4}, (None,) * 4),
+    ],
+)
+def test_sliding_windows(tmp_path: Path, config: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    assert read(tmp_path, config).sliding_windows == windows
+
+
+def test_window_without_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read(tmp_path, {**LLAMA, "sliding_window": 7}).sliding_windows == (None,) * 4
+    assert "sliding_window has no effect" in caplog.text
+
+
+def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
+    listed = read(tmp_path, {**LLAMA, "eos_token_id": [2, 5]})
+    assert (listed.eos_token_ids, listed.generation) == ((2, 5), GenerationDefaults())
+    sampling: dict[str, Any] = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.0,
+        "repetition_penalty": 1.05,
+    }
+    config = read(tmp_path, LLAMA, {**sampling, "eos_token_id": [7, 8], "do_sample": True, "max_new_tokens": 9})
+    assert config.eos_token_ids == (7, 8)
+    assert config.generation == GenerationDefaults(**sampling, max_tokens=9)
+    greedy = read(tmp_path, LLAMA, {**sampling, "do_sample": False}).generation
+    assert greedy == GenerationDefaults(repetition_penalty=1.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config="),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type='longrope'"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [2, 2]}}, "mrope_section="),
+        ({"use_mrope": True}, "use_mrope=True"),
+        ({"head_dim": 5}, "head_dim=5"),
+        ({"architectures": ["LlamaForCausalML"]}, "did you mean 'LlamaForCausalLM'"),
+        ({"architectures": ["BertModel"]}, "Qwen3ForCausalLM"),
+        ({"layer_types": ["full_attention"] * 3 + ["chunked_attention"]}, "'chunked_attention'"),
+        (
+            {**MISTRAL, "sliding_window": 7, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+            "all layers are of one type",
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        read(tmp_path, {**LLAMA, **change})
+    assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": "36"}, "hidden_size='36': an integer is expected"),
+        ({"hidden_size": 37}, "hidden_size=37: a multiple of num_attention_heads"),
+        ({"hidden_size": True}, "hidden_size=True: an integer"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0: at least 1"),
+        ({"num_key_value_heads": 4}, "num_attention_heads=6: a multiple of num_key_value_heads"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps='small': a number"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings=1: true or false"),
+        ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype='float8_e4m3fn': unknown dtype"),
+        ({"eos_token_id": ["</s>"]}, "eos_token_id"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM': a list of strings"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear': an object"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: the key 'factor' is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor=0"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"factor": 3.0}},
+            "rope_parameters has 3",
+        ),
+        ({"rope_scaling": {**YARN, "rope_type": "llama3"}}, "'low_freq_factor' is missing"),
+        ({"layer_types": ["full_attention"]}, "layer_types: 4 entries"),
+        ({"layer_types": ["sliding_attention"] * 4}, "there is no window"),
+        (
+            {"rope_scaling": {**YARN, "rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+            "low_freq_factor=4.0",
+        ),
+    ],
+)
+def test_malformed_values_name_the_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read(tmp_path, {**LLAMA, **change})
+    assert "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"]
+)
+def test_missing_keys_are_named(tmp_path: Path, key: str) -> None:
+    with pytest.raises(CheckpointError, match=f"config.json: the key '{key}' is missing"):
+        read(tmp_path, without(LLAMA, key))
+
+
+@pytest.mark.parametrize(("text", "message"), [('{"a": ', "not valid JSON"), ("[1]", "object"), ("", "JSON")])
+def test_bad_json(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=f"config.json.*{message}"):
+        read_model_config(tmp_path, model="tiny")
+    write(tmp_path, LLAMA)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=f"generation_config.json.*{message}"):
+        read_model_config(tmp_path, model="tiny")
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: No such file"):
+        read_model_config(tmp_path, model="tiny")
+
+
+def test_dtype_option(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA, dtype="float32").dtype == "float32"
+    with pytest.raises(InvalidParameterError, match="dtype='int8'"):
+        read(tmp_path, LLAMA, dtype="int8")
+
+
+def test_every_architecture_that_can_be_read_can_be_built() -> None:
+    assert set(ARCHITECTURES) == set(MODEL_MODULES)
+
+
+def test_reading_a_configuration_needs_neither_torch_nor_transformers() -> None:
+    code = "import sys, octavo.config.hf, octavo.loader.hub; print({'torch', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
