@@ -32,9 +32,9 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     if name == DEMO_MODEL:
         return _demo_folder()
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return folder
-    if folder.exists():
+    if folder.is_file():
         raise ModelNotFoundError(f"{name!r} is a file; a checkpoint is a folder with config.json and *.safetensors")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise ModelNotFoundError(f"{name!r}: there is no such folder, and it cannot be a hub id (organisation/model)")

@@ -1,0 +1,118 @@
+"""A model's name becomes a folder: bundled, local, or downloaded from a hub that runs on this machine.
+
+The hub's client reads its environment when it is imported, so each download runs in a process of its own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.loader.hub_server import COMMIT, HubServer, serve_hub
+
+from octavo.errors import ModelNotFoundError
+from octavo.loader.hub import resolve_model
+
+MODEL_ID = "octavo-tests/tiny"
+
+_RESOLVE = """
+import json, sys
+from octavo.errors import ModelNotFoundError
+from octavo.loader.hub import resolve_model
+name, revision, with_weights = json.loads(sys.argv[1])
+try:
+    print(json.dumps({"path": str(resolve_model(name, revision, with_weights=with_weights))}))
+except ModelNotFoundError as error:
+    print(json.dumps({"error": str(error)}))
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    folder = tmp_path / "origin"
+    (folder / "onnx").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "README.md", "pytorch_model.bin"):
+        (folder / name).write_text(f"content of {name}")
+    for name in ("onnx/config.json", "consolidated.safetensors"):
+        (folder / name).write_text("not wanted")
+    with serve_hub(MODEL_ID, folder) as server:
+        yield server
+
+
+def resolve_in_process(
+    endpoint: str, home: Path, name: str, revision: str | None = None, *, with_weights: bool = True, **env: str
+) -> dict[str, str]:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env}
+    command = [sys.executable, "-c", _RESOLVE, json.dumps([name, revision, with_weights])]
+    done = subprocess.run(command, env=environment, cwd=home.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
+
+
+def test_download_takes_what_is_read_and_nothing_else(hub: HubServer, tmp_path: Path) -> None:
+    path = Path(resolve_in_process(hub.endpoint, tmp_path / "home", MODEL_ID)["path"])
+    assert sorted(file.name for file in path.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (path / "model.safetensors").read_text() == "content of model.safetensors"
+    assert sorted(hub.requested) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_second_time_and_offline_come_from_the_cache(hub: HubServer, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    first = resolve_in_process(hub.endpoint, home, MODEL_ID, COMMIT)
+    hub.requested.clear()
+    assert resolve_in_process(hub.endpoint, home, MODEL_ID, COMMIT) == first
+    assert resolve_in_process(hub.endpoint, home, MODEL_ID, COMMIT, HF_HUB_OFFLINE="1") == first
+    assert hub.requested == []
+
+
+def test_weights_may_stay_behind(hub: HubServer, tmp_path: Path) -> None:
+    path = Path(resolve_in_process(hub.endpoint, tmp_path / "home", MODEL_ID, with_weights=False)["path"])
+    assert sorted(file.name for file in path.iterdir()) == ["config.json", "tokenizer.json"]
+
+
+def test_errors_of_the_hub_say_what_was_tried(hub: HubServer, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    unknown = resolve_in_process(hub.endpoint, home, "octavo-tests/other")["error"]
+    assert "'octavo-tests/other': there is no such folder" in unknown
+    assert hub.endpoint in unknown
+    assert "no such public model" in unknown
+    assert "no revision 'v9'" in resolve_in_process(hub.endpoint, home, MODEL_ID, "v9")["error"]
+    assert "cache" in resolve_in_process(hub.endpoint, home, MODEL_ID, HF_HUB_OFFLINE="1")["error"]
+    assert "cache" in resolve_in_process("http://127.0.0.1:9", home, MODEL_ID)["error"]
+
+
+def test_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    assert resolve_model(str(folder)) == folder
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model("~/my-model") == folder
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("my-model") == Path("my-model")
+
+
+@pytest.mark.parametrize("name", ["./absent", "/absent/model", "~/absent", "a/b/c", "", "two words"])
+def test_what_cannot_be_a_hub_id_is_not_looked_up(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="there is no such folder, and it cannot be a hub id"):
+        resolve_model(name)
+
+
+def test_file_instead_of_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(ModelNotFoundError, match="is a file; a checkpoint is a folder"):
+        resolve_model(str(file))
+
+
+def test_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").touch()
+    monkeypatch.setattr("octavo.loader.hub._DEMO_FOLDER", tmp_path)
+    assert resolve_model("demo") == tmp_path
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelNotFoundError, match="bundled model is missing"):
+        resolve_model("demo")
