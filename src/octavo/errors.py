@@ -91,3 +91,13 @@ def nearest_hint(name: str, known: list[str]) -> str:
     """Return "did you mean 'x'?" for the closest of `known`, or the list of all when none is close."""
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+def named_error(type_name: str, message: str) -> OctavoError:
+    """Rebuild an error that crossed a process line as its class name and its text."""
+    kind = globals().get(type_name)
+    if not (isinstance(kind, type) and issubclass(kind, OctavoError)):
+        return EngineDeadError(f"{type_name}: {message}")
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    return error

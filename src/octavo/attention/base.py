@@ -1,17 +1,19 @@
 """What an attention backend is."""
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
+
+PlanT = TypeVar("PlanT")
 
 
 class AttentionPlan(Protocol):
     """A backend's own work list for one step, made once and shared by all layers. Opaque to everyone else."""
 
 
-class AttentionBackend[PlanT](Protocol):
+class AttentionBackend(Protocol[PlanT]):
     """Causal attention of T new tokens over paged context. Legend: H = query heads, G = kv heads, D = head size.
 
     A backend writes all keys and values of the step before it reads any (see `ForwardBatch`).

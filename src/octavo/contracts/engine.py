@@ -47,7 +47,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
 
 
-class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What one step brought that is new.
 
     `new_token_ids` is flat: `num_new_tokens[i]` of them belong to `req_ids[i]`, and the first of those is output

@@ -1,0 +1,151 @@
+"""`AsyncLLM`: one model for many concurrent tasks of an async program."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, overload
+
+from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.front import engine_args
+from octavo.inputs import ChatMessage, Prompt
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class AsyncLLM:
+    """A language model for `async` code. The core runs in a process of its own, so the event loop stays free.
+
+        async with AsyncLLM("Qwen/Qwen3-0.6B") as llm:
+            result = await llm.generate("Hello, world!")
+            async for output in llm.stream("Tell me more"):
+                print(output.text)
+
+    The model is loaded when the block is entered, or at the first request. Keyword options are those of
+    `octavo.config.args.EngineArgs`; `engine_process=False` keeps the core in this process, on a thread.
+
+    Raises:
+        UserError: a misspelt or unfit option; what concerns the model is raised when it is loaded.
+    """
+
+    def __init__(self, model_name: str | None = None, **options: Any) -> None:
+        self._args = engine_args(model_name, {"engine_process": True, **options})
+        self._engine: AsyncLLMEngine | None = None
+        self._loading = asyncio.Lock()
+
+    async def engine(self) -> AsyncLLMEngine:
+        """Return the engine, loading the model first where that has not happened."""
+        async with self._loading:
+            if self._engine is None:
+                self._engine = await asyncio.to_thread(AsyncLLMEngine.from_args, self._args)
+            return self._engine
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer. The model must have been loaded."""
+        return self._loaded().front.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that brings no `SamplingParams`. The model must have been loaded."""
+        return self._loaded().front.inputs.default_params
+
+    @overload
+    async def generate(
+        self, prompts: Prompt, sampling_params: SamplingParams | None = None, priority: int = RequestPriority.NORMAL
+    ) -> RequestOutput: ...
+    @overload
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+    ) -> list[RequestOutput]: ...
+    async def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Continue one prompt (returns one output) or a list of prompts (returns a list, in their order).
+
+        Raises:
+            InvalidParameterError: naming field, value and limit.
+        """
+        outputs = await (await self.engine()).generate_async(prompts, sampling_params, priority)
+        return outputs[0] if _is_single(prompts) else outputs
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = RequestPriority.NORMAL,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield everything so far, whenever there is more. Leaving early aborts the request."""
+        engine = await self.engine()
+        stream = engine.stream(prompt, sampling_params, request_id=request_id, priority=priority)
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        sampling_params: SamplingParams | None = None,
+        priority: int = RequestPriority.NORMAL,
+        **template_options: Any,
+    ) -> RequestOutput:
+        """Answer one conversation. Without `sampling_params`, the answer may run to the end of the context.
+
+        Raises:
+            InvalidParameterError: malformed messages, or a model without a chat template.
+        """
+        engine = await self.engine()
+        prompt = engine.chat_prompt(messages, **template_options)
+        return (await engine.generate_async([prompt], _chat_params(engine, sampling_params), priority))[0]
+
+    async def chat_stream(
+        self,
+        messages: Sequence[ChatMessage],
+        sampling_params: SamplingParams | None = None,
+        priority: int = RequestPriority.NORMAL,
+        **template_options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one conversation piece by piece; see `chat` and `stream`."""
+        engine = await self.engine()
+        prompt = engine.chat_prompt(messages, **template_options)
+        stream = engine.stream(prompt, _chat_params(engine, sampling_params), priority=priority)
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; whoever waits for it gets what there is, with finish_reason `abort`."""
+        await (await self.engine()).abort_request(request_id)
+
+    async def exit(self) -> None:
+        """Let the model and its memory go. May be called twice."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.exit)
+
+    def _loaded(self) -> AsyncLLMEngine:
+        if self._engine is None:
+            raise RuntimeError("the model is not loaded yet: use `async with`, or await a request first")
+        return self._engine
+
+    async def __aenter__(self) -> Self:
+        await self.engine()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.exit()
+
+
+def _chat_params(engine: AsyncLLMEngine, params: SamplingParams | None) -> SamplingParams:
+    return engine.front.inputs.default_params.replace(max_tokens=None) if params is None else params
+
+
+def _is_single(prompts: object) -> bool:
+    return isinstance(prompts, (str, Mapping))

@@ -1,0 +1,177 @@
+"""`AsyncLLMEngine`: the same engine for async programs. Requests come and go while it runs.
+
+Two threads. The event loop owns processors and request states. The engine thread waits for the core's outputs (with a
+core in this process it also runs the steps) and hands each step's outputs to the loop.
+"""
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Self
+
+from octavo.config.args import EngineArgs
+from octavo.contracts.engine import EngineCoreOutputs
+from octavo.engine.core_client import CoreMethod
+from octavo.engine.front import EngineFront, engine_args, params_per_prompt
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.output_pump import OutputPump
+from octavo.engine.request_state import RequestState
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.inputs import as_prompt_list
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestPriority, SamplingParams
+
+
+class AsyncLLMEngine:
+    """An engine in the hands of one event loop: the one in which it is first used.
+
+        results = await AsyncLLMEngine().generate_async(["Hello", "World"])
+
+    The constructor loads the model, which takes a while; `AsyncLLM` does that without blocking the loop.
+    Options are those of `octavo.config.args.EngineArgs`.
+    """
+
+    def __init__(self, model_name: str | None = None, **options: Any) -> None:
+        self._open(engine_args(model_name, options))
+
+    @classmethod
+    def from_args(cls, args: EngineArgs) -> Self:
+        """Build from options that are checked already."""
+        engine = cls.__new__(cls)
+        engine._open(args)
+        return engine
+
+    def _open(self, args: EngineArgs) -> None:
+        self._front = EngineFront.open(args)
+        self._news: dict[str, asyncio.Event] = {}  # by request id: set when its state changed
+        self._death: OctavoError | None = None
+        self._pump: OutputPump | None = None
+        self._close = weakref.finalize(self, self._front.client.close)
+
+    @property
+    def front(self) -> EngineFront:
+        """Configuration, tokenizer and processors. Raises RuntimeError after `exit`."""
+        if not self._close.alive:
+            raise RuntimeError("this engine has exited")
+        return self._front
+
+    async def stream(
+        self,
+        prompt: object,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = RequestPriority.NORMAL,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield everything so far, whenever there is more; a slow reader gets several steps at once.
+
+        Leaving the loop early, or cancelling the task, aborts the request.
+
+        Raises:
+            InvalidParameterError: naming field, value and limit.
+            EngineDeadError: the engine ended meanwhile.
+        """
+        processed = self.front.process(
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        state, news = self._start(processed)
+        try:
+            while not state.is_finished:
+                await news.wait()
+                news.clear()
+                if self._death is not None:
+                    raise self._death
+                yield state.snapshot()
+        finally:
+            self._forget(state)
+
+    async def generate(
+        self, prompt: object, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> RequestOutput:
+        """Generate for one prompt; return its complete output. Options and errors are those of `stream`."""
+        processed = self.front.process(prompt, sampling_params, **options)
+        return await self._finish(*self._start(processed))
+
+    async def generate_async(
+        self,
+        prompts: object,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt or many at once; return their outputs in the order of the prompts.
+
+        Raises:
+            InvalidParameterError: naming field, value and limit; then none of them was started.
+        """
+        prompt_list = as_prompt_list(prompts)
+        processed = [
+            self.front.process(prompt, params, priority=priority)
+            for prompt, params in zip(prompt_list, params_per_prompt(sampling_params, len(prompt_list)), strict=True)
+        ]
+        started = [self._start(request) for request in processed]
+        return list(await asyncio.gather(*(self._finish(state, news) for state, news in started)))
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> Mapping[str, object]:
+        """Return a conversation as a token prompt, by the model's chat template."""
+        return self.front.inputs.chat_prompt(messages, **template_options)
+
+    async def abort_request(self, request_id: str) -> None:
+        """End a request; whoever waits for it gets what there is, with finish_reason `abort`."""
+        self.front.client.abort(self.front.outputs.core_ids(request_id))
+
+    async def call(self, method: CoreMethod) -> None:
+        """Run a method of the core between two steps."""
+        self._start_pump()
+        await asyncio.to_thread(self.front.client.call, method)
+
+    def exit(self) -> None:
+        """Let the core and its memory go. Streams still open end with EngineDeadError. May be called twice."""
+        if self._pump is not None:
+            self._pump.stop(EngineDeadError("the engine was closed"))
+        self._close()
+
+    def _start(self, processed: ProcessedRequest) -> tuple[RequestState, asyncio.Event]:
+        if self._death is not None:
+            raise self._death
+        self._start_pump()
+        state = self.front.outputs.add(processed)
+        news = self._news[state.request_id] = asyncio.Event()
+        self.front.client.add(processed.samples)
+        return state, news
+
+    async def _finish(self, state: RequestState, news: asyncio.Event) -> RequestOutput:
+        try:
+            while not state.is_finished:
+                await news.wait()
+                news.clear()
+                if self._death is not None:
+                    raise self._death
+            return state.snapshot()
+        finally:
+            self._forget(state)
+
+    def _forget(self, state: RequestState) -> None:
+        """The reader has left: stop listening, and stop computing if it left early."""
+        self._news.pop(state.request_id, None)
+        if not state.is_finished and self._death is None:
+            self.front.client.abort(self.front.outputs.core_ids(state.request_id))
+
+    def _start_pump(self) -> None:
+        if self._pump is None:
+            self._pump = OutputPump(self.front.client, asyncio.get_running_loop(), self._on_outputs, self._die)
+
+    def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
+        """Take in a step's outputs; runs in the event loop."""
+        result = self._front.outputs.process(outputs)
+        if result.to_abort:
+            self._front.client.abort(result.to_abort)
+        for state in result.changed:
+            if state.request_id in self._news:
+                self._news[state.request_id].set()
+
+    def _die(self, death: OctavoError) -> None:
+        """Wake everyone who waits: nothing more will come."""
+        self._death = self._death or death
+        for news in self._news.values():
+            news.set()

@@ -1,0 +1,59 @@
+"""The engine core: scheduler plus executor. Knows tokens, never text. A step is three calls."""
+
+import logging
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.executor.base import Executor
+from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One thread owns it; everyone else sends messages (`EngineCoreClient`)."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, *, epoch: int = 0) -> None:
+        self._executor = executor
+        num_blocks = executor.start()
+        self.scheduler = Scheduler(
+            config.scheduler, BlockManager(config.cache, num_blocks), config.model.max_model_len, epoch=epoch
+        )
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        self.scheduler.add_request(request)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests at once. Their blocks are free when this returns; their report comes with the next step."""
+        self.scheduler.abort(request_ids)
+
+    def has_work(self) -> bool:
+        """True when a step would compute or report something."""
+        return not self.scheduler.is_finished() or bool(self.scheduler.finished)
+
+    def step(self) -> EngineCoreOutputs:
+        """Schedule, execute, update. A forward that raises ends the requests of this step, and only those."""
+        order = self.scheduler.schedule()
+        try:
+            answer = self._executor.execute_model(order).result()
+        except Exception as error:
+            logger.exception("step %d failed; its %d requests end with an error", order.step, len(order.req_ids))
+            self.scheduler.fail_step(order, f"{type(error).__name__}: {error}")
+            return self.scheduler.take_finished()
+        return self.scheduler.update_from_output(order, answer)
+
+    def warmup_model(self) -> None:
+        """Prefill warm-up and decode warm-up, timed and logged."""
+        self._executor.warmup()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; running requests are not disturbed."""
+        self.scheduler.blocks.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Assert that no block is lost or owned twice. For tests and idle moments."""
+        self.scheduler.check_integrity()
+
+    def close(self) -> None:
+        self._executor.exit()

@@ -1,0 +1,118 @@
+"""The child process: an engine core behind two sockets. Run as `python -m octavo.engine.core_proc FOLDER`.
+
+It ends with code 0 when told to or when its parent is gone, and with 1 when it could not start or go on.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.control import (
+    AbortRequests,
+    AddRequests,
+    CallMethod,
+    CallResult,
+    CoreFailed,
+    CoreReady,
+    Shutdown,
+    ToCore,
+)
+from octavo.contracts.engine import EngineCoreOutputs
+from octavo.engine.core import EngineCore
+from octavo.executor.base import make_executor
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_S = 5.0  # how long an orderly end may take, a step under way included
+
+
+class CoreProc:
+    """Messages first, then a step, as long as there is work; asleep otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        sockets = zmq.Context()
+        self._inbox = sockets.socket(zmq.PULL)
+        self._outbox = sockets.socket(zmq.PUSH)
+        for socket, name in ((self._inbox, "to-core"), (self._outbox, "from-core")):
+            socket.set_hwm(0)
+            socket.connect(f"ipc://{folder / name}")
+        self._decode = msgspec.msgpack.Decoder(ToCore).decode
+        self._sockets = sockets
+
+    def run(self, config: EngineConfig) -> int:
+        """Serve until told to stop; return the exit code."""
+        try:
+            core = EngineCore(config, make_executor(config), epoch=os.getpid())
+            self._send(CoreReady())
+            while self._carry_out_messages(core):
+                if core.has_work():
+                    self._send(core.step())
+            core.close()
+            return 0
+        except Exception as error:
+            logger.exception("the engine core cannot go on")
+            self._send(CoreFailed(error_type=type(error).__name__, message=str(error)))
+            return 1
+        finally:
+            self._sockets.destroy(linger=1000)
+
+    def _carry_out_messages(self, core: EngineCore) -> bool:
+        """Carry out all messages that are here, waiting for one when there is no work. False: told to stop."""
+        while self._inbox.poll(0 if core.has_work() else None):
+            if not self._carry_out(core, self._decode(self._inbox.recv())):
+                return False
+        return True
+
+    def _carry_out(self, core: EngineCore, message: ToCore) -> bool:
+        match message:
+            case AddRequests():
+                for request in message.requests:
+                    core.add_request(request)
+            case AbortRequests():
+                core.abort(message.request_ids)
+            case CallMethod():
+                self._call(core, message)
+            case Shutdown():
+                return False
+        return True
+
+    def _call(self, core: EngineCore, message: CallMethod) -> None:
+        try:
+            getattr(core, message.method)()
+        except Exception as error:  # it belongs to the caller, who is told; the core goes on
+            logger.exception("%s failed", message.method)
+            self._send(CallResult(call_id=message.call_id, error=f"{type(error).__name__}: {error}"))
+        else:
+            self._send(CallResult(call_id=message.call_id))
+
+    def _send(self, message: EngineCoreOutputs | CoreReady | CoreFailed | CallResult) -> None:
+        self._outbox.send(msgspec.msgpack.encode(message))
+
+
+def main() -> int:
+    """Read the configuration from standard input and serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches both; the parent decides
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(),), daemon=True).start()
+    return CoreProc(Path(sys.argv[1])).run(config)
+
+
+def _exit_when_parent_is_gone(parent: int) -> None:
+    """Watch the pipe rather than ask the kernel for a death signal: that one fires when the parent's *thread* ends."""
+    sys.stdin.buffer.read()  # returns when the parent closes the pipe, or dies
+    deadline_s = time.monotonic() + _LEAVE_S
+    while os.getppid() == parent and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

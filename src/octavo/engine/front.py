@@ -1,0 +1,94 @@
+"""The front of an engine: everything around the core that `LLMEngine` and `AsyncLLMEngine` have in common."""
+
+import itertools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from octavo.config.args import DEFAULT_MODEL, EngineArgs
+from octavo.config.engine import EngineConfig
+from octavo.engine.core_client import EngineCoreClient, make_client
+from octavo.engine.input_processor import InputProcessor, ProcessedRequest
+from octavo.engine.output_processor import OutputProcessor
+from octavo.errors import InvalidParameterError
+from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFront:
+    """One engine's parts, loaded and warmed up."""
+
+    config: EngineConfig
+    tokenizer: Tokenizer
+    inputs: InputProcessor
+    outputs: OutputProcessor
+    client: EngineCoreClient
+    request_numbers: "itertools.count[int]"
+
+    @classmethod
+    def open(cls, args: EngineArgs) -> Self:
+        """Find the model, read the tokenizer, load the weights, warm up.
+
+        Raises:
+            UserError: about the options, the model or the memory; see its kinds in `octavo.errors`.
+        """
+        config = args.resolve()
+        tokenizer = Tokenizer.from_path(config.tokenizer_path)
+        client = make_client(config, own_process=args.engine_process)
+        client.call("warmup_model")
+        return cls(
+            config=config,
+            tokenizer=tokenizer,
+            inputs=InputProcessor(config, tokenizer),
+            outputs=OutputProcessor(tokenizer),
+            client=client,
+            request_numbers=itertools.count(),
+        )
+
+    def process(
+        self,
+        prompt: object,
+        params: SamplingParams | None,
+        *,
+        request_id: str | None = None,
+        priority: int = RequestPriority.NORMAL,
+        cache_salt: str | None = None,
+    ) -> ProcessedRequest:
+        """Validate one prompt; nothing is started yet.
+
+        Raises:
+            InvalidParameterError: naming field, value and limit.
+        """
+        if request_id is None:
+            request_id = f"request-{next(self.request_numbers)}"
+        if request_id in self.outputs:
+            raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
+        return self.inputs.process(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+
+
+def engine_args(model_name: str | None, options: Mapping[str, Any]) -> EngineArgs:
+    """Return the options of an engine; without a model's name it is the bundled one, and a log line says so."""
+    if model_name is None:
+        logger.info("no model named: using the bundled model %r", DEFAULT_MODEL)
+        model_name = DEFAULT_MODEL
+    return EngineArgs.from_options({"model_name": model_name, **options})
+
+
+def params_per_prompt(params: object, num_prompts: int) -> list[SamplingParams | None]:
+    """Return one `SamplingParams` (or None: the defaults) for each prompt, from one for all or a list.
+
+    Raises:
+        InvalidParameterError: a list of another length.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if isinstance(params, (list, tuple)):
+        if len(params) != num_prompts:
+            limit = f"one SamplingParams, or as many as there are prompts ({num_prompts})"
+            raise InvalidParameterError("sampling_params", f"a list of {len(params)}", limit)
+        return list(params)
+    raise InvalidParameterError("sampling_params", params, "SamplingParams, or a list of them")

@@ -1,0 +1,62 @@
+"""The engine core in this process."""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.engine.core import EngineCore
+from octavo.engine.core_client import CoreMethod
+
+
+class InprocClient:
+    """The thread that gets outputs is the core's one thread: it carries out the messages, then runs a step."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._core_thread: int | None = None  # whoever last got outputs
+
+    def add(self, requests: list[EngineCoreRequest]) -> None:
+        for request in requests:
+            self._inbox.put(lambda request=request: self._core.add_request(request))  # type: ignore[misc]
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._inbox.put(lambda: self._core.abort(request_ids))
+
+    def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
+        self._core_thread = threading.get_ident()
+        self._carry_out(0.0)
+        if not self._core.has_work() and timeout_s != 0.0:
+            self._carry_out(timeout_s)
+        return self._core.step() if self._core.has_work() else None
+
+    def call(self, method: CoreMethod) -> None:
+        done: Future[None] = Future()
+        self._inbox.put(lambda: _run(getattr(self._core, method), done))
+        if self._core_thread in (None, threading.get_ident()):
+            self._carry_out(0.0)  # nobody else will
+        done.result()
+
+    def close(self) -> None:
+        self._core.close()
+
+    def _carry_out(self, timeout_s: float | None) -> None:
+        """Run the messages that are here; when there are none, wait for one at most `timeout_s`."""
+        while True:
+            try:
+                message = self._inbox.get(block=timeout_s != 0.0, timeout=timeout_s)
+            except queue.Empty:
+                return
+            message()
+            timeout_s = 0.0
+
+
+def _run(method: Callable[[], None], done: Future[None]) -> None:
+    try:
+        method()
+    except Exception as error:  # noqa: BLE001 - it belongs to the caller, who waits for it
+        done.set_exception(error)
+    else:
+        done.set_result(None)

@@ -1,0 +1,151 @@
+"""From what a user passes to `EngineCoreRequest`s. All validation ends here: below, a request is correct and fits."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.engine import EngineCoreRequest
+from octavo.errors import InvalidParameterError, PromptTooLongError
+from octavo.inputs import parse_prompt
+from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.seeds import derive_seed, draw_seed
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessedRequest:
+    """One prompt, ready for the core: `n` samples of it, each a request of its own."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    samples: list[EngineCoreRequest]
+
+
+class InputProcessor:
+    """Tokenise, complete, validate. Changes nothing but its count of seeds drawn."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
+        self.default_params = _default_params(config)
+        self._tokenizer = tokenizer
+        self._vocab_size = config.model.vocab_size
+        self._max_model_len = config.model.max_model_len
+        fallback = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self._eos_token_ids = list(config.model.eos_token_ids or fallback)
+        self._engine_seed = config.seed
+        self._num_seeds_drawn = 0
+
+    def process(
+        self,
+        prompt: object,
+        params: SamplingParams | None,
+        *,
+        request_id: str,
+        priority: int = RequestPriority.NORMAL,
+        cache_salt: str | None = None,
+    ) -> ProcessedRequest:
+        """Return the prompt as requests for the core.
+
+        Raises:
+            PromptTooLongError: prompt, or prompt and `min_tokens`, exceed the model's context.
+            InvalidParameterError: anything else that is wrong, naming field, value and limit.
+        """
+        params = self.default_params if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
+        text, token_ids = self._tokenize(prompt)
+        self._check_length(token_ids, params)
+        self._check_token_ids(params)
+        params = self._complete(params, len(token_ids))
+        samples = [
+            EngineCoreRequest(
+                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                prompt_token_ids=token_ids,
+                sampling_params=params.replace(n=1, seed=derive_seed(_given(params.seed), index)),
+                priority=_check_priority(priority),
+                arrival_time_s=time.time(),
+                eos_token_ids=self._eos_token_ids,
+                bad_words_token_ids=self._bad_words(params),
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        ]
+        return ProcessedRequest(
+            request_id=request_id, prompt=text, prompt_token_ids=token_ids, params=params, samples=samples
+        )
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: object) -> Mapping[str, object]:
+        """Render a conversation with the model's chat template; return a token prompt.
+
+        Raises:
+            InvalidParameterError: malformed messages, or a model without a template.
+        """
+        return {"prompt_token_ids": self._tokenizer.encode_chat(messages, **template_options)}
+
+    def _tokenize(self, prompt: object) -> tuple[str | None, list[int]]:
+        parsed = parse_prompt(prompt)
+        if parsed.text is not None:
+            return parsed.text, self._tokenizer.encode(parsed.text)
+        assert parsed.token_ids is not None
+        for token_id in parsed.token_ids:
+            self._check_token_id("prompt_token_ids", token_id)
+        return None, parsed.token_ids
+
+    def _check_length(self, token_ids: list[int], params: SamplingParams) -> None:
+        if not token_ids:
+            raise InvalidParameterError("prompt", "", "at least one token")
+        least = len(token_ids) + max(1, params.min_tokens)
+        if least > self._max_model_len:
+            wanted = f"{len(token_ids)} tokens" + (f" + min_tokens {params.min_tokens}" if params.min_tokens else "")
+            limit = f"This model's maximum context length is {self._max_model_len} tokens, prompt and output together"
+            raise PromptTooLongError("prompt", wanted, limit)
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token_id in getattr(params, field) or ():
+                self._check_token_id(field, token_id)
+
+    def _check_token_id(self, field: str, token_id: int) -> None:
+        if not 0 <= token_id < self._vocab_size:
+            raise InvalidParameterError(field, token_id, f"token ids of this model are 0 to {self._vocab_size - 1}")
+
+    def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """Fill in what the user left open: a seed, and the end of the context as the last cap."""
+        room = self._max_model_len - num_prompt_tokens
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        return params.replace(max_tokens=max_tokens, seed=self._draw_seed() if params.seed is None else params.seed)
+
+    def _draw_seed(self) -> int:
+        if self._engine_seed is None:
+            return draw_seed()
+        self._num_seeds_drawn += 1
+        return derive_seed(self._engine_seed, self._num_seeds_drawn)
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Return the token sequences that spell each word, at the start of a text and after a space."""
+        spellings = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
+        encoded = (self._tokenizer.encode(text, add_special_tokens=False) for text in spellings)
+        return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids]
+
+
+def _default_params(config: EngineConfig) -> SamplingParams:
+    """Return what a request gets that brings no `SamplingParams`: the checkpoint's own defaults, where it has any."""
+    if not config.use_generation_config:
+        return SamplingParams()
+    defaults = config.model.generation
+    given = {name: getattr(defaults, name) for name in defaults.__dataclass_fields__}
+    return SamplingParams.from_options({name: value for name, value in given.items() if value is not None})
+
+
+def _check_priority(priority: object) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int) or priority not in list(RequestPriority):
+        known = ", ".join(f"{level.name} ({level.value})" for level in RequestPriority)
+        raise InvalidParameterError("priority", priority, f"one of {known}")
+    return int(priority)
+
+
+def _given(seed: int | None) -> int:
+    assert seed is not None
+    return seed

@@ -1,0 +1,148 @@
+"""`LLMEngine`: text in, text out, driven by its caller one step at a time."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.engine.front import EngineFront, engine_args, params_per_prompt
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.progress_bar import ProgressBar
+from octavo.engine.request_state import RequestState
+from octavo.inputs import as_prompt_list
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestPriority, SamplingParams
+
+
+class LLMEngine:
+    """An engine in the hands of one thread.
+
+        engine = LLMEngine("demo")
+        engine.add_request("Hi", SamplingParams())
+        outputs, num_tokens = engine.step()
+
+    Options are those of `octavo.config.args.EngineArgs`, as keyword arguments.
+
+    Raises:
+        UserError: about the options, the model or the memory.
+    """
+
+    def __init__(self, model_name: str | None = None, **options: Any) -> None:
+        self._front = EngineFront.open(engine_args(model_name, options))
+        self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran for others; `step` returns them
+        self._close = weakref.finalize(self, self._front.client.close)  # also when the program ends
+
+    @property
+    def front(self) -> EngineFront:
+        """Configuration, tokenizer and processors. Raises RuntimeError after `exit`."""
+        if not self._close.alive:
+            raise RuntimeError("this engine has exited")
+        return self._front
+
+    def add_request(
+        self,
+        prompt: object,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = RequestPriority.NORMAL,
+        cache_salt: str | None = None,
+    ) -> str:
+        """Queue one prompt (text or token ids); return its request id.
+
+        Raises:
+            InvalidParameterError: naming field, value and limit; nothing was queued.
+        """
+        processed = self.front.process(
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
+        return self._start(processed).request_id
+
+    def step(self) -> tuple[list[RequestOutput], int]:
+        """Run one step. Returns the requests that changed, each with everything so far, and the tokens computed."""
+        changed, num_tokens = self._step()
+        unseen, self._unseen = self._unseen, {}
+        return [*unseen.values(), *(state.snapshot() for state in changed)], num_tokens
+
+    def has_unfinished_requests(self) -> bool:
+        return len(self.front.outputs) > 0
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; its output, with finish_reason `abort`, comes with the next step. Unknown ids are ignored."""
+        self.front.client.abort(self.front.outputs.core_ids(request_id))
+
+    def generate(
+        self,
+        prompts: object,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = False,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt or many; return their outputs in the order of the prompts.
+
+        All prompts are validated before the first one starts.
+
+        Raises:
+            InvalidParameterError: naming field, value and limit.
+        """
+        prompt_list = as_prompt_list(prompts)
+        processed = [
+            self.front.process(prompt, params, priority=priority, cache_salt=cache_salt)
+            for prompt, params in zip(prompt_list, params_per_prompt(sampling_params, len(prompt_list)), strict=True)
+        ]
+        states = [self._start(request) for request in processed]
+        try:
+            self._run_until_finished(states, ProgressBar(len(states), enabled=use_tqdm))
+        finally:
+            for state in states:
+                if not state.is_finished:  # interrupted: leave nothing behind
+                    self.abort_request(state.request_id)
+        return [state.snapshot() for state in states]
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> Mapping[str, object]:
+        """Return a conversation as a token prompt, by the model's chat template."""
+        return self.front.inputs.chat_prompt(messages, **template_options)
+
+    def warmup_model(self) -> None:
+        """Run a prefill and a decode that leave no trace, timed and logged. The constructor has done so once."""
+        self.front.client.call("warmup_model")
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        self.front.client.call("reset_prefix_cache")
+
+    def check_integrity(self) -> None:
+        """Assert that the core has lost no block. For tests."""
+        self.front.client.call("check_integrity")
+
+    def exit(self) -> None:
+        """Let the core and its memory go. May be called twice; also runs when the program ends."""
+        self._close()
+
+    def _start(self, processed: ProcessedRequest) -> RequestState:
+        state = self.front.outputs.add(processed)
+        self.front.client.add(processed.samples)
+        return state
+
+    def _step(self) -> tuple[list[RequestState], int]:
+        """Run one step, waiting for it; with nothing to do, return at once."""
+        front = self.front
+        core_outputs = front.client.get_outputs(None if self.has_unfinished_requests() else 0.0)
+        if core_outputs is None:
+            return [], 0
+        result = front.outputs.process(core_outputs)
+        if result.to_abort:
+            front.client.abort(result.to_abort)
+        return result.changed, result.num_tokens
+
+    def _run_until_finished(self, states: list[RequestState], progress: ProgressBar) -> None:
+        ours = {state.request_id for state in states}
+        num_left = len(states)
+        with progress:
+            while num_left:
+                changed, _ = self._step()
+                for state in changed:
+                    if state.request_id not in ours:
+                        self._unseen[state.request_id] = state.snapshot()
+                    elif state.is_finished:
+                        num_left -= 1
+                        progress.finish_one(state.num_prompt_tokens, state.num_output_tokens)

@@ -1,0 +1,108 @@
+"""From `EngineCoreOutputs` to text. One loop over the batch; text exists only here and above."""
+
+import time
+from dataclasses import dataclass
+
+from octavo.contracts.engine import EngineCoreOutputs
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.request_state import CompletionState, RequestState
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one step changed for the front."""
+
+    changed: list[RequestState]  # each once, in the order of the step
+    to_abort: list[str]  # core requests that a stop string ended; the core does not know yet
+    num_tokens: int  # work done in the step, prompt tokens included
+
+
+class OutputProcessor:
+    """Keeps the state of every unfinished request. One thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._requests: dict[str, RequestState] = {}
+        self._samples: dict[str, tuple[RequestState, CompletionState]] = {}  # by core request id, unfinished ones
+
+    def __contains__(self, request_id: object) -> bool:
+        return request_id in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, processed: ProcessedRequest) -> RequestState:
+        """Expect outputs of this request from now on."""
+        assert processed.request_id not in self._requests
+        state = RequestState(processed, self._tokenizer)
+        self._requests[state.request_id] = state
+        self._samples.update({sample.request_id: (state, sample) for sample in state.samples})
+        return state
+
+    def core_ids(self, request_id: str) -> list[str]:
+        """Return the unfinished core requests behind a user's request; none when it is not known."""
+        state = self._requests.get(request_id)
+        return [sample.request_id for sample in state.samples if not sample.finish_reason] if state else []
+
+    def process(self, outputs: EngineCoreOutputs) -> StepResult:
+        """Take in one step: detokenise, look for stop strings, note who has ended."""
+        now_s = time.time()
+        changed: dict[str, RequestState] = {}
+        to_abort: list[str] = []
+        self._note_events(outputs)
+        start = 0
+        for core_id, count, first in zip(outputs.req_ids, outputs.num_new_tokens, outputs.first_indices, strict=True):
+            token_ids = outputs.new_token_ids[start : start + count]
+            start += count
+            if core_id not in self._samples:
+                continue  # a stop string or an abort ended it here before the core heard of it
+            state, sample = self._samples[core_id]
+            state.note_token(now_s)
+            changed[state.request_id] = state
+            if self._push(sample, first, token_ids, outputs):
+                to_abort.append(core_id)
+        for core_id, report in outputs.finished.items():
+            if core_id in self._samples:
+                state, sample = self._samples[core_id]
+                changed[state.request_id] = state
+                state.num_preemptions += report.num_preemptions
+                if sample.finish_reason is None:
+                    sample.end(report)
+        self._retire(changed, now_s)
+        return StepResult(
+            changed=list(changed.values()),
+            to_abort=[core_id for core_id in to_abort if core_id not in outputs.finished],
+            num_tokens=outputs.num_scheduled_tokens,
+        )
+
+    def _push(self, sample: CompletionState, first: int, token_ids: list[int], outputs: EngineCoreOutputs) -> bool:
+        """Give a sample its new tokens; return whether a stop string ended it."""
+        logprobs = outputs.logprobs.get(sample.request_id, ())
+        report = outputs.finished.get(sample.request_id)
+        if report is not None and report.finish_reason == "stop":
+            sample.push(first, token_ids[:-1], logprobs)
+            if sample.finish_reason is None:
+                sample.push_stop_token(first + len(token_ids) - 1, token_ids[-1], logprobs[-1:])
+        else:
+            sample.push(first, token_ids, logprobs)
+        return sample.finish_reason is not None
+
+    def _note_events(self, outputs: EngineCoreOutputs) -> None:
+        for core_id, admitted in outputs.admitted.items():
+            if core_id in self._samples:
+                state, _ = self._samples[core_id]
+                state.admitted = state.admitted or admitted
+        for core_id, entries in outputs.prompt_logprobs.items():
+            if core_id in self._samples:
+                self._samples[core_id][0].note_prompt_logprobs(entries)
+
+    def _retire(self, changed: dict[str, RequestState], now_s: float) -> None:
+        """Forget samples and requests that are done."""
+        for state in changed.values():
+            for sample in state.samples:
+                if sample.finish_reason is not None:
+                    self._samples.pop(sample.request_id, None)
+            if state.is_finished:
+                state.finished_time_s = now_s
+                del self._requests[state.request_id]

@@ -1,0 +1,165 @@
+"""The engine core in a child process: msgpack messages over two ZMQ sockets, one for each direction.
+
+The child is `python -m octavo.engine.core_proc`, so no program needs a `__main__` guard. Its configuration comes
+through standard input, and that pipe stays open: when it closes, the parent is gone and the child ends.
+"""
+
+import itertools
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.control import (
+    AbortRequests,
+    AddRequests,
+    CallMethod,
+    CallResult,
+    CoreFailed,
+    CoreReady,
+    Shutdown,
+    ToCore,
+)
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.engine.core_client import CoreMethod
+from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
+
+_POLL_MS = 100  # how often a quiet wait looks whether the child still lives
+_CLOSE_S = 5.0  # how long the child may take to leave on its own
+
+_FromCore = EngineCoreOutputs | CoreReady | CoreFailed | CallResult
+
+
+class ProcessClient:
+    """Starts the child and returns when its model is loaded. A thread listens to it from then on."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+        self._sockets = zmq.Context()
+        self._to_core = self._bind(zmq.PUSH, "to-core")
+        self._from_core = self._bind(zmq.PULL, "from-core")
+        self._send_lock = threading.Lock()
+        self._outputs: queue.SimpleQueue[EngineCoreOutputs | None] = queue.SimpleQueue()  # None: see `_death`
+        self._ready: Future[None] = Future()
+        self._calls: dict[int, Future[None]] = {}
+        self._call_ids = itertools.count()
+        self._death: OctavoError | None = None
+        self._is_closing = False
+        self._child = self._start(config)
+        self._listener = threading.Thread(target=self._listen, name="octavo-listener", daemon=True)
+        self._listener.start()
+        try:
+            self._ready.result()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._child.pid
+
+    def add(self, requests: list[EngineCoreRequest]) -> None:
+        self._send(AddRequests(requests=requests))
+
+    def abort(self, request_ids: list[str]) -> None:
+        self._send(AbortRequests(request_ids=request_ids))
+
+    def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
+        try:
+            outputs = self._outputs.get(block=timeout_s != 0.0, timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if outputs is None:
+            self._outputs.put(None)  # for whoever asks next
+            assert self._death is not None
+            raise self._death
+        return outputs
+
+    def call(self, method: CoreMethod) -> None:
+        call_id, done = next(self._call_ids), Future[None]()
+        self._calls[call_id] = done
+        self._send(CallMethod(call_id=call_id, method=method))
+        done.result()
+
+    def close(self) -> None:
+        if self._is_closing:
+            return
+        self._is_closing = True
+        if self._child.poll() is None and self._death is None:
+            self._send(Shutdown())
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._listener.join()
+        self._sockets.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
+        socket = self._sockets.socket(kind)
+        socket.set_hwm(0)  # nothing is ever dropped; admission bounds what can be outstanding
+        socket.bind(f"ipc://{self._folder / name}")
+        return socket
+
+    def _start(self, config: EngineConfig) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "octavo.engine.core_proc", str(self._folder)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE)
+        assert child.stdin is not None
+        child.stdin.write(msgspec.json.encode(config) + b"\n")
+        child.stdin.flush()
+        return child
+
+    def _send(self, message: ToCore) -> None:
+        if self._death is not None:
+            raise self._death
+        with self._send_lock:
+            self._to_core.send(msgspec.msgpack.encode(message))
+
+    def _listen(self) -> None:
+        """Sort what comes from the child, until it is gone."""
+        decode = msgspec.msgpack.Decoder(_FromCore).decode
+        while True:
+            if self._from_core.poll(_POLL_MS):
+                self._settle(decode(self._from_core.recv()))
+            elif self._child.poll() is not None:
+                break
+        self._bury(EngineDeadError(f"the engine process ended ({_how_it_ended(self._child.returncode)})"))
+
+    def _settle(self, message: EngineCoreOutputs | CoreReady | CoreFailed | CallResult) -> None:
+        match message:
+            case EngineCoreOutputs():
+                self._outputs.put(message)
+            case CoreReady():
+                self._ready.set_result(None)
+            case CoreFailed():
+                self._bury(named_error(message.error_type, message.message))
+            case CallResult(error=None):
+                self._calls.pop(message.call_id).set_result(None)
+            case CallResult():
+                self._calls.pop(message.call_id).set_exception(EngineError(message.error))
+
+    def _bury(self, death: OctavoError) -> None:
+        """Tell everyone who waits; the first cause of death is the one that is told."""
+        if self._death is not None:
+            return
+        self._death = death
+        for waiting in (self._ready, *self._calls.values()):
+            if not waiting.done():
+                waiting.set_exception(death)
+        self._outputs.put(None)
+
+
+def _how_it_ended(returncode: int) -> str:
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

@@ -1,0 +1,33 @@
+"""The bar of offline batches: prompts done, and tokens per second in and out."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+
+class ProgressBar:
+    """A context manager; silent unless `enabled`."""
+
+    def __init__(self, num_prompts: int, *, enabled: bool) -> None:
+        self._bar = tqdm(total=num_prompts, desc="Prompts", unit="prompt", disable=not enabled, dynamic_ncols=True)
+        self._start_s = time.perf_counter()
+        self._num_in = self._num_out = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def finish_one(self, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Count a finished prompt."""
+        self._num_in += num_prompt_tokens
+        self._num_out += num_output_tokens
+        elapsed_s = max(time.perf_counter() - self._start_s, 1e-9)
+        rates = f"in {self._num_in / elapsed_s:.0f} tok/s, out {self._num_out / elapsed_s:.0f} tok/s"
+        self._bar.set_postfix_str(rates, refresh=False)
+        self._bar.update()

@@ -1,0 +1,194 @@
+"""What the front remembers of a request until its last token: text so far, logprobs, times."""
+
+from collections.abc import Sequence
+
+from octavo.contracts.engine import AdmittedRequest, FinishedRequest, TokenLogprobs
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.stop_strings import StopStringMatcher
+from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class CompletionState:
+    """One sample: a detokeniser, a watch for stop strings, and everything that came out so far."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_matcher",
+        "_min_tokens",
+        "_params",
+        "_text",
+        "_tokenizer",
+        "cumulative_logprob",
+        "error",
+        "finish_reason",
+        "logprobs",
+        "request_id",
+        "seed",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self, request_id: str, params: SamplingParams, prompt_ids: list[int], tokenizer: Tokenizer) -> None:
+        assert params.seed is not None
+        self.request_id = request_id
+        self.seed = params.seed
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.error: str | None = None
+        self._params = params
+        self._text: list[str] = []
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt_ids
+        )
+        self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
+
+    @property
+    def text(self) -> str:
+        """All text that may be shown so far; joined once, however often it is asked for."""
+        if len(self._text) > 1:
+            self._text = ["".join(self._text)]
+        return self._text[0] if self._text else ""
+
+    def push(self, first_index: int, token_ids: list[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take new tokens, the first of which is output token `first_index`; what a replay repeats is passed over."""
+        num_repeated = len(self.token_ids) - first_index
+        assert num_repeated >= 0, f"{self.request_id}: tokens {len(self.token_ids)} to {first_index} are missing"
+        for offset in range(num_repeated, len(token_ids)):
+            self.token_ids.append(token_ids[offset])
+            if self.logprobs is not None:
+                self._push_logprobs(logprobs[offset])
+            self._show(self._detokenizer.push((token_ids[offset],)))
+            if self.finish_reason is not None:
+                return
+
+    def end(self, report: FinishedRequest) -> None:
+        """Take over how the core ended this sample."""
+        self.finish_reason, self.error = report.finish_reason, report.error
+        self.stop_reason = report.stop_token_id
+        self._flush()
+
+    def push_stop_token(self, first_index: int, token_id: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take the token that ended the sample: it counts, but its text is not shown unless asked for."""
+        if self._params.include_stop_str_in_output:
+            self.push(first_index, [token_id], logprobs)
+        elif first_index == len(self.token_ids):
+            self.token_ids.append(token_id)
+            if self.logprobs is not None:
+                self._push_logprobs(logprobs[0])
+
+    def snapshot(self, index: int) -> CompletionOutput:
+        """Return what there is so far."""
+        return CompletionOutput(
+            index=index,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            seed=self.seed,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+    def _show(self, delta: str) -> None:
+        """Add text, as far as it cannot be part of a stop string; end at one that is complete."""
+        if self._matcher is not None and len(self.token_ids) >= self._params.min_tokens:
+            delta, stop = self._matcher.push(delta)
+            if stop is not None:
+                self.finish_reason, self.stop_reason = "stop", stop
+        if delta:
+            self._text.append(delta)
+
+    def _flush(self) -> None:
+        """Show what was held back: an incomplete character, the beginning of a stop string that never came."""
+        self._show(self._detokenizer.flush())
+        if self._matcher is not None:
+            self._text.append(self._matcher.flush())
+
+    def _push_logprobs(self, entry: TokenLogprobs) -> None:
+        assert self.logprobs is not None
+        self.logprobs.append(readable_logprobs(entry, self._tokenizer))
+        self.cumulative_logprob += entry.logprobs[0]
+
+
+class RequestState:
+    """One prompt with its samples."""
+
+    __slots__ = ("_arrival_time_s", "_first_token_time_s", "_processed", "_tokenizer", "admitted", "finished_time_s",
+                 "num_preemptions", "prompt_logprobs", "samples")  # fmt: skip
+
+    def __init__(self, processed: ProcessedRequest, tokenizer: Tokenizer) -> None:
+        self._processed = processed
+        self._tokenizer = tokenizer
+        self._arrival_time_s = processed.samples[0].arrival_time_s
+        self._first_token_time_s: float | None = None
+        self.samples = [
+            CompletionState(sample.request_id, sample.sampling_params, processed.prompt_token_ids, tokenizer)
+            for sample in processed.samples
+        ]
+        self.admitted: AdmittedRequest | None = None  # the first sample that ran
+        self.finished_time_s: float | None = None
+        self.num_preemptions = 0
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self._processed.request_id
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sample.finish_reason is not None for sample in self.samples)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.samples)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._processed.prompt_token_ids)
+
+    def note_token(self, now_s: float) -> None:
+        if self._first_token_time_s is None:
+            self._first_token_time_s = now_s
+
+    def note_prompt_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> None:
+        self.prompt_logprobs = [
+            None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
+        ]
+
+    def snapshot(self) -> RequestOutput:
+        """Return everything so far as the user sees it."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._processed.prompt,
+            prompt_token_ids=self._processed.prompt_token_ids,
+            outputs=[sample.snapshot(index) for index, sample in enumerate(self.samples)],
+            finished=self.is_finished,
+            prompt_logprobs=self.prompt_logprobs,
+            metrics=RequestMetrics(
+                arrival_time_s=self._arrival_time_s,
+                first_scheduled_time_s=self.admitted.scheduled_time_s if self.admitted else None,
+                first_token_time_s=self._first_token_time_s,
+                finished_time_s=self.finished_time_s,
+                num_cached_tokens=self.admitted.num_cached_tokens if self.admitted else 0,
+                num_preemptions=self.num_preemptions,
+            ),
+        )
+
+
+def readable_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
+    """Turn one position's ids and numbers into the user's form: the token that stands there first, then the best."""
+    table = {
+        token_id: Logprob(logprob=logprob, rank=rank, decoded_token=tokenizer.token_text(token_id))
+        for rank, (token_id, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1)
+    }
+    first = entry.token_ids[0]
+    standing = Logprob(logprob=entry.logprobs[0], rank=entry.rank, decoded_token=tokenizer.token_text(first))
+    return {first: standing} | {token_id: logprob for token_id, logprob in table.items() if token_id != first}

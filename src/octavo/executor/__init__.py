@@ -1,0 +1,1 @@
+"""Carries one `SchedulerOutput` to every rank and brings one answer back."""

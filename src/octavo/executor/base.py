@@ -1,0 +1,35 @@
+"""What an executor is, and how one is chosen."""
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+
+
+class Executor(Protocol):
+    """Carries one `SchedulerOutput` to every rank and brings one answer back."""
+
+    def start(self) -> int:
+        """Build the ranks and load the model; return the number of KV blocks that each rank has."""
+        ...
+
+    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Begin a step. Steps run in the order in which they were begun. The future carries what the forward raised."""
+        ...
+
+    def warmup(self) -> None:
+        """Run a prefill and a decode that leave no trace, timed and logged."""
+        ...
+
+    def exit(self) -> None:
+        """Let go of every rank. May be called twice."""
+        ...
+
+
+def make_executor(config: EngineConfig) -> Executor:
+    """Return the executor for this configuration. Imported here, because a rank needs torch."""
+    from octavo.executor.uniproc import UniProcExecutor
+
+    return UniProcExecutor(config)

@@ -1,0 +1,109 @@
+"""`LLM`: offline batches. The engine core runs in the caller's own process and thread."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import InvalidParameterError
+from octavo.inputs import ChatMessage, Prompt
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class LLM:
+    """A language model, loaded and ready.
+
+        llm = LLM("Qwen/Qwen3-0.6B")            # a hub id, a checkpoint folder, or nothing: the bundled demo model
+        llm.generate("Hello, world!")[0].text
+
+    Keyword options are those of `octavo.config.args.EngineArgs` (`dtype`, `max_model_len`, ...).
+
+    Raises:
+        UserError: a misspelt or unfit option, a model that is missing, broken, unsupported or too large.
+    """
+
+    def __init__(self, model_name: str | None = None, **options: Any) -> None:
+        self.engine = LLMEngine(model_name, **options)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the model's tokenizer."""
+        return self.engine.front.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request gets that brings no `SamplingParams`: the checkpoint's own defaults, where it has any."""
+        return self.engine.front.inputs.default_params
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or many; always returns a list, in the order of the prompts.
+
+        `sampling_params` is one for all prompts, or one for each. All prompts run together, as far as memory goes.
+
+        Raises:
+            InvalidParameterError: naming field, value and limit; then no prompt was started.
+        """
+        return self.engine.generate(prompts, sampling_params, priority, use_tqdm)
+
+    def generate_single(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = RequestPriority.NORMAL,
+    ) -> RequestOutput:
+        """Continue one prompt; returns its output alone."""
+        return self.engine.generate([prompt], sampling_params, priority)[0]
+
+    def chat(
+        self,
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        priority: int = RequestPriority.NORMAL,
+        use_tqdm: bool = False,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many. Without `sampling_params`, an answer may run to the end of the context.
+
+        A conversation is a list of `{"role": ..., "content": ...}`. `template_options` go to the chat template
+        (`tools`, `enable_thinking`, `add_generation_prompt`, ...).
+
+        Raises:
+            InvalidParameterError: malformed messages, or a model without a chat template.
+        """
+        prompts = [self.engine.chat_prompt(chat, **template_options) for chat in as_conversations(messages)]
+        params = (
+            self.get_default_sampling_params().replace(max_tokens=None) if sampling_params is None else sampling_params
+        )
+        return self.engine.generate(prompts, params, priority, use_tqdm)
+
+    def exit(self) -> None:
+        """Let the model and its memory go. May be called twice; also runs when the program ends."""
+        self.engine.exit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exit()
+
+
+def as_conversations(messages: object) -> list[Sequence[Mapping[str, object]]]:
+    """Return a list of conversations; one conversation becomes a list of one.
+
+    Raises:
+        InvalidParameterError: when it is neither.
+    """
+    if isinstance(messages, Sequence) and messages and not isinstance(messages, (str, bytes)):
+        if all(isinstance(message, Mapping) for message in messages):
+            return [messages]
+        if all(isinstance(chat, Sequence) and not isinstance(chat, (str, bytes)) for chat in messages):
+            return list(messages)
+    raise InvalidParameterError("messages", messages, "a non-empty list of messages, or a list of such lists")

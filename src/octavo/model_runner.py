@@ -1,0 +1,163 @@
+"""`ModelRunner`: a model by itself, for programs that want logits rather than text.
+
+A facade beside `LLM`, without scheduler or queue: the caller says which tokens to compute and holds the KV handle.
+Legend: T = tokens given, V = vocabulary.
+"""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from octavo.attention.metadata import ForwardBatch
+from octavo.engine.front import engine_args
+from octavo.errors import InvalidParameterError, PromptTooLongError
+from octavo.scheduler.block_pool import BlockPool
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.worker.worker import Worker
+
+TokenIds = Sequence[int] | torch.Tensor
+
+
+class KVHandle:
+    """The computed context of one sequence. Opaque and immutable: it may be continued any number of times.
+
+    Its memory is free again when nobody holds it any more.
+    """
+
+    def __init__(self, pool: BlockPool, block_ids: list[int], num_tokens: int) -> None:
+        self.block_ids = block_ids
+        self.num_tokens = num_tokens
+        weakref.finalize(self, pool.release, block_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """What `run_model` returns."""
+
+    logits: torch.Tensor  # [T, V] float32; row t is the model's prediction of what follows input_ids[: t + 1]
+    past_key_values: KVHandle
+
+
+class ModelRunner:
+    """A loaded model.
+
+        runner = ModelRunner("demo")
+        output = runner.run_model(runner.tokenize("Hello"))
+        output = runner.run_model([int(output.logits[-1].argmax())], output.past_key_values)
+
+    Options are those of `octavo.config.args.EngineArgs`.
+
+    Raises:
+        UserError: about the options, the model or the memory.
+    """
+
+    def __init__(
+        self, model_name: str | None = None, device: str = "auto", dtype: str | None = None, **options: Any
+    ) -> None:
+        config = engine_args(model_name, {"device": device, "dtype": dtype or "auto", **options}).resolve()
+        self._tokenizer = Tokenizer.from_path(config.tokenizer_path)
+        self._max_model_len, self._vocab_size = config.model.max_model_len, config.model.vocab_size
+        self._block_size = config.cache.block_size
+        worker = Worker(config)
+        worker.load_model()
+        self._pool = BlockPool(worker.initialize_kv_cache())
+        self._model, self._kv_caches = worker.runner.model, worker.runner.kv_caches
+        self.device = worker.devices.device
+
+    def run_model(self, input_ids: TokenIds, past_key_values: KVHandle | None = None) -> ModelOutput:
+        """Compute `input_ids` [T], or [1, T], behind what the handle holds.
+
+        Raises:
+            InvalidParameterError: no token, a token id outside the vocabulary, or more than the context holds.
+            OutOfBlocksError: too many handles are held.
+        """
+        return self.run_model_batch([input_ids], [past_key_values])[0]
+
+    @torch.inference_mode()
+    def run_model_batch(
+        self, batch: Sequence[TokenIds], past_key_values: Sequence[KVHandle | None] | None = None
+    ) -> list[ModelOutput]:
+        """Compute several sequences in one step; the outputs are in their order. Errors are those of `run_model`."""
+        past = list(past_key_values) if past_key_values is not None else [None] * len(batch)
+        if len(past) != len(batch):
+            raise InvalidParameterError("past_key_values", f"{len(past)} handles", f"as many as inputs ({len(batch)})")
+        inputs = [self._checked(ids, handle) for ids, handle in zip(batch, past, strict=True)]
+        if not inputs:
+            return []
+        handles = [self._extended(handle, len(ids)) for ids, handle in zip(inputs, past, strict=True)]
+        hidden = self._model(self._forward_batch(inputs, handles), self._kv_caches)
+        logits = torch.split(self._model.compute_logits(hidden), [len(ids) for ids in inputs])
+        return [ModelOutput(rows, handle) for rows, handle in zip(logits, handles, strict=True)]
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a prompt, special tokens included."""
+        return self._tokenizer.encode(text)
+
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _checked(self, input_ids: TokenIds, past: KVHandle | None) -> list[int]:
+        ids = torch.as_tensor(input_ids).reshape(-1).tolist()
+        for token_id in ids:
+            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
+                raise InvalidParameterError("input_ids", token_id, f"token ids are 0 to {self._vocab_size - 1}")
+        num_tokens = len(ids) + (past.num_tokens if past else 0)
+        if not ids:
+            raise InvalidParameterError("input_ids", [], "at least one token")
+        if num_tokens > self._max_model_len:
+            limit = f"This model's maximum context length is {self._max_model_len} tokens"
+            raise PromptTooLongError("input_ids", f"{num_tokens} tokens", limit)
+        return ids
+
+    def _extended(self, past: KVHandle | None, num_new: int) -> KVHandle:
+        """Return a handle with room for `num_new` more tokens: full blocks are shared, a begun one is copied."""
+        num_past = past.num_tokens if past else 0
+        num_shared = num_past // self._block_size
+        shared = past.block_ids[:num_shared] if past else []
+        num_own = -(-(num_past + num_new) // self._block_size) - num_shared
+        own = self._pool.allocate(num_own, after=shared[-1] if shared else None)
+        for block_id in shared:
+            self._pool.acquire(block_id)
+        if past and num_past % self._block_size:
+            self._copy_block(past.block_ids[num_shared], own[0])
+        return KVHandle(self._pool, shared + own, num_past + num_new)
+
+    def _copy_block(self, source: int, target: int) -> None:
+        size = self._block_size
+        for cache in self._kv_caches:
+            for tensor in (cache.key, cache.value):
+                tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+
+    def _forward_batch(self, inputs: list[list[int]], handles: list[KVHandle]) -> ForwardBatch:
+        counts = [len(ids) for ids in inputs]
+        starts = [handle.num_tokens - count for handle, count in zip(handles, counts, strict=True)]
+        ends = [handle.num_tokens for handle in handles]
+        positions = [range(start, end) for start, end in zip(starts, ends, strict=True)]
+        width = max(len(handle.block_ids) for handle in handles)
+        slots = [
+            handle.block_ids[position // self._block_size] * self._block_size + position % self._block_size
+            for handle, span in zip(handles, positions, strict=True)
+            for position in span
+        ]
+        query_start_loc = [0, *accumulate(counts)]
+        num_tokens = query_start_loc[-1]
+        return ForwardBatch(
+            input_ids=self._longs([token_id for ids in inputs for token_id in ids]),
+            positions=self._longs([position for span in positions for position in span]),
+            query_start_loc=self._longs(query_start_loc).to(torch.int32),
+            seq_lens=self._longs(ends).to(torch.int32),
+            slot_mapping=self._longs(slots),
+            block_table=self._longs([h.block_ids + [0] * (width - len(h.block_ids)) for h in handles]).to(torch.int32),
+            logits_indices=self._longs(list(range(num_tokens))),
+            block_size=self._block_size,
+            query_start_loc_list=query_start_loc,
+            seq_lens_list=ends,
+        )
+
+    def _longs(self, values: list[Any]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -1,0 +1,39 @@
+"""From rows and a `SchedulerOutput` to the tensors of one step.
+
+Legend: T = tokens of the step, R = requests in it, N = rows, B = most blocks any of the R holds, S = rows that sample.
+"""
+
+import numpy as np
+import torch
+
+from octavo.attention.metadata import ForwardBatch
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.worker.request_rows import RequestRows
+
+
+def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatch:
+    """Gather the step's tokens from the rows. Vectorised: no Python per request or token."""
+    device, block_size = rows.device, rows.block_size
+    ends = order.num_computed_tokens + order.num_scheduled_tokens  # [R]
+    query_start_loc = np.concatenate([[0], np.cumsum(order.num_scheduled_tokens)]).astype(np.int32)  # [R + 1]
+    # Token t of the flat batch belongs to request_of[t] and stands at positions[t] of its context.
+    request_of = np.repeat(np.arange(len(order.rows)), order.num_scheduled_tokens)  # [T]
+    positions = np.arange(len(request_of)) + (order.num_computed_tokens - query_start_loc[:-1])[request_of]  # [T]
+    logits_indices = query_start_loc[1:][order.samples] - 1  # [S]
+
+    row_of = torch.from_numpy(order.rows[request_of].astype(np.int64)).to(device)  # [T]
+    device_positions = torch.from_numpy(positions).to(device)
+    blocks = rows.block_table[row_of, device_positions // block_size].to(torch.int64)  # [T]
+    max_blocks = -(-int(ends.max()) // block_size)
+    return ForwardBatch(
+        input_ids=rows.token_ids[row_of, device_positions].to(torch.int64),
+        positions=device_positions,
+        query_start_loc=torch.from_numpy(query_start_loc).to(device),
+        seq_lens=torch.from_numpy(ends).to(device),
+        slot_mapping=blocks * block_size + device_positions % block_size,
+        block_table=rows.block_table[torch.from_numpy(order.rows.astype(np.int64)).to(device), :max_blocks],
+        logits_indices=torch.from_numpy(logits_indices.astype(np.int64)).to(device),
+        block_size=block_size,
+        query_start_loc_list=query_start_loc.tolist(),
+        seq_lens_list=ends.tolist(),
+    )

@@ -1,0 +1,101 @@
+"""How much memory there is for KV blocks. Arithmetic before loading, measurement after.
+
+Everything is in bytes. The budget is `gpu_memory_utilization` of the device's whole memory, whatever the device, but
+never more than what is free: on a shared machine others were there first.
+"""
+
+import logging
+
+from octavo.config.engine import CacheConfig
+from octavo.config.model import ModelConfig
+from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.errors import InsufficientMemoryError
+
+logger = logging.getLogger(__name__)
+
+# Kept free beside everything that is accounted for: allocator slack, thread stacks, Python.
+_RESERVE_BYTES = 128 << 20
+# Blocks beyond what `max_num_seqs` full-length requests can hold only serve the prefix cache; as many again for it.
+_PREFIX_CACHE_FACTOR = 2
+
+
+def count_parameters(model: ModelConfig) -> int:
+    """Return the number of weights of a dense decoder, from its configuration alone."""
+    query = model.num_heads * model.head_dim
+    key = model.num_kv_heads * model.head_dim
+    attention = model.hidden_size * (query + 2 * key) + query * model.hidden_size
+    attention += (query + 2 * key) * model.attention_bias + model.hidden_size * model.attention_out_bias
+    mlp = 3 * model.hidden_size * model.intermediate_size
+    mlp += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
+    norms = 2 * model.hidden_size + 2 * model.head_dim * model.qk_norm
+    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    return model.num_layers * (attention + mlp + norms) + embeddings + model.hidden_size
+
+
+def activation_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int) -> int:
+    """Return an upper estimate of what one step holds beside weights and KV.
+
+    The widest moment of a layer: residual, normed input, gate and up, their product; then float32 logits of the rows
+    that sample, in the slices that the LM head and the sampler work in (64 rows, four copies).
+    """
+    width = 3 * model.hidden_size + 3 * model.intermediate_size
+    logits = min(64, max_num_seqs) * model.vocab_size * 4 * 4
+    return max_num_batched_tokens * width * dtype_bytes + logits
+
+
+def check_weights_fit(model: ModelConfig, weights_bytes: int, budget_bytes: int) -> None:
+    """Refuse before loading.
+
+    Raises:
+        InsufficientMemoryError: with both numbers.
+    """
+    if weights_bytes > budget_bytes:
+        raise InsufficientMemoryError(
+            f"{model.model}: {count_parameters(model) / 1e6:,.0f} M weights in {model.dtype} need "
+            f"{gib(weights_bytes)}, but Octavo may use {gib(budget_bytes)} of this device's memory; "
+            "raise gpu_memory_utilization or take a smaller model"
+        )
+
+
+def choose_num_blocks(
+    model: ModelConfig, cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, max_num_seqs: int
+) -> int:
+    """Return how many KV blocks to make, and log what that is worth.
+
+    Raises:
+        InsufficientMemoryError: when not even one request of `max_model_len` tokens fits.
+    """
+    blocks_per_request = -(-model.max_model_len // spec.block_size)
+    most_useful = _PREFIX_CACHE_FACTOR * max_num_seqs * blocks_per_request
+    num_blocks = cache.num_kv_blocks or min(memory.kv_bytes // spec.bytes_per_block, most_useful)
+    num_tokens = num_blocks * spec.block_size
+    if num_blocks < blocks_per_request:
+        raise InsufficientMemoryError(
+            f"max_model_len={model.max_model_len}: one such request needs {blocks_per_request} KV blocks of "
+            f"{spec.block_size} tokens ({gib(blocks_per_request * spec.bytes_per_block)}), but there is room for "
+            f"{num_blocks} ({num_tokens} tokens): budget {gib(memory.budget_bytes)}, weights "
+            f"{gib(memory.weights_bytes)}, activations {gib(memory.activation_bytes)}; "
+            f"set max_model_len to at most {num_tokens}, or give more memory"
+        )
+    logger.info(
+        "KV memory: %d blocks of %d tokens, %s: %s tokens, or %.1f requests of the full %d tokens",
+        num_blocks,
+        spec.block_size,
+        gib(num_blocks * spec.bytes_per_block),
+        f"{num_tokens:,}",
+        num_tokens / model.max_model_len,
+        model.max_model_len,
+    )
+    return num_blocks
+
+
+def kv_budget(memory_budget: int, free_now: int, weights_bytes: int, activations: int) -> int:
+    """Return the bytes that are left for KV once the weights are loaded; never negative."""
+    by_share = memory_budget - weights_bytes - activations
+    by_free = free_now - activations - _RESERVE_BYTES
+    return max(0, min(by_share, by_free))
+
+
+def gib(num_bytes: int) -> str:
+    """Return a size for people."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,58 @@
+"""Log-probabilities of prompt tokens, gathered over the chunks of a prompt and sent when the prompt is complete.
+
+Legend: T = tokens of the step, P = prompt positions judged at once, D = hidden size, V = vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from octavo.attention.metadata import ForwardBatch
+from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.sampling.logprobs import prompt_logprobs
+from octavo.worker.request_rows import PromptLogprobsJob, RequestRows
+
+# Positions whose logits exist at once: 64 rows of 152k float32 are 39 MB.
+_SLICE = 64
+
+
+class PromptLogprobs:
+    """Costs nothing in steps where no row asked for it."""
+
+    def __init__(self, rows: RequestRows, compute_logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._rows = rows
+        self._compute_logits = compute_logits
+        self._gathered: dict[int, list[TokenLogprobs | None]] = {}  # by row
+
+    def of_step(
+        self, order: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor
+    ) -> dict[str, list[TokenLogprobs | None]]:
+        """Judge this step's prompt tokens from `hidden` [T, D]; return what is complete, by request id."""
+        complete: dict[str, list[TokenLogprobs | None]] = {}
+        if not self._rows.prompt_logprobs:
+            return complete
+        for index, row in enumerate(order.rows.tolist()):
+            job = self._rows.prompt_logprobs.get(row)
+            if job is None:
+                continue
+            start = int(order.num_computed_tokens[index])
+            if start == 0:
+                self._gathered[row] = [None]  # nothing precedes the first token
+            query = slice(batch.query_start_loc_list[index], batch.query_start_loc_list[index + 1])
+            self._gathered[row] += self._judge(job, row, start, hidden[query])
+            if len(self._gathered[row]) == job.num_prompt_tokens:
+                complete[order.req_ids[index]] = self._gathered.pop(row)
+                del self._rows.prompt_logprobs[row]
+        return complete
+
+    def _judge(self, job: PromptLogprobsJob, row: int, start: int, hidden: torch.Tensor) -> list[TokenLogprobs]:
+        """Return the entries for tokens start + 1 ... of the prompt, as far as `hidden` [P, D] reaches."""
+        end = min(start + len(hidden), job.num_prompt_tokens - 1)
+        entries: list[TokenLogprobs] = []
+        for first in range(start, end, _SLICE):
+            last = min(first + _SLICE, end)
+            logits = self._compute_logits(hidden[first - start : last - start])  # [P, V]
+            targets = self._rows.token_ids[row, first + 1 : last + 1].to(torch.int64)
+            entries += prompt_logprobs(logits, targets, job.num_logprobs)
+        return entries

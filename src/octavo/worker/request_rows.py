@@ -1,0 +1,95 @@
+"""Rows: the worker's fixed-size copy of every running request, changed only by a `SchedulerOutput` or our own sample.
+
+Legend: N = rows, M = max_model_len, B = most blocks of one request.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+from octavo.sampling.rows import SamplingRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptLogprobsJob:
+    """A row that wants the log-probabilities of its prompt."""
+
+    num_prompt_tokens: int
+    num_logprobs: int
+
+
+class RequestRows:
+    """Tokens, block table and sampling state by row. The control side chose the row numbers."""
+
+    def __init__(
+        self, *, num_rows: int, max_model_len: int, block_size: int, sampling: SamplingRows, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.device = device
+        self.sampling = sampling
+        max_blocks = -(-max_model_len // block_size)
+        self.token_ids = _lazy_zeros(num_rows, max_model_len, device)  # [N, M] int32
+        self.block_table = _lazy_zeros(num_rows, max_blocks, device)  # [N, B] int32
+        self.num_prompt_tokens = np.zeros(num_rows, dtype=np.int32)  # [N]
+        self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}
+        self._num_blocks = np.zeros(num_rows, dtype=np.int32)  # [N]
+        self._row_of: dict[str, int] = {}
+
+    def apply(self, order: SchedulerOutput) -> None:
+        """Take over what changed since the last step: rows to forget first, then new requests, then new blocks."""
+        for request_id in order.finished_req_ids:
+            self._remove(request_id)
+        for request in order.scheduled_new_reqs:
+            self._add(request)
+        self._append_blocks(order.scheduled_cached_reqs)
+
+    def append_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
+        """Write tokens just sampled, `token_ids` [S] int64, behind the known ones of `rows` [S]."""
+        at = torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(positions.astype(np.int64))
+        self.token_ids[at[0].to(self.device), at[1].to(self.device)] = token_ids.to(torch.int32)
+        self.sampling.append(rows, token_ids)
+
+    def _add(self, request: NewRequestData) -> None:
+        row = request.row
+        self._row_of[request.request_id] = row
+        self.num_prompt_tokens[row] = request.num_prompt_tokens
+        self._write(self.token_ids, row, 0, request.token_ids)
+        self._write(self.block_table, row, 0, np.array(request.block_ids, dtype=np.int32))
+        self._num_blocks[row] = len(request.block_ids)
+        self.sampling.add(
+            row,
+            request.sampling_params,
+            eos_token_ids=request.eos_token_ids,
+            bad_words_token_ids=request.bad_words_token_ids,
+            token_ids=request.token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+        )
+        num_logprobs = request.sampling_params.prompt_logprobs
+        if num_logprobs is not None and len(request.token_ids) == request.num_prompt_tokens:
+            self.prompt_logprobs[row] = PromptLogprobsJob(
+                num_prompt_tokens=request.num_prompt_tokens, num_logprobs=num_logprobs
+            )
+
+    def _remove(self, request_id: str) -> None:
+        row = self._row_of.pop(request_id, None)
+        if row is None:  # the step that would have brought it failed before it was added
+            return
+        self.prompt_logprobs.pop(row, None)
+        self.sampling.remove(row)
+
+    def _append_blocks(self, grown: CachedRequestData) -> None:
+        for row, block_id in zip(grown.rows.tolist(), grown.block_ids.tolist(), strict=True):
+            self.block_table[row, self._num_blocks[row]] = block_id
+            self._num_blocks[row] += 1
+
+    def _write(self, table: torch.Tensor, row: int, start: int, values: Int32Array) -> None:
+        table[row, start : start + len(values)] = torch.from_numpy(values).to(self.device)
+
+
+def _lazy_zeros(num_rows: int, width: int, device: torch.device) -> torch.Tensor:
+    """Return int32 zeros [num_rows, width]; on a CPU the pages only appear when they are touched."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros((num_rows, width), dtype=np.int32))
+    return torch.zeros((num_rows, width), dtype=torch.int32, device=device)

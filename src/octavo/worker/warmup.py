@@ -1,0 +1,96 @@
+"""Warm-up: the first steps pay for lazily built kernels and for pages not yet touched. Nobody's request should.
+
+It drives the runner directly, with orders of its own, so nothing of it reaches scheduler, prefix cache or metrics.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+from octavo.sampling_params import SamplingParams
+from octavo.worker.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_NUM_PREFILL_TOKENS = 64
+_NUM_DECODE_STEPS = 2
+_REQUEST_ID = "warm-up"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmupReport:
+    """How long each kind of first step took."""
+
+    prefill_s: float
+    decode_s: float
+
+
+class Warmup:
+    """One prompt and its first tokens, on row 0 and the first blocks, before any request is there."""
+
+    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
+        self._runner = runner
+        self._block_size = config.cache.block_size
+        self._vocab_size = config.model.vocab_size
+        room = config.model.max_model_len - _NUM_DECODE_STEPS
+        self._num_prompt_tokens = max(1, min(_NUM_PREFILL_TOKENS, room, config.scheduler.max_num_batched_tokens))
+        self._num_decode_steps = max(0, min(_NUM_DECODE_STEPS, room - self._num_prompt_tokens))
+
+    def run(self) -> WarmupReport:
+        """Run and time both kinds of step, then clear the row."""
+        start_s = time.perf_counter()
+        self._prefill_warmup()
+        prefilled_s = time.perf_counter()
+        self._decode_warmup()
+        done_s = time.perf_counter()
+        self._runner.execute_model(_order(rows=0, start=0, count=0, forget=True))
+        report = WarmupReport(prefill_s=prefilled_s - start_s, decode_s=done_s - prefilled_s)
+        logger.info("warm-up: prefill %.3f s, decode %.3f s", report.prefill_s, report.decode_s)
+        return report
+
+    def _prefill_warmup(self) -> None:
+        self._runner.execute_model(_order(rows=1, start=0, count=self._num_prompt_tokens, new=self._request()))
+
+    def _decode_warmup(self) -> None:
+        for step in range(self._num_decode_steps):
+            self._runner.execute_model(_order(rows=1, start=self._num_prompt_tokens + step, count=1))
+
+    def _request(self) -> NewRequestData:
+        num_tokens = self._num_prompt_tokens + self._num_decode_steps
+        return NewRequestData(
+            request_id=_REQUEST_ID,
+            row=0,
+            token_ids=np.arange(self._num_prompt_tokens, dtype=np.int32) % self._vocab_size,
+            num_prompt_tokens=self._num_prompt_tokens,
+            sampling_params=SamplingParams(seed=0),
+            eos_token_ids=[],
+            bad_words_token_ids=[],
+            block_ids=list(range(-(-num_tokens // self._block_size))),
+            num_computed_tokens=0,
+        )
+
+
+def _order(
+    *, rows: int, start: int, count: int, new: NewRequestData | None = None, forget: bool = False
+) -> SchedulerOutput:
+    """Return an order for the warm-up row, or for no row at all."""
+    return SchedulerOutput(
+        step=0,
+        req_ids=(_REQUEST_ID,) * rows,
+        rows=_ints(0, rows),
+        num_computed_tokens=_ints(start, rows),
+        num_scheduled_tokens=_ints(count, rows),
+        samples=np.ones(rows, dtype=np.bool_),
+        total_num_scheduled_tokens=count,
+        scheduled_new_reqs=[new] if new else [],
+        scheduled_cached_reqs=CachedRequestData(rows=_ints(0, 0), block_ids=_ints(0, 0)),
+        finished_req_ids=[_REQUEST_ID] if forget else [],
+    )
+
+
+def _ints(value: int, size: int) -> Int32Array:
+    return np.full(size, value, dtype=np.int32)

@@ -1,0 +1,125 @@
+"""The worker: one rank from start to end. Sets up device, model and memory, then hands every step to its runner."""
+
+import logging
+import time
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.device.manager import DeviceManager
+from octavo.layers.context import BuildContext
+from octavo.loader.base import get_model_loader
+from octavo.models.interfaces import CausalLM
+from octavo.sampling.rows import SamplingRows
+from octavo.worker.kv_cache import allocate_kv_caches
+from octavo.worker.memory import (
+    activation_bytes,
+    check_weights_fit,
+    choose_num_blocks,
+    count_parameters,
+    gib,
+    kv_budget,
+)
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.request_rows import RequestRows
+from octavo.worker.warmup import Warmup, WarmupReport
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """Brings one rank up in three stages, in this order: `load_model`, `initialize_kv_cache`, `execute_model`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.devices = DeviceManager(config.device)
+        self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
+        self._model: CausalLM | None = None
+        self._runner: ModelRunner | None = None
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        model = self._config.model
+        return KVCacheSpec(
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            block_size=self._config.cache.block_size,
+            dtype_bytes=self._dtype.itemsize,
+        )
+
+    @property
+    def runner(self) -> ModelRunner:
+        assert self._runner is not None, "initialize_kv_cache comes first"
+        return self._runner
+
+    def load_model(self) -> None:
+        """Read the weights.
+
+        Raises:
+            InsufficientMemoryError: before reading anything, when they cannot fit.
+            CheckpointError: the files are not what the configuration promises.
+        """
+        start_s = time.perf_counter()
+        model = self._config.model
+        check_weights_fit(model, count_parameters(model) * self._dtype.itemsize, self._memory_budget())
+        context = BuildContext(
+            kernels=self.devices.kernels(self._dtype),
+            attention=self.devices.attention(self._dtype),
+            dtype=self._dtype,
+            device=self.devices.device,
+        )
+        self._model = get_model_loader(self._config.load).load_model(model, context)
+        logger.info("model %s ready in %.2f s", model.model, time.perf_counter() - start_s)
+
+    def initialize_kv_cache(self) -> int:
+        """Measure what memory is left and turn it into KV blocks; return how many."""
+        assert self._model is not None, "load_model comes first"
+        config = self._config
+        num_blocks = choose_num_blocks(
+            config.model, config.cache, self.kv_cache_spec, self.measure_memory(), config.scheduler.max_num_seqs
+        )
+        kv_caches = allocate_kv_caches(self.kv_cache_spec, num_blocks, self._dtype, self.devices.device)
+        num_rows = config.scheduler.max_num_seqs
+        rows = RequestRows(
+            num_rows=num_rows,
+            max_model_len=config.model.max_model_len,
+            block_size=config.cache.block_size,
+            sampling=SamplingRows(num_rows, config.model.vocab_size, self.devices.device),
+            device=self.devices.device,
+        )
+        self._runner = ModelRunner(self._model, kv_caches, rows)
+        return num_blocks
+
+    def measure_memory(self) -> MemoryReport:
+        """Report the device's memory with the weights loaded and no KV yet."""
+        model, limits = self._config.model, self._config.scheduler
+        weights = count_parameters(model) * self._dtype.itemsize
+        activations = activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize)
+        budget, memory = self._memory_budget(), self.devices.memory()
+        report = MemoryReport(
+            total_bytes=memory.total_bytes,
+            budget_bytes=budget,
+            weights_bytes=weights,
+            activation_bytes=activations,
+            kv_bytes=kv_budget(budget, memory.free_bytes, weights, activations),
+        )
+        logger.info(
+            "memory: %s in all, %s for Octavo: weights %s, activations %s, KV up to %s",
+            *map(gib, (memory.total_bytes, budget, weights, activations, report.kv_bytes)),
+        )
+        return report
+
+    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step."""
+        return self.runner.execute_model(order)
+
+    def warmup(self) -> WarmupReport:
+        """Run a small prefill and a few decode steps that leave no trace; return how long each took."""
+        return Warmup(self.runner, self._config).run()
+
+    def _memory_budget(self) -> int:
+        """Return what Octavo may use of the device: the share asked for, or the device's own default."""
+        share = self._config.cache.gpu_memory_utilization or self.devices.default_memory_utilization
+        return int(self.devices.memory().total_bytes * share)
