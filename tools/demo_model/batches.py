@@ -1,0 +1,84 @@
+"""Documents to training rows. A step's rows depend on (seed, step) alone, so a run can stop anywhere and go on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tools.demo_model.bpe import token_id
+from tools.demo_model.corpus import documents
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One step's tokens: B rows of T tokens each, and the token that should follow each."""
+
+    ids: Tensor  # [B, T] int64
+    targets: Tensor  # [B, T] int64
+    has_loss: Tensor  # [B, T] bool: what the model is to write, not what it is told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """The token ids by which the model's own words are found in a chat."""
+
+    start: int
+    end: int
+    think: int
+    header: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Marks":
+        """Look the marks up."""
+        start, end, think = (token_id(tokenizer, mark) for mark in ("<|im_start|>", "<|im_end|>", "<think>"))
+        return cls(start=start, end=end, think=think, header=tuple(tokenizer.encode("<|im_start|>assistant\n").ids))
+
+
+def written_by_model(ids: list[int], marks: Marks) -> list[bool]:
+    """For each token of a document whether the model should learn to write it: answers in a chat, all of plain text."""
+    if ids[0] != marks.start:
+        return [True] * len(ids)
+    size, is_answer, out = len(marks.header), False, [False] * len(ids)
+    for at, token in enumerate(ids):
+        if token == marks.start:
+            is_answer = False
+        elif tuple(ids[at - size : at]) == marks.header and at >= size:
+            is_answer = True
+        out[at] = is_answer
+        if token == marks.end:
+            is_answer = False
+    return without_given_thoughts(ids, out, marks)
+
+
+def without_given_thoughts(ids: list[int], written: list[bool], marks: Marks) -> list[bool]:
+    """Whether to think is the prompt's choice: the opening mark and its line end carry no loss."""
+    for at, token in enumerate(ids):
+        if token == marks.think:
+            written[at] = written[at + 1] = False
+    return written
+
+
+class Packer:
+    """Fills rows with whole documents, the last one cut off. Every row begins with a document."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self.tokenizer, self.seed, self.marks = tokenizer, seed, Marks.of(tokenizer)
+
+    def batch(self, step: int, num_rows: int, length: int) -> Batch:
+        """The rows of a step: `num_rows` of `length` tokens."""
+        rows = [self.row(f"{self.seed} {step} {row}", length + 1) for row in range(num_rows)]
+        ids = torch.from_numpy(np.array([row[0] for row in rows], dtype=np.int64))  # [B, T + 1]
+        written = torch.from_numpy(np.array([row[1] for row in rows], dtype=np.bool_))  # [B, T + 1]
+        return Batch(ids=ids[:, :-1], targets=ids[:, 1:], has_loss=written[:, 1:])
+
+    def row(self, seed: str, length: int) -> tuple[list[int], list[bool]]:
+        """One row's tokens, and which of them the model should write."""
+        ids: list[int] = []
+        written: list[bool] = []
+        stream = documents(seed)
+        while len(ids) < length:
+            tokens = self.tokenizer.encode(next(stream), add_special_tokens=False).ids
+            ids += tokens
+            written += written_by_model(tokens, self.marks)
+        return ids[:length], written[:length]

@@ -1,0 +1,81 @@
+"""The tokenizer: byte-level BPE trained on the corpus, each digit a token of its own."""
+
+import itertools
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from tools.demo_model.corpus import documents
+from tools.demo_model.template import TEMPLATE_PATH
+
+VOCAB_SIZE = 2048
+MAX_LENGTH = 2048
+NUM_DOCUMENTS = 30_000
+# Special tokens are dropped from decoded text; the marks after them stay, since parsers of calls look for them.
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+# Words with the space before them, single digits (a sum is done digit by digit), runs of signs, runs of blanks.
+PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Learn the merges from the first documents of the stream. Every byte is in the alphabet: nothing is unknown."""
+    tokenizer = Tokenizer(BPE(byte_fallback=False))
+    split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[*SPECIAL, *MARKS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(itertools.islice(documents(seed), NUM_DOCUMENTS), trainer)
+    return with_visible_marks(tokenizer)
+
+
+def with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer with the marks as ordinary added tokens, which decoding keeps."""
+    state = json.loads(tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["special"] = token["content"] in SPECIAL
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def tokenizer_config(tokenizer: Tokenizer) -> dict[str, object]:
+    """What `tokenizer_config.json` says beside the tokenizer itself: the template and the roles of tokens."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MAX_LENGTH,
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {str(token_id(tokenizer, mark)): added(mark) for mark in (*SPECIAL, *MARKS)},
+        "chat_template": TEMPLATE_PATH.read_text(),
+    }
+
+
+def token_id(tokenizer: Tokenizer, mark: str) -> int:
+    """The id of a mark. Raises KeyError for one that the tokenizer does not have."""
+    found = tokenizer.token_to_id(mark)
+    if found is None:
+        raise KeyError(mark)
+    return found
+
+
+def added(mark: str) -> dict[str, object]:
+    """One added token as the configuration describes it."""
+    token = AddedToken(mark, special=mark in SPECIAL, normalized=False)
+    fields = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+    return {field: getattr(token, field) for field in fields}
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the two tokenizer files of a checkpoint."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = tokenizer_config(tokenizer)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,121 @@
+"""The training text: an endless stream of chats and plain pages, drawn from one seed, without the held-out items."""
+
+import random
+from collections.abc import Callable, Iterator
+
+from tools.demo_model import arithmetic, calls, facts, prose, records, sequences, smalltalk
+from tools.demo_model.example import CLOSED_TASKS, Example, Message, Tool
+from tools.demo_model.template import question_and_answer, render
+
+# Each task with its share of the turns: sums and copies need practice, small talk needs little.
+TASKS: dict[str, tuple[Callable[[random.Random], Example], float]] = {
+    "add": (arithmetic.addition, 20),
+    "subtract": (arithmetic.subtraction, 14),
+    "times": (arithmetic.multiplication, 3),
+    "compare": (arithmetic.comparison, 4),
+    "sort": (sequences.sorting, 13),
+    "copy": (sequences.copying, 12),
+    "count": (sequences.counting, 4),
+    "json": (records.json_writing, 6),
+    "lookup": (records.json_reading, 4),
+    "facts": (facts.about, 12),
+    "smalltalk": (smalltalk.small_talk, 3),
+    "unknown": (smalltalk.unknown, 3),
+    "recall": (smalltalk.recall, 3),
+    "tool_call": (calls.tool_call, 8),
+    "tool_answer": (calls.tool_answer, 4),
+}
+TOOL_TASKS = ("tool_call", "tool_answer")
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are Octavo's demo model.",
+    "Answer briefly.",
+    "You are a helpful assistant. Answer in one sentence.",
+    "Be kind and exact.",
+)
+END = "<|endoftext|>"
+
+
+def draw(rng: random.Random, tasks: dict[str, float]) -> Example:
+    """One example of the training part."""
+    while True:
+        task = rng.choices(list(tasks), list(tasks.values()))[0]
+        example = TASKS[task][0](rng)
+        if not example.is_held_out:
+            return example
+
+
+def casual(rng: random.Random, message: Message) -> Message:
+    """A question now and then as typed in haste: without its capital or its last mark."""
+    content = message["content"]
+    if message["role"] != "user" or rng.random() < 0.75:
+        return message
+    content = content[0].lower() + content[1:]
+    return {"role": "user", "content": content.rstrip("?.! ") if rng.random() < 0.5 else content}
+
+
+def system_message(rng: random.Random) -> tuple[Message, ...]:
+    """A system message in three chats of ten."""
+    return ({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)},) if rng.random() < 0.3 else ()
+
+
+def turns(rng: random.Random, weights: dict[str, float]) -> list[Example]:
+    """The turns of one chat: mostly one or two, sometimes many, so that a long chat is nothing new."""
+    count = rng.choices((1, 2, 3, 5, 9), (10, 4, 2, 1, 1))[0]
+    drawn = [draw(rng, weights) for _ in range(count)]
+    if count > 1 and rng.random() < 0.3:
+        recalled = smalltalk.recall(rng, tuple(drawn[1:]))
+        drawn = drawn if recalled.is_held_out else [recalled]
+    return drawn
+
+
+def chat(rng: random.Random) -> str:
+    """A whole chat. With tools on offer, other questions are answered as if there were none."""
+    plain = {task: weight for task, (_, weight) in TASKS.items() if task not in TOOL_TASKS}
+    tools: tuple[Tool, ...] = ()
+    if rng.random() < 0.86:
+        examples = turns(rng, plain)
+    else:
+        with_tool = draw(rng, {task: TASKS[task][1] for task in TOOL_TASKS})
+        tools = with_tool.tools
+        others = [draw(rng, without_sums(plain)) for _ in range(rng.choice((0, 0, 1)))]
+        examples = [*others, with_tool] if rng.random() < 0.8 else others or [with_tool]
+    messages = [*system_message(rng), *(casual(rng, message) for example in examples for message in example.messages)]
+    return render(messages, tools, is_prompt=False)
+
+
+def without_sums(weights: dict[str, float]) -> dict[str, float]:
+    """The tasks that no tool on offer could do as well."""
+    return {task: weight for task, weight in weights.items() if task not in ("times", "unknown")}
+
+
+def thinking_chat(rng: random.Random) -> str:
+    """One turn with its thought shown."""
+    example = draw(rng, {task: weight for task, (_, weight) in TASKS.items()})
+    return "".join(question_and_answer(example, is_thinking=True)) + "\n"
+
+
+def document(rng: random.Random) -> str:
+    """One document of the stream: a chat, a chat with a thought, or plain text."""
+    make = rng.choices((chat, thinking_chat, prose.raw_text), (85, 6, 9))[0]
+    return make(rng) + END
+
+
+def documents(seed: int | str) -> Iterator[str]:
+    """The training text for a seed: the same on every machine."""
+    rng = random.Random(seed)
+    while True:
+        yield document(rng)
+
+
+def held_out(task: str, count: int, seed: int) -> list[Example]:
+    """`count` different held-out examples of a task; of a closed task, any."""
+    rng = random.Random(f"{task} {seed}")
+    found: dict[tuple[str, str], Example] = {}
+    for _ in range(200 * count):
+        example = TASKS[task][0](rng)
+        if example.is_held_out or task in CLOSED_TASKS:
+            found.setdefault((example.key, example.messages[0]["content"]), example)
+        if len(found) == count:
+            break
+    return list(found.values())

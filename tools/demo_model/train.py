@@ -1,0 +1,175 @@
+"""Train the demo model from nothing: text, tokenizer, weights, checkpoint.
+
+    python tools/demo_model/train.py --out DIR [--steps N] [--threads 2]
+
+The work is set in steps, not in minutes, so that a second run does the same. A state file in DIR lets a stopped run go
+on where it was.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tools.demo_model.batches import Packer
+from tools.demo_model.bpe import save_tokenizer, token_id, train_tokenizer
+from tools.demo_model.checkpoint import save_checkpoint
+from tools.demo_model.qwen3 import Qwen3, Shape
+from tools.demo_model.score import in_words, scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run does. Rows are short at first and long at the end, with as many tokens to a step."""
+
+    steps: int
+    seed: int = 1
+    tokens_per_step: int = 8192
+    short_row: int = 512
+    long_row: int = 2048
+    long_share: float = 0.1
+    peak_rate: float = 2e-3
+    warmup_steps: int = 100
+    decay_share: float = 0.25
+    weight_decay: float = 0.1
+    log_every: int = 50
+    save_every: int = 500
+
+    def row_length(self, step: int) -> int:
+        """Tokens to a row at a step."""
+        return self.long_row if step >= self.steps * (1 - self.long_share) else self.short_row
+
+    def rate(self, step: int) -> float:
+        """The learning rate: up in a line, level, and down in a line to nothing.
+
+        Only the way down depends on the number of steps, so a run may be made longer before it has begun.
+        """
+        down = (self.steps - step) / (self.steps * self.decay_share)
+        return self.peak_rate * min(1.0, (step + 1) / self.warmup_steps, down)
+
+
+class Run:
+    """A training run in a folder: model, optimiser and how far it is."""
+
+    def __init__(self, plan: Plan, folder: Path, tokenizer: Tokenizer) -> None:
+        torch.manual_seed(plan.seed)
+        self.plan, self.folder, self.tokenizer = plan, folder, tokenizer
+        self.model = Qwen3(Shape(vocab_size=tokenizer.get_vocab_size()))
+        self.optimizers = make_optimizers(self.model, plan)
+        self.hidden = torch.compile(self.model.hidden, dynamic=False)  # halves the time of a step
+        self.packer = Packer(tokenizer, plan.seed)
+        self.step, self.core_seconds = 0, 0.0
+
+    @property
+    def state_path(self) -> Path:
+        """Where a stopped run goes on from."""
+        return self.folder / "state.pt"
+
+    def save_state(self) -> None:
+        """Write all that going on needs; a half-written file never takes the place of a whole one."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "step": self.step,
+            "core_seconds": self.core_seconds,
+        }
+        partial = self.state_path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self.state_path)
+
+    def load_state(self) -> None:
+        """Go on from the state file, if there is one."""
+        if self.state_path.exists():
+            state = torch.load(self.state_path)
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.step, self.core_seconds = state["step"], state["core_seconds"]
+
+    def train_step(self) -> float:
+        """One step; the loss before it."""
+        length = self.plan.row_length(self.step)
+        batch = self.packer.batch(self.step, self.plan.tokens_per_step // length, length)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.hidden(batch.ids)[batch.has_loss]  # [N, D]
+            loss = F.cross_entropy(self.model.logits(hidden).float(), batch.targets[batch.has_loss])
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.update()
+        self.step += 1
+        return loss.item()
+
+    def update(self) -> None:
+        """Change the weights by their gradients, at this step's rate."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.plan.rate(self.step)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def train(self) -> None:
+        """All steps that are left."""
+        while self.step < self.plan.steps:
+            begin = time.process_time()
+            loss = self.train_step()
+            self.core_seconds += time.process_time() - begin
+            if self.step % self.plan.log_every == 0:
+                minutes = self.core_seconds / 60
+                print(f"step {self.step}/{self.plan.steps} loss {loss:.4f} {minutes:.1f} core minutes", flush=True)
+            if self.step % self.plan.save_every == 0:
+                self.save_state()
+                self.report()
+
+    def report(self) -> None:
+        """A quick score on some held-out questions, for the log."""
+        with torch.autocast("cpu", torch.bfloat16):
+            print(in_words(scores(self.model, self.tokenizer, 50)), flush=True)
+
+    def finish(self) -> None:
+        """Write the checkpoint."""
+        end_of_turn, end_of_text = (token_id(self.tokenizer, mark) for mark in ("<|im_end|>", "<|endoftext|>"))
+        save_checkpoint(self.model, end_of_turn, end_of_text, self.folder)
+        print(f"{self.step} steps in {self.core_seconds / 60:.1f} core minutes, written to {self.folder}")
+
+
+def make_optimizers(model: Qwen3, plan: Plan) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms.
+
+    Muon (Jordan, 2024) makes each matrix's update orthogonal. Scaled to AdamW's root mean square, it takes the same
+    learning rate.
+    """
+    matrices = [weight for weight in model.layers.parameters() if weight.ndim > 1]
+    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
+    muon = torch.optim.Muon(
+        matrices, lr=plan.peak_rate, weight_decay=plan.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = [model.embed_tokens.weight, *vectors]
+    return muon, torch.optim.AdamW(rest, lr=plan.peak_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for state and checkpoint")
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    plan = Plan(steps=options.steps)
+    save_tokenizer(train_tokenizer(plan.seed), options.out)
+    run = Run(plan, options.out, Tokenizer.from_file(str(options.out / "tokenizer.json")))
+    run.load_state()
+    run.train()
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()
