@@ -40,13 +40,13 @@ def gumbel_for_all(keys: NoiseKeys, vocab_size: int) -> Tensor:
     num_blocks = (vocab_size + 3) // 4
     blocks = torch.arange(num_blocks, device=keys.seed_low.device)[None, :]  # [1, V / 4]
     words = torch.stack(_random_words(keys, blocks), dim=-1)  # [R, V / 4, 4]
-    return _gumbel(words.view(len(keys.seed_low), -1)[:, :vocab_size])
+    return gumbel_of(words.view(len(keys.seed_low), -1)[:, :vocab_size])
 
 
 def gumbel_for(keys: NoiseKeys, token_ids: Tensor) -> Tensor:
     """Return the noise of `token_ids` [R, K] int64, a column of ids for each row: float64 [R, K]."""
     words = torch.stack(_random_words(keys, token_ids >> 2), dim=-1)  # [R, K, 4]
-    return _gumbel(words.gather(-1, (token_ids & 3)[..., None]).squeeze(-1))
+    return gumbel_of(words.gather(-1, (token_ids & 3)[..., None]).squeeze(-1))
 
 
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
@@ -73,7 +73,7 @@ def _random_words(keys: NoiseKeys, blocks: Tensor) -> Words:
     return philox4x32(counter, (keys.seed_low[:, None], keys.seed_high[:, None]))
 
 
-def _gumbel(words: Tensor) -> Tensor:
+def gumbel_of(words: Tensor) -> Tensor:
     """Turn 32-bit words into Gumbel noise, float64, same shape.
 
     u = (word + 1/2) / 2^32 has 33 significant bits, so float64 holds it exactly, next to 1 as well as next to 0, and
