@@ -3,11 +3,16 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 # Before any test imports a library that reads them. Child processes inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+# No test measures time: a busy machine must not fail one. The same examples each run: a failure can be repeated.
+settings.register_profile("octavo", deadline=None, derandomize=True)
+settings.load_profile("octavo")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
