@@ -1,0 +1,68 @@
+"""Linear layers. Those that read the same input are merged: one matmul instead of two or three.
+
+Legend: T = tokens, K = input size, N = output size.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from octavo.kernels.dispatch import PackedLinear
+from octavo.layers.context import BuildContext
+from octavo.layers.weight_owner import WeightOwner
+
+
+class MergedLinear(WeightOwner):
+    """Several linear maps of one input, stacked by output rows. `parts` gives each its name and size, in order.
+
+    A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias".
+    """
+
+    def __init__(self, in_size: int, parts: Mapping[str, int], *, has_bias: bool, context: BuildContext) -> None:
+        super().__init__()
+        self.in_size, self.part_sizes, self._has_bias = in_size, dict(parts), has_bias
+        self._context = context
+        self._loaded: dict[str, torch.Tensor] = {}  # until packed
+        self._packed: PackedLinear | None = None
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for part, size in self.part_sizes.items():
+            shapes[_join(part, "weight")] = (size, self.in_size)
+            if self._has_bias:
+                shapes[_join(part, "bias")] = (size,)
+        return shapes
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        # Kept as it came, usually a view of a mapped file, so that one layer at a time is copied and converted.
+        self._loaded[name] = tensor
+
+    def process_weights_after_loading(self) -> None:
+        if self._packed is None:
+            bias = self._gather("bias") if self._has_bias else None
+            self._packed = self._context.kernels.pack_linear(self._gather("weight", self.in_size), bias)
+            self._loaded.clear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [T, K] to [T, N]: the parts side by side, in order."""
+        assert self._packed is not None, "process_weights_after_loading has not run"
+        return self._context.kernels.linear(x, self._packed)
+
+    def _gather(self, parameter: str, *row_shape: int) -> torch.Tensor:
+        """Stack the parts of the weight [N, K] or the bias [N], in memory of our own and the context's dtype."""
+        sizes = list(self.part_sizes.values())
+        stacked = torch.empty(sum(sizes), *row_shape, dtype=self._context.dtype, device=self._context.device)
+        for part, rows in zip(self.part_sizes, torch.split(stacked, sizes), strict=True):
+            rows.copy_(self._loaded[_join(part, parameter)])
+        return stacked
+
+
+class Linear(MergedLinear):
+    """One linear map."""
+
+    def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
+        super().__init__(in_size, {"": out_size}, has_bias=has_bias, context=context)
+
+
+def _join(part: str, parameter: str) -> str:
+    return f"{part}.{parameter}" if part else parameter

@@ -1,0 +1,36 @@
+"""From hidden states to logits. Legend: L = rows that get logits, D = hidden size, V = vocabulary."""
+
+import torch
+
+from octavo.layers.context import BuildContext
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import Linear
+
+# Rows at a time: bounds what is held beside the result itself to 128 * V values (39 MB in bf16 for V = 151,936).
+_SLICE_ROWS = 128
+
+
+class LogitsHead(Linear):
+    """The last linear map. Tied, it shares the embedding's table and a checkpoint brings nothing for it."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, *, tied_to: Embedding | None, context: BuildContext) -> None:
+        super().__init__(hidden_size, vocab_size, has_bias=False, context=context)
+        self._tied_to = tied_to
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {} if self._tied_to is not None else super().weight_shapes()
+
+    def process_weights_after_loading(self) -> None:
+        if self._tied_to is None:
+            super().process_weights_after_loading()
+        elif self._packed is None:
+            self._packed = self._context.kernels.pack_linear(self._tied_to.table, None)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden [L, D] to logits [L, V], always float32."""
+        if hidden.shape[0] <= _SLICE_ROWS:
+            return super().forward(hidden).float()
+        logits = hidden.new_empty(hidden.shape[0], self.part_sizes[""], dtype=torch.float32)
+        for rows, result in zip(torch.split(hidden, _SLICE_ROWS), torch.split(logits, _SLICE_ROWS), strict=True):
+            result.copy_(super().forward(rows))
+        return logits

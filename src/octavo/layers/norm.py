@@ -1,0 +1,29 @@
+"""Root mean square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467). Legend: D = size normalised over."""
+
+import torch
+
+from octavo.layers.context import BuildContext
+from octavo.layers.weight_owner import WeightOwner
+
+
+class RMSNorm(WeightOwner):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; the mean is taken in float32."""
+
+    def __init__(self, size: int, eps: float, *, context: BuildContext) -> None:
+        super().__init__()
+        self._kernels, self._eps = context.kernels, eps
+        self._weight = torch.empty(size, dtype=context.dtype, device=context.device)  # [D]
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": tuple(self._weight.shape)}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        self._weight.copy_(tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise x [..., D]."""
+        return self._kernels.rms_norm(x, self._weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x [..., D] to the residual stream [..., D]; return (normalised sum, sum)."""
+        return self._kernels.add_rms_norm(x, residual, self._weight, self._eps)

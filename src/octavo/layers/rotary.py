@@ -1,0 +1,93 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings.
+
+Legend: T = tokens, P = positions in the table, D = head size.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from octavo.config.model import RopeConfig
+
+
+class RotaryEmbedding(nn.Module):
+    """cos and sin of every position, computed once.
+
+    A table, because torch computes the ends of an array by other instructions than its middle: computed per step, the
+    last bit could depend on the batch. Angles are float32, as models are trained; cos and sin are taken in float64, so
+    that rounding them to float32 gives the same bits whatever the number of threads.
+    """
+
+    def __init__(self, rope: RopeConfig, head_dim: int, num_positions: int, *, device: torch.device) -> None:
+        super().__init__()
+        frequencies, attention_factor = inverse_frequencies(rope, head_dim)
+        positions = torch.arange(num_positions, dtype=torch.float32)
+        angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
+        self._cos = (angles.cos().float() * attention_factor).to(device)  # [P, D / 2]
+        self._sin = (angles.sin().float() * attention_factor).to(device)  # [P, D / 2]
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin, each [T, D / 2] float32, of positions [T]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """Return radians per position [D / 2] (float32) and the factor on cos and sin.
+
+    dynamic is the plain embedding, as it is served up to its original length only.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim  # [D / 2]
+    periods = rope.theta**exponents  # [D / 2], positions per radian
+    if rope.kind == "linear":
+        return 1.0 / periods / rope.factor, 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, 1.0 / periods), 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, periods, head_dim), _yarn_attention_factor(rope)
+    return 1.0 / periods, 1.0
+
+
+def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    """Slow the long waves down by `factor`, keep the short ones, blend between (Llama 3.1 model card)."""
+    assert rope.original_max_position is not None
+    waves_in_context = rope.original_max_position * frequencies / (2 * math.pi)  # [D / 2]
+    blend = (waves_in_context - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)  # 0: slowed, 1: kept
+    return (1.0 - blend) * frequencies / rope.factor + blend * frequencies
+
+
+def _yarn(rope: RopeConfig, periods: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """YaRN's "NTK by parts" (Peng et al. 2023, arXiv:2309.00071, section 3.2): blend by dimension index."""
+    low, high = _yarn_blend_range(rope, head_dim)
+    indices = torch.arange(head_dim // 2, dtype=torch.float32)  # [D / 2]
+    slowed = ((indices - low) / (high - low)).clamp(0.0, 1.0)  # [D / 2], 0: kept, 1: slowed
+    return slowed / (rope.factor * periods) + (1.0 - slowed) / periods
+
+
+def _yarn_blend_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
+    """Return the dimension indices where blending begins and ends: those of beta_fast and beta_slow rotations."""
+    original = rope.original_max_position
+    assert original is not None
+
+    def index_of(num_rotations: float) -> float:
+        return head_dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    """YaRN's temperature (section 3.3), on queries and keys alike; the mscale pair is DeepSeek's form of it."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def temperature(mscale: float) -> float:
+        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1.0 else 1.0
+
+    if rope.mscale is not None and rope.mscale_all_dim is not None:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)

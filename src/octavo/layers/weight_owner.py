@@ -1,0 +1,25 @@
+"""`WeightOwner`: a layer with parameters. It knows what a checkpoint must bring, and what becomes of it."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+
+
+class WeightOwner(nn.Module, ABC):
+    """Parameters are plain tensors of the build context's dtype and device.
+
+    Names are the owner's own: "weight", "bias", or "q.weight" where several checkpoint tensors share one parameter.
+    `models/weights.py` calls these three, in this order.
+    """
+
+    @abstractmethod
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return every tensor that must be loaded, by name."""
+
+    @abstractmethod
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        """Take one tensor of the shape that `weight_shapes` gave, of any dtype; it stays unchanged until packed."""
+
+    def process_weights_after_loading(self) -> None:
+        """Bring the weights into the layout that the kernels read. Called once or more; acts once."""

@@ -1,0 +1,68 @@
+"""Loading a model: build it empty, bring in the weights, pack them. Formats differ only in where tensors come from."""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from importlib import import_module
+
+import torch
+
+from octavo.config.engine import LoadConfig
+from octavo.config.model import ModelConfig
+from octavo.errors import InvalidParameterError
+from octavo.layers.context import BuildContext
+from octavo.models.interfaces import CausalLM
+from octavo.models.registry import initialize_model
+from octavo.models.weights import load_weights, process_weights_after_loading
+
+logger = logging.getLogger(__name__)
+
+# load_format -> module and class, imported when chosen. "auto" will look at the folder once there are more formats.
+_LOADERS = {
+    "auto": ("octavo.loader.safetensors", "SafetensorsLoader"),
+    "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
+    "dummy": ("octavo.loader.dummy", "DummyLoader"),
+}
+_LATER_FORMATS = frozenset({"pt", "gguf", "tensorizer"})
+
+
+class ModelLoader(ABC):
+    """One weight format."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        self.load_config = load_config
+
+    @abstractmethod
+    def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name in the checkpoint, tensor), each once. Tensors stay unchanged until the model is packed."""
+
+    def load_model(self, model_config: ModelConfig, context: BuildContext) -> CausalLM:
+        """Return the model, ready to compute.
+
+        Raises:
+            CheckpointError: naming the file or tensor at fault.
+            UnsupportedModelError: no such architecture.
+        """
+        start = time.monotonic()
+        model = initialize_model(model_config, context)
+        load_weights(model, self.tensors(model))
+        process_weights_after_loading(model)
+        took_s = time.monotonic() - start
+        logger.info("loaded %s (%s) in %.2f s", model_config.model, model_config.architecture, took_s)
+        return model.eval()
+
+
+def get_model_loader(load_config: LoadConfig) -> ModelLoader:
+    """Return the loader of `load_config.load_format`.
+
+    Raises:
+        InvalidParameterError: a format that this version does not read.
+    """
+    name = load_config.load_format
+    if name not in _LOADERS:
+        which = "not read by this version yet" if name in _LATER_FORMATS else "unknown"
+        raise InvalidParameterError("load_format", name, f"{which}; one of " + ", ".join(_LOADERS))
+    module, class_name = _LOADERS[name]
+    loader: ModelLoader = getattr(import_module(module), class_name)(load_config)
+    return loader

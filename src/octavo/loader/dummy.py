@@ -1,0 +1,38 @@
+"""Random weights for load tests: a folder with only `config.json` is enough.
+
+One block of random numbers serves all matrices: row i is the stretch of the block that begins i places further on.
+That is a view, so 0.6 billion parameters cost one copy into the model and almost no generating.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from octavo.loader.base import ModelLoader
+from octavo.models.interfaces import CausalLM
+from octavo.models.weights import weight_slots
+
+# How far apart, and over what range, matrices begin in the block, so that no two neighbours are equal.
+_STRIDE, _NUM_STARTS = 7919, 1 << 18
+
+
+class DummyLoader(ModelLoader):
+    """Same seed, same weights. Norms are one, biases zero, matrices keep the variance of what passes through them."""
+
+    def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `ModelLoader.tensors`."""
+        slots = weight_slots(model)
+        longest = max(sum(slot.shape) for slot in slots.values())
+        generator = torch.Generator().manual_seed(self.load_config.seed)
+        block = torch.empty(_NUM_STARTS + longest).uniform_(-math.sqrt(3.0), math.sqrt(3.0), generator=generator)
+        scaled: dict[int, torch.Tensor] = {}  # by number of inputs, in the model's dtype
+        for index, (name, slot) in enumerate(slots.items()):
+            if len(slot.shape) == 1:
+                yield name, torch.full(slot.shape, 0.0 if name.endswith("bias") else 1.0)
+                continue
+            num_outputs, num_inputs = slot.shape
+            if num_inputs not in scaled:
+                scaled[num_inputs] = (block / math.sqrt(num_inputs)).to(model.context.dtype)
+            start = index * _STRIDE % _NUM_STARTS
+            yield name, scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start)

@@ -1,0 +1,73 @@
+"""Weights in safetensors files, one or several with an index. Files are memory-mapped and every tensor is read once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from octavo.config.json_fields import JsonFields
+from octavo.errors import CheckpointError
+from octavo.loader.base import ModelLoader
+from octavo.models.interfaces import CausalLM
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+
+
+class SafetensorsLoader(ModelLoader):
+    """Reads `model.safetensors`, or the shards that `model.safetensors.index.json` lists."""
+
+    def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `ModelLoader.tensors`. Tensors are views of the mapped file.
+
+        Raises:
+            CheckpointError: no such file, or one that is truncated, malformed or lacks what its index promises.
+        """
+        folder = Path(model.config.path)
+        if (folder / _INDEX_FILE).is_file():
+            yield from _sharded(folder)
+        elif (folder / _SINGLE_FILE).is_file():
+            yield from _read_file(folder / _SINGLE_FILE)
+        else:
+            raise CheckpointError(f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE}{_what_else(folder)}")
+
+
+def _sharded(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    for file_name, names in _names_by_shard(folder).items():
+        if not (folder / file_name).is_file():
+            raise CheckpointError(f"{folder / file_name}: missing, although {_INDEX_FILE} lists it")
+        yield from _read_file(folder / file_name, names)
+
+
+def _names_by_shard(folder: Path) -> dict[str, list[str]]:
+    """Group the index's tensors by their file."""
+    weight_map = JsonFields.read(folder / _INDEX_FILE).nested("weight_map")
+    if not weight_map.values:
+        raise weight_map.fail("weight_map", "tensor names and their files are expected")
+    shards: dict[str, list[str]] = {}
+    for name in weight_map.values:
+        file_name = weight_map.text(name)
+        if Path(file_name).name != file_name:
+            raise weight_map.fail(name, "the name of a file in the same folder is expected")
+        shards.setdefault(file_name, []).append(name)
+    return shards
+
+
+def _read_file(path: Path, names: list[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the named tensors of one file; None: all of them."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = set(file.keys())
+            for name in names if names is not None else sorted(found):
+                if name not in found:
+                    raise CheckpointError(f"{path}: tensor {name!r} is missing, although {_INDEX_FILE} lists it here")
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
+
+
+def _what_else(folder: Path) -> str:
+    """Say what the folder has instead, where that explains the matter."""
+    others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in folder.glob(pattern))
+    return f"; {others[0]} is in a format that this version does not read" if others else ""

@@ -1,0 +1,145 @@
+"""The decoder family: pre-norm blocks of attention and a gated MLP around one residual stream.
+
+Legend: T = tokens, L = rows that get logits, D = hidden size, H = query heads, G = kv heads, E = head size,
+V = vocabulary.
+"""
+
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.config.model import ModelConfig
+from octavo.layers.activation import SiluAndMul
+from octavo.layers.attention import Attention, AttentionStep
+from octavo.layers.context import BuildContext
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import Linear, MergedLinear
+from octavo.layers.logits import LogitsHead
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.interfaces import CausalLM
+
+DECODER_WEIGHT_NAMES = MappingProxyType(
+    {
+        "model.embed_tokens": "embedding",
+        "model.layers.{layer}.input_layernorm": "layers.{layer}.attention_norm",
+        "model.layers.{layer}.self_attn.q_proj": "layers.{layer}.attention.qkv:q",
+        "model.layers.{layer}.self_attn.k_proj": "layers.{layer}.attention.qkv:k",
+        "model.layers.{layer}.self_attn.v_proj": "layers.{layer}.attention.qkv:v",
+        "model.layers.{layer}.self_attn.o_proj": "layers.{layer}.attention.out",
+        "model.layers.{layer}.post_attention_layernorm": "layers.{layer}.mlp_norm",
+        "model.layers.{layer}.mlp.gate_proj": "layers.{layer}.mlp.gate_up:gate",
+        "model.layers.{layer}.mlp.up_proj": "layers.{layer}.mlp.gate_up:up",
+        "model.layers.{layer}.mlp.down_proj": "layers.{layer}.mlp.down",
+        "model.norm": "norm",
+        "lm_head": "logits_head",
+    }
+)
+
+
+class DecoderAttention(nn.Module):
+    """Project to queries, keys and values, attend, project back."""
+
+    def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
+        super().__init__()
+        self._head_dim = config.head_dim
+        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self._sizes = [query_size, kv_size, kv_size]
+        parts = {"q": query_size, "k": kv_size, "v": kv_size}
+        self.qkv = MergedLinear(config.hidden_size, parts, has_bias=config.attention_bias, context=context)
+        self.out = Linear(query_size, config.hidden_size, has_bias=config.attention_out_bias, context=context)
+        self.attention = Attention(config.head_dim, config.sliding_windows[layer], context=context)
+
+    def forward(self, x: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep) -> torch.Tensor:
+        """Map x [T, D] to [T, D]."""
+        heads = [part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv(x).split(self._sizes, dim=-1)]
+        query, key, value = heads  # [T, H, E], [T, G, E], [T, G, E]
+        query, key = self.normalise_heads(query, key)
+        return self.out(self.attention(query, key, value, kv_cache, step).flatten(1))  # type: ignore[no-any-return]
+
+    def normalise_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hook for families that normalise query [T, H, E] and key [T, G, E] before rotation; here they pass."""
+        return query, key
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
+        super().__init__()
+        size, has_bias = config.intermediate_size, config.mlp_bias
+        parts = {"gate": size, "up": size}
+        self.gate_up = MergedLinear(config.hidden_size, parts, has_bias=has_bias, context=context)
+        self.activation = SiluAndMul(context=context)
+        self.down = Linear(size, config.hidden_size, has_bias=has_bias, context=context)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [T, D] to [T, D]."""
+        return self.down(self.activation(self.gate_up(x)))  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    """One block. The residual stream travels beside the branch's output, so that adding and normalising are one op."""
+
+    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module, context: BuildContext) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
+        self.attention = attention
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
+        self.mlp = mlp
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take what the block before added, x [T, D], and the stream without it [T, D]; return the same of this one."""
+        x, residual = self.attention_norm.add(x, residual)
+        x, residual = self.mlp_norm.add(self.attention(x, kv_cache, step), residual)
+        return self.mlp(x), residual
+
+
+class DecoderForCausalLM(CausalLM):
+    """The whole family. A member overrides the table of names, or the method that builds the part where it differs."""
+
+    weight_names = DECODER_WEIGHT_NAMES
+    ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
+    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
+        super().__init__(config, context)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
+        self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=context.device)
+        self.layers = nn.ModuleList(self.build_layer(layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
+        tied_to = self.embedding if config.tie_word_embeddings else None
+        self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=context)
+
+    def build_layer(self, layer: int) -> nn.Module:
+        """Compose block number `layer`."""
+        return DecoderLayer(self.config, self.build_attention(layer), self.build_mlp(layer), self.context)
+
+    def build_attention(self, layer: int) -> nn.Module:
+        """Compose the attention of block number `layer`."""
+        return DecoderAttention(self.config, layer, self.context)
+
+    def build_mlp(self, layer: int) -> nn.Module:
+        """Compose the MLP of block number `layer`."""
+        return GatedMLP(self.config, self.context)
+
+    def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
+        """See `CausalLM.forward`."""
+        cos, sin = self.rotary(batch.positions)
+        step = AttentionStep(batch=batch, plan=self.context.attention.plan(batch), cos=cos, sin=sin)
+        x = self.embedding(batch.input_ids)  # [T, D]
+        residual = torch.zeros_like(x)  # [T, D]
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            x, residual = layer(x, residual, kv_cache, step)
+        return self.norm.add(x, residual)[0]
+
+    def ignores_weight(self, name: str) -> bool:
+        """See `CausalLM.ignores_weight`. A tied head is often saved all the same; the embedding's table is read."""
+        return super().ignores_weight(name) or (self.config.tie_word_embeddings and name == "lm_head.weight")
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `CausalLM.compute_logits`."""
+        return self.logits_head(hidden)  # type: ignore[no-any-return]

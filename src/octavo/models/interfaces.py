@@ -1,0 +1,55 @@
+"""What the worker and the loader expect of a model.
+
+Legend: T = tokens of the step, L = rows that get logits, D = hidden size, V = vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.config.model import ModelConfig
+from octavo.layers.context import BuildContext
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder-only language model over paged key/value memory. It holds no state of any request.
+
+    `weight_names` is the table from names in a checkpoint to layers of the model, "{layer}" standing for each layer's
+    number and ":q" for one part of a merged layer. Both sides are without the ending (".weight", ".bias").
+    `ignored_weights` are the endings of tensors that files may carry and that are computed here instead.
+    """
+
+    weight_names: ClassVar[Mapping[str, str]]
+    ignored_weights: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
+        super().__init__()
+        self.config, self.context = config, context
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.config.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.head_dim
+
+    def ignores_weight(self, name: str) -> bool:
+        """Say whether a checkpoint may carry this tensor although the model has no place for it."""
+        return name.endswith(self.ignored_weights)
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
+        """Compute the step's hidden states [T, D], writing its keys and values to the caches, one per layer."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden states [L, D] to logits [L, V] float32; in slices when L is large."""

@@ -1,0 +1,35 @@
+"""Architecture names, as `config.json` spells them, to classes. A model's module is imported when it is first built."""
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from octavo.errors import UnsupportedModelError, nearest_hint
+
+if TYPE_CHECKING:
+    from octavo.config.model import ModelConfig
+    from octavo.layers.context import BuildContext
+    from octavo.models.interfaces import CausalLM
+
+MODEL_MODULES = MappingProxyType(
+    {
+        "LlamaForCausalLM": "octavo.models.llama",
+        "MistralForCausalLM": "octavo.models.mistral",
+        "Qwen2ForCausalLM": "octavo.models.qwen2",
+        "Qwen3ForCausalLM": "octavo.models.qwen3",
+    }
+)
+
+
+def initialize_model(config: "ModelConfig", context: "BuildContext") -> "CausalLM":
+    """Build the model with empty weights.
+
+    Raises:
+        UnsupportedModelError: no such architecture; the message names the nearest.
+    """
+    name = config.architecture
+    if name not in MODEL_MODULES:
+        hint = nearest_hint(name, sorted(MODEL_MODULES))
+        raise UnsupportedModelError(f"{config.path}: architecture {name!r} is not supported; {hint}")
+    model: CausalLM = getattr(import_module(MODEL_MODULES[name]), name)(config, context)
+    return model
