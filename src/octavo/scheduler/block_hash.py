@@ -6,9 +6,7 @@ across (a tenant's salt). SHA-256, because a collision would show one tenant ano
 """
 
 import hashlib
-from collections.abc import Iterable
-
-import numpy as np
+from collections.abc import Iterable, Iterator
 
 from octavo.contracts.schedule import Int32Array
 
@@ -25,14 +23,15 @@ def root_hash(extra_keys: Iterable[str] = ()) -> bytes:
     return digest.digest()
 
 
-def block_hash(parent: bytes, token_ids: Int32Array) -> bytes:
-    """Return the name of a full block that holds `token_ids` [block_size] after `parent`."""
-    return hashlib.sha256(parent + token_ids.astype("<i4", copy=False).tobytes()).digest()
+def block_hash(parent: bytes, token_bytes: bytes) -> bytes:
+    """Return the name of a full block after `parent`; `token_bytes` are its tokens as little-endian 32-bit integers."""
+    return hashlib.sha256(parent + token_bytes).digest()
 
 
-def prefix_hashes(root: bytes, token_ids: Int32Array, block_size: int, max_blocks: int) -> Iterable[bytes]:
-    """Yield the names of the first full blocks of `token_ids`, at most `max_blocks`, one at a time."""
-    parent = root
-    for index in range(min(max_blocks, len(token_ids) // block_size)):
-        parent = block_hash(parent, np.asarray(token_ids[index * block_size : (index + 1) * block_size]))
+def chain_hashes(parent: bytes, token_ids: Int32Array, block_size: int) -> Iterator[bytes]:
+    """Yield the names of the full blocks that `token_ids` fill after `parent`, one at a time."""
+    token_bytes = token_ids.astype("<i4", copy=False).tobytes()
+    num_bytes = 4 * block_size
+    for end in range(num_bytes, len(token_bytes) + 1, num_bytes):
+        parent = block_hash(parent, token_bytes[end - num_bytes : end])
         yield parent

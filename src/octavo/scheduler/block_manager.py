@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from octavo.config.engine import CacheConfig
 from octavo.contracts.schedule import Int32Array
-from octavo.scheduler.block_hash import block_hash, prefix_hashes
+from octavo.scheduler.block_hash import chain_hashes
 from octavo.scheduler.block_pool import BlockPool
 
 
@@ -63,7 +63,7 @@ class BlockManager:
         block_ids: list[int] = []
         last_hash = root
         if self.enable_prefix_caching:
-            for name in prefix_hashes(root, token_ids, self.block_size, (len(token_ids) - 1) // self.block_size):
+            for name in chain_hashes(root, token_ids[:-1], self.block_size):
                 block_id = self.pool.find(name)
                 if block_id is None:
                     break
@@ -82,10 +82,16 @@ class BlockManager:
         self.num_prefix_queries_total += num_tokens
         self.num_prefix_hits_total += prefix.num_blocks * self.block_size
 
-    def name_block(self, block_id: int, parent: bytes, token_ids: Int32Array) -> tuple[bytes, bool]:
-        """Make a full block findable; return its name and whether this block now bears it."""
-        name = block_hash(parent, token_ids)
-        return name, self.enable_prefix_caching and self.pool.set_name(block_id, name)
+    def name_blocks(self, block_ids: list[int], parent: bytes, token_ids: Int32Array) -> tuple[bytes, list[int]]:
+        """Make full blocks findable that hold `token_ids` [len(block_ids) * block_size] after `parent`.
+
+        Returns the name of the last, and those that now bear theirs: where an equal block was first, that one does.
+        """
+        name, bearers = parent, []
+        for block_id, name in zip(block_ids, chain_hashes(parent, token_ids, self.block_size), strict=True):
+            if self.pool.set_name(block_id, name):
+                bearers.append(block_id)
+        return name, bearers
 
     def forget_blocks(self, block_ids: list[int]) -> None:
         """Make blocks unfindable: the step that was to fill them failed."""

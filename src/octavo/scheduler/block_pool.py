@@ -105,7 +105,8 @@ class BlockPool:
         if after is not None and after + 1 < self.num_blocks and self._is_blank(after + 1):
             block_id = after + 1
         self._unlink(block_id)
-        self.forget_names((block_id,))
+        if self._name[block_id] is not None:
+            self.forget_names((block_id,))
         self._ref_count[block_id] = 1
         return block_id
 

@@ -9,9 +9,10 @@ from octavo.contracts.engine import AdmittedRequest
 from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.request import Request
-from octavo.scheduler.running import RunningRows
+from octavo.scheduler.running import RowIndices, RunningRows
 
-_NO_ROWS: Int32Array = np.zeros(0, dtype=np.int32)
+_NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
+_NO_BLOCKS = CachedRequestData(rows=_NOTHING, block_ids=_NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class StepInFlight:
     """What is needed to read a step's answer, even if rows have changed hands since."""
 
     output: SchedulerOutput
+    rows: RowIndices  # [R] `output.rows` as an index
     generations: NDArray[np.int64]  # [R] of each row when the step was made
     named_blocks: list[int]  # became findable on the promise that this step fills them
     admitted: dict[str, AdmittedRequest]
@@ -30,30 +32,31 @@ class StepDraft:
     def __init__(self, running: RunningRows, blocks: BlockManager) -> None:
         self._running = running
         self._blocks = blocks
-        self._rows = self._counts = _NO_ROWS
+        self._rows = running.active
+        self._req_ids: tuple[str, ...] = ()
+        self._counts = _NOTHING
         self._new_block_rows: list[int] = []
         self._new_block_ids: list[int] = []
         self._named_blocks: list[int] = []
         self._admitted: list[Request] = []
         self._admitted_counts: list[int] = []
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the running requests; what admission adds is not in it."""
-        return int(self._counts.sum())
+    def add_running(self, rows: RowIndices, counts: Int32Array) -> None:
+        """Take up running rows [R] with `counts` tokens each. Their blocks can hold them."""
+        self._rows, self._req_ids, self._counts = rows, self._running.req_ids_of(rows), counts
+        if self._blocks.enable_prefix_caching:
+            running = self._running
+            num_filled = np.minimum(running.num_computed[rows] + counts, running.num_known[rows])
+            is_full = num_filled >= running.num_named[rows] + self._blocks.block_size
+            for row, num_tokens in zip(rows[is_full].tolist(), num_filled[is_full].tolist(), strict=True):
+                self._name_full_blocks(row, num_tokens)
 
-    def add_running(self, rows: Int32Array, counts: Int32Array, missing_blocks: Int32Array) -> None:
-        """Take up running rows [R] with `counts` tokens each, and give them the blocks that they miss."""
-        self._rows, self._counts = rows, counts
-        for index in missing_blocks.nonzero()[0].tolist():
-            row = int(rows[index])
-            for block_id in self._blocks.allocate_blocks(
-                int(missing_blocks[index]), after=self._running.block_ids[row][-1]
-            ):
-                self._running.append_block(row, block_id)
-                self._new_block_rows.append(row)
-                self._new_block_ids.append(block_id)
-        self._name_full_blocks(rows, counts)
+    def add_blocks(self, row: int, count: int) -> None:
+        """Give a running row more blocks, next to its last one where possible."""
+        block_ids = self._blocks.allocate_blocks(count, after=self._running.block_ids[row][-1])
+        self._running.append_blocks(row, block_ids)
+        self._new_block_rows += [row] * count
+        self._new_block_ids += block_ids
 
     def add_admitted(self, request: Request, budget: int) -> int:
         """Take up a request that has just got its row; return how many tokens it computes in this step.
@@ -62,10 +65,12 @@ class StepDraft:
         keys and values before it reads any.
         """
         assert request.row is not None
-        count = min(len(request.token_ids) - int(self._running.num_computed[request.row]), budget)
+        num_computed = int(self._running.num_computed[request.row])
+        count = min(len(request.token_ids) - num_computed, budget)
         self._admitted.append(request)
         self._admitted_counts.append(count)
-        self._name_full_blocks(np.array([request.row], dtype=np.int32), np.array([count], dtype=np.int32))
+        if self._blocks.enable_prefix_caching:
+            self._name_full_blocks(request.row, num_computed + count)
         return count
 
     def book(self, step: int, forgotten_req_ids: list[str], now_s: float) -> StepInFlight:
@@ -73,7 +78,7 @@ class StepDraft:
         running = self._running
         new_requests = [self._new_request_data(request) for request in self._admitted]
         admitted = self._admissions(now_s)
-        rows, counts = self._all_rows()
+        rows, req_ids, counts = self._all_rows()
         starts = running.num_computed[rows]
         ends = starts + counts
         samples = ends == running.num_known[rows] + running.num_in_flight[rows]
@@ -81,32 +86,38 @@ class StepDraft:
         running.num_in_flight[rows] += samples
         output = SchedulerOutput(
             step=step,
-            req_ids=running.req_ids_of(rows),
-            rows=rows,
+            req_ids=req_ids,
+            rows=rows.astype(np.int32),
             num_computed_tokens=starts,
             num_scheduled_tokens=counts,
             samples=samples,
             total_num_scheduled_tokens=int(counts.sum()),
             scheduled_new_reqs=new_requests,
-            scheduled_cached_reqs=CachedRequestData(
-                rows=np.array(self._new_block_rows, dtype=np.int32),
-                block_ids=np.array(self._new_block_ids, dtype=np.int32),
-            ),
+            scheduled_cached_reqs=self._new_blocks(),
             finished_req_ids=forgotten_req_ids,
         )
         return StepInFlight(
             output=output,
+            rows=rows,
             generations=running.generation[rows],
             named_blocks=self._named_blocks,
             admitted=admitted,
         )
 
-    def _all_rows(self) -> tuple[Int32Array, Int32Array]:
+    def _all_rows(self) -> tuple[RowIndices, tuple[str, ...], Int32Array]:
         if not self._admitted:
-            return self._rows, self._counts
-        rows = np.array([request.row for request in self._admitted], dtype=np.int32)
+            return self._rows, self._req_ids, self._counts
+        rows = np.array([request.row for request in self._admitted], dtype=np.intp)
+        req_ids = tuple(request.request_id for request in self._admitted)
         counts = np.array(self._admitted_counts, dtype=np.int32)
-        return np.concatenate([self._rows, rows]), np.concatenate([self._counts, counts])
+        return np.concatenate([self._rows, rows]), self._req_ids + req_ids, np.concatenate([self._counts, counts])
+
+    def _new_blocks(self) -> CachedRequestData:
+        if not self._new_block_rows:
+            return _NO_BLOCKS
+        return CachedRequestData(
+            rows=np.array(self._new_block_rows, dtype=np.int32), block_ids=np.array(self._new_block_ids, dtype=np.int32)
+        )
 
     def _new_request_data(self, request: Request) -> NewRequestData:
         row = request.row
@@ -133,20 +144,16 @@ class StepDraft:
             if request.num_preemptions == 0
         }
 
-    def _name_full_blocks(self, rows: Int32Array, counts: Int32Array) -> None:
-        """Name the blocks that this step fills with known tokens. A token in flight never enters a name."""
+    def _name_full_blocks(self, row: int, num_tokens: int) -> None:
+        """Name the blocks that the first `num_tokens` tokens fill; those are known. One in flight enters no name."""
         running, block_size = self._running, self._blocks.block_size
-        num_full = np.minimum(running.num_computed[rows] + counts, running.num_known[rows]) // block_size
-        for index in (num_full > running.num_hashed[rows]).nonzero()[0].tolist():
-            row = int(rows[index])
-            for block in range(int(running.num_hashed[row]), int(num_full[index])):
-                self._name_block(row, block)
-            running.num_hashed[row] = num_full[index]
-
-    def _name_block(self, row: int, block: int) -> None:
-        running, block_size = self._running, self._blocks.block_size
-        token_ids = running.tokens[row, block * block_size : (block + 1) * block_size]
-        block_id = running.block_ids[row][block]
-        running.last_hash[row], is_bearer = self._blocks.name_block(block_id, running.last_hash[row], token_ids)
-        if is_bearer:
-            self._named_blocks.append(block_id)
+        start, end = int(running.num_named[row]), num_tokens - num_tokens % block_size
+        if start == end:
+            return
+        running.last_hash[row], bearers = self._blocks.name_blocks(
+            running.block_ids[row][start // block_size : end // block_size],
+            running.last_hash[row],
+            running.tokens[row, start:end],
+        )
+        running.num_named[row] = end
+        self._named_blocks += bearers

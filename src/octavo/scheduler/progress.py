@@ -10,7 +10,7 @@ from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.draft import StepInFlight
-from octavo.scheduler.running import RunningRows
+from octavo.scheduler.running import RowIndices, RunningRows
 
 _ValueT = TypeVar("_ValueT")
 _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
@@ -20,10 +20,10 @@ _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 class StepNews:
     """Rows that got a new token in a step, R' of them. Requests that ended or were preempted meanwhile are left out."""
 
-    req_ids: list[str]  # [R']
-    rows: Int32Array  # [R']
+    req_ids: tuple[str, ...]  # [R']
+    rows: RowIndices  # [R']
     token_ids: Int32Array  # [R']
-    first_indices: Int32Array  # [R'], the new token's index among its request's output tokens
+    positions: Int32Array  # [R'] at which the new tokens stand
     errors: dict[str, str] = field(default_factory=dict)  # requests that failed alone, and why
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
@@ -32,19 +32,20 @@ class StepNews:
     def of(cls, step: StepInFlight, answer: ModelRunnerOutput, running: RunningRows) -> Self:
         """Match the answer with the rows as they are now."""
         order = step.output
-        assert answer.req_ids == order.req_ids
+        assert answer.req_ids is order.req_ids or answer.req_ids == order.req_ids
         has_token = answer.num_sampled > 0
         _check_complete(order, answer, has_token)
-        is_current = running.generation[order.rows] == step.generations
-        chosen = (has_token & is_current).nonzero()[0]
-        rows = order.rows[chosen]
-        is_whole = len(chosen) == len(order.req_ids)
-        req_ids = list(order.req_ids) if is_whole else [order.req_ids[index] for index in chosen.tolist()]
+        rows, req_ids, token_ids = step.rows, order.req_ids, answer.sampled_token_ids[:, 0]
+        is_current = running.generation[rows] == step.generations
+        is_news = has_token & is_current
+        if not is_news.all():
+            rows, token_ids = rows[is_news], token_ids[is_news]
+            req_ids = tuple(order.req_ids[index] for index in is_news.nonzero()[0].tolist())
         return cls(
             req_ids=req_ids,
             rows=rows,
-            token_ids=answer.sampled_token_ids[chosen, 0],
-            first_indices=running.num_known[rows] - running.num_prompt[rows],
+            token_ids=token_ids,
+            positions=running.num_known[rows],
             errors={rid: why for rid, why in answer.errors.items() if is_current[answer.req_id_to_index[rid]]},
             logprobs=_of(req_ids, answer.logprobs),
             prompt_logprobs=_of(req_ids, answer.prompt_logprobs),
@@ -52,12 +53,12 @@ class StepNews:
 
     @classmethod
     def nothing(cls) -> Self:
-        return cls(req_ids=[], rows=_NOTHING, token_ids=_NOTHING, first_indices=_NOTHING)
+        return cls(req_ids=(), rows=np.zeros(0, dtype=np.intp), token_ids=_NOTHING, positions=_NOTHING)
 
     def append_tokens(self, running: RunningRows) -> None:
         """Turn each row's oldest token in flight into a known one."""
-        running.tokens[self.rows, running.num_known[self.rows]] = self.token_ids
-        running.num_known[self.rows] += 1
+        running.tokens[self.rows, self.positions] = self.token_ids
+        running.num_known[self.rows] = self.positions + 1
         running.num_in_flight[self.rows] -= 1
 
 
@@ -69,5 +70,5 @@ def _check_complete(order: SchedulerOutput, answer: ModelRunnerOutput, has_token
     assert np.array_equal(has_token, expected), "one token for each row that samples"
 
 
-def _of(req_ids: list[str], table: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
+def _of(req_ids: tuple[str, ...], table: Mapping[str, _ValueT]) -> dict[str, _ValueT]:
     return {req_id: table[req_id] for req_id in req_ids if req_id in table} if table else {}

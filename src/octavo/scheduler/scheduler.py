@@ -28,7 +28,7 @@ from octavo.scheduler.draft import StepDraft, StepInFlight
 from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
-from octavo.scheduler.running import RunningRows
+from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.stop import check_stop, finished
 from octavo.scheduler.stop_ids import StopIdTable
 
@@ -47,7 +47,7 @@ class Scheduler:
     ) -> None:
         self.blocks = blocks
         self.waiting = RequestQueue(config.ageing_s)
-        self.running = RunningRows(config.max_num_seqs, max_model_len)
+        self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
         self._requests: dict[str, Request] = {}  # all that wait or run
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
@@ -97,40 +97,47 @@ class Scheduler:
         self._assert_owner()
         draft = StepDraft(self.running, self.blocks)
         num_preemptions = self._num_preemptions
-        self._schedule_running(draft)
+        num_tokens = self._schedule_running(draft)
         if self._num_preemptions == num_preemptions:
-            self._admit_waiting(draft)
+            self._admit_waiting(draft, self._max_num_batched_tokens - num_tokens)
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
         step = draft.book(self._num_steps, forgotten, self._clock())
         self._in_flight.append(step)
         return step.output
 
-    def _schedule_running(self, draft: StepDraft) -> None:
-        """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
+    def _schedule_running(self, draft: StepDraft) -> int:
+        """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice.
+
+        Returns the number of tokens.
+        """
         running = self.running
         while True:
-            rows = running.active
-            # The last token of a request is never computed: nothing is sampled from it.
-            target = np.minimum(running.num_known[rows] + running.num_in_flight[rows], running.limit[rows] - 1)
-            counts = split_budget(target - running.num_computed[rows], self._max_num_batched_tokens)
-            if not counts.all():
-                rows, counts = rows[counts > 0], counts[counts > 0]
-            missing = self._missing_blocks(rows, counts)
+            rows, counts = self._share_budget()
+            ends = running.num_computed[rows] + counts
+            short = (ends > running.num_slots[rows]).nonzero()[0]  # indices into `rows`
+            missing = -((running.num_slots[rows[short]] - ends[short]) // self.blocks.block_size)
             if int(missing.sum()) <= self.blocks.num_free_blocks:
                 break
             self._preempt(running.worst)
-        draft.add_running(rows, counts, missing)
+        for row, num_blocks in zip(rows[short].tolist(), missing.tolist(), strict=True):
+            draft.add_blocks(row, num_blocks)
+        draft.add_running(rows, counts)
+        return int(counts.sum())
 
-    def _missing_blocks(self, rows: Int32Array, counts: Int32Array) -> Int32Array:
-        ends = self.running.num_computed[rows] + counts
-        missing: Int32Array = -(-ends // self.blocks.block_size) - self.running.num_blocks[rows]
-        return np.maximum(missing, 0)
+    def _share_budget(self) -> tuple[RowIndices, Int32Array]:
+        """Return the running rows that compute something in this step, and how many tokens each."""
+        running = self.running
+        rows = running.active
+        # The last token of a request is never computed: nothing is sampled from it.
+        target = np.minimum(running.num_known[rows] + running.num_in_flight[rows], running.limit[rows] - 1)
+        counts = split_budget(target - running.num_computed[rows], self._max_num_batched_tokens)
+        has_work = counts > 0
+        return (rows, counts) if has_work.all() else (rows[has_work], counts[has_work])
 
-    def _admit_waiting(self, draft: StepDraft) -> None:
+    def _admit_waiting(self, draft: StepDraft, budget: int) -> None:
         """Move waiting requests into rows while budget, rows and blocks last; the first that does not fit ends it."""
         now_s = self._clock()
-        budget = self._max_num_batched_tokens - draft.num_tokens
         while budget > 0 and self.running.has_room:
             request = self.waiting.peek(now_s)
             if request is None or not self._admit(request):
@@ -156,7 +163,6 @@ class Scheduler:
             request,
             block_ids,
             num_cached_blocks=prefix.num_blocks,
-            block_size=self.blocks.block_size,
             last_hash=prefix.last_hash,
         )
         return True
@@ -178,7 +184,7 @@ class Scheduler:
         assert step.output is output, "answers come in the order of their steps"
         news = StepNews.of(step, answer, self.running)
         news.append_tokens(self.running)
-        at_limit = self.running.num_known[news.rows] >= self.running.limit[news.rows]
+        at_limit = news.positions + 1 >= self.running.limit[news.rows]
         may_end = at_limit | self._stop_ids.candidates(news.token_ids)
         for index in may_end.nonzero()[0].tolist():
             self._end_if_stopped(int(news.rows[index]), int(news.token_ids[index]))
@@ -233,9 +239,9 @@ class Scheduler:
         reports, self.finished = self.finished, {}
         return EngineCoreOutputs(
             epoch=self._epoch,
-            req_ids=news.req_ids,
+            req_ids=list(news.req_ids),
             num_new_tokens=[1] * len(news.req_ids),
-            first_indices=news.first_indices.tolist(),
+            first_indices=(news.positions - self.running.num_prompt[news.rows]).tolist(),
             new_token_ids=news.token_ids.tolist(),
             num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
             admitted=step.admitted if step else {},
@@ -262,7 +268,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every block has the owners it counts and every row is consistent. Slow: for idle moments."""
         self.blocks.check_integrity()
-        self.running.check_integrity(self.blocks.block_size)
+        self.running.check_integrity()
         owners = np.zeros(self.blocks.num_blocks, dtype=np.int64)
         for row in self.running.active.tolist():
             np.add.at(owners, self.running.block_ids[row], 1)
