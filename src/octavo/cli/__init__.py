@@ -1,0 +1,1 @@
+"""The command line: `octavo generate`, `chat`, `bench`, `env`. Uses the public Python API only."""

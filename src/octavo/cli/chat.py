@@ -1,0 +1,167 @@
+"""`octavo chat`: a conversation in the terminal. Ctrl-C stops an answer, not the program."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
+from octavo.errors import EngineDeadError, OctavoError, nearest_hint
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+    from octavo.sampling_params import SamplingParams
+
+app = typer.Typer(**TYPER_SETTINGS)
+
+
+@app.command()
+@with_derived_flags
+def chat(
+    system: Annotated[
+        str | None, typer.Option("--system", help="what the model is told before the conversation", metavar="<str>")
+    ] = None,
+    *,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> None:
+    """Talk with a model. /help lists what else can be typed."""
+    from octavo import AsyncLLM
+    from octavo.sampling_params import SamplingParams
+
+    SamplingParams.from_options(sampling)  # a mistake should not have to wait for the weights
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            llm = runner.run(stack.enter_async_context(AsyncLLM(**engine)))
+            defaults = runner.run(llm.engine()).front.inputs.default_params
+            params = defaults.replace(**{"max_tokens": None, **sampling})
+            ChatSession(llm, params, runner, system).run()
+        finally:
+            runner.run(stack.aclose())
+
+
+class Conversation:
+    """The messages so far, always ready to be sent: a system message at most at the front, then turn by turn."""
+
+    def __init__(self, system: str | None) -> None:
+        self._system = system
+        self._turns: list[dict[str, str]] = []
+
+    @property
+    def messages(self) -> list[Mapping[str, object]]:
+        opening = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return [*opening, *self._turns]
+
+    def ask(self, text: str) -> None:
+        self._turns.append({"role": "user", "content": text})
+
+    def answer(self, text: str) -> None:
+        """Keep the answer; where there was none, forget the question too, so that the turns still alternate."""
+        if text:
+            self._turns.append({"role": "assistant", "content": text})
+        else:
+            self._turns.pop()
+
+    def reset(self) -> None:
+        self._turns.clear()
+
+    def set_system(self, text: str) -> None:
+        self._system = text or None
+        self._turns.clear()
+
+
+class ChatSession:
+    """Reads a line, does what it says, and again, until the end of input or `/exit`."""
+
+    def __init__(self, llm: "AsyncLLM", params: "SamplingParams", runner: asyncio.Runner, system: str | None) -> None:
+        self._llm = llm
+        self._params = params
+        self._runner = runner
+        self._conversation = Conversation(system)
+        self._is_over = False
+        self._commands: dict[str, tuple[Callable[[str], None], str]] = {
+            "help": (self._help, "show this list"),
+            "reset": (self._reset, "forget the conversation"),
+            "system": (self._system, "/system TEXT: start anew, with TEXT as instruction (without: none)"),
+            "exit": (self._exit, "leave; so does Ctrl-D"),
+        }
+
+    def run(self) -> None:
+        if sys.stdin.isatty():
+            with suppress(ImportError):  # not on every platform; line editing is all it brings
+                import readline  # noqa: F401
+            _note("Type a message; /help for more. Ctrl-C stops an answer, Ctrl-D leaves.")
+        while not self._is_over:
+            try:
+                self._handle(_read_line())
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                _note("\n/exit or Ctrl-D leaves")
+
+    def _handle(self, line: str) -> None:
+        if line.startswith("/"):
+            name, _, rest = line[1:].partition(" ")
+            if name in self._commands:
+                self._commands[name][0](rest.strip())
+            else:
+                _note(f"unknown command /{name}; {nearest_hint(name, list(self._commands))}")
+        elif line.strip():
+            self._answer(line)
+
+    def _answer(self, line: str) -> None:
+        """Ask, and show the answer as it comes; Ctrl-C keeps what was shown."""
+        self._conversation.ask(line)
+        shown: list[str] = []
+        try:
+            self._runner.run(self._stream(shown))
+        except KeyboardInterrupt:
+            print(" [stopped]", end="")
+        except EngineDeadError:
+            raise
+        except OctavoError as error:
+            _note(str(error))
+        print(flush=True)
+        self._conversation.answer("".join(shown))
+
+    async def _stream(self, shown: list[str]) -> None:
+        num_shown = 0
+        async for output in self._llm.chat_stream(self._conversation.messages, self._params):
+            delta = output.text[num_shown:]
+            num_shown = len(output.text)
+            shown.append(delta)
+            print(delta, end="", flush=True)
+
+    def _help(self, _rest: str) -> None:
+        for name, (_, text) in self._commands.items():
+            _note(f"/{name:<8}{text}")
+
+    def _reset(self, _rest: str) -> None:
+        self._conversation.reset()
+        _note("forgotten")
+
+    def _system(self, rest: str) -> None:
+        self._conversation.set_system(rest)
+        _note("a new conversation")
+
+    def _exit(self, _rest: str) -> None:
+        self._is_over = True
+
+
+def _read_line() -> str:
+    """Return the next message; a backslash at the end of a line goes on with the next."""
+    line = input("> " if sys.stdin.isatty() else "")
+    while line.endswith("\\"):
+        line = line[:-1] + "\n" + input(". " if sys.stdin.isatty() else "")
+    return line
+
+
+def _note(text: Any) -> None:
+    """Say something that is not the model's."""
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=True).print(text, style="dim", markup=False)

@@ -1,0 +1,177 @@
+"""`octavo generate`: complete prompts from the command line, from files or from a pipe."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
+from octavo.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from octavo.outputs import RequestOutput
+
+EXIT_INTERRUPTED = 130
+DEFAULT_MAX_TOKENS = 256
+
+app = typer.Typer(**TYPER_SETTINGS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What there is when all is done, or when Ctrl-C came: the latest of each prompt that had got any output."""
+
+    outputs: "dict[int, RequestOutput]"  # by index of the prompt, in order
+    was_interrupted: bool
+
+
+@app.command()
+@with_derived_flags
+def generate(
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", help="text to complete (repeatable)", metavar="<str>")
+    ] = None,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file", "-f", help="file whose text is a prompt (repeatable); - is standard input", metavar="<path>"
+        ),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="every line of a file or pipe is a prompt of its own")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="send each prompt as a message, in the model's chat format")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt, one per line")] = False,
+    *,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+) -> None:
+    """Complete prompts: given as flags, in files, or piped in."""
+    from octavo.sampling_params import SamplingParams
+
+    prompts = collect_prompts(prompt or [], file or [], by_line=lines)
+    sampling.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+    SamplingParams.from_options(sampling)  # a mistake should not have to wait for the weights
+    streams_text = len(prompts) == 1 and sampling.get("n", 1) == 1 and not json
+    started_s = time.perf_counter()
+    progress = asyncio.run(_generate(prompts, chat, sampling, engine, TextStream() if streams_text else None))
+    outputs = [replace(output, prompt=prompts[index]) for index, output in progress.outputs.items()]
+    if json:
+        _print_json(outputs)
+    elif streams_text:
+        print()
+    else:
+        _print_labelled(outputs)
+    if sys.stderr.isatty():
+        _print_summary(outputs, time.perf_counter() - started_s)
+    if progress.was_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def collect_prompts(given: Sequence[str], files: Sequence[Path], *, by_line: bool) -> list[str]:
+    """Return the prompts in the order: flags, files, and standard input where there is neither.
+
+    Raises:
+        InvalidParameterError: for a file that cannot be read, and when there is no prompt at all.
+    """
+    texts = [_read(file) for file in files]
+    if not given and not files:
+        if sys.stdin.isatty():
+            raise InvalidParameterError("prompt", None, "give --prompt, --file, or pipe text in")
+        texts = [sys.stdin.read()]
+    pieces = [line for text in texts for line in (text.splitlines() if by_line else [text.removesuffix("\n")])]
+    prompts = [*given, *(piece for piece in pieces if piece)]
+    if not prompts:
+        raise InvalidParameterError("prompt", "", "must not be empty")
+    return prompts
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameterError("file", str(file), f"cannot be read: {error}") from error
+
+
+async def _generate(
+    prompts: Sequence[str],
+    chat: bool,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
+    watch: "Callable[[RequestOutput], None] | None",
+) -> Progress:
+    from octavo import AsyncLLM
+
+    async with AsyncLLM(**engine) as llm:
+        params = (await llm.engine()).front.inputs.default_params.replace(**sampling)
+        if chat:
+            streams = [llm.chat_stream([{"role": "user", "content": prompt}], params) for prompt in prompts]
+        else:
+            streams = [llm.stream(prompt, params) for prompt in prompts]
+        return await follow_all(streams, watch)
+
+
+async def follow_all(
+    streams: "Sequence[AsyncIterator[RequestOutput]]", watch: "Callable[[RequestOutput], None] | None" = None
+) -> Progress:
+    """Follow all streams at once. Ctrl-C cancels this task: the requests are aborted, what they had is returned."""
+    latest: dict[int, RequestOutput] = {}
+
+    async def follow(index: int, stream: "AsyncIterator[RequestOutput]") -> None:
+        async for output in stream:
+            latest[index] = output
+            if watch is not None:
+                watch(output)
+
+    was_interrupted = False
+    try:
+        await asyncio.gather(*(follow(index, stream) for index, stream in enumerate(streams)))
+    except asyncio.CancelledError:
+        was_interrupted = True
+    return Progress(outputs=dict(sorted(latest.items())), was_interrupted=was_interrupted)
+
+
+class TextStream:
+    """Shows the text of one request while it grows."""
+
+    def __init__(self) -> None:
+        self._num_shown = 0
+
+    def __call__(self, output: "RequestOutput") -> None:
+        sys.stdout.write(output.text[self._num_shown :])
+        sys.stdout.flush()
+        self._num_shown = len(output.text)
+
+
+def _print_labelled(outputs: "Sequence[RequestOutput]") -> None:
+    """Several texts: each under a line that says whose it is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for number, output in enumerate(outputs, start=1):
+        for sample in output.outputs:
+            name = f"{number}.{sample.index + 1}" if len(output.outputs) > 1 else str(number)
+            console.print(Text(f"[{name}] {output.prompt}", style="bold cyan"))
+            console.print(Text(sample.text), end="\n\n")
+
+
+def _print_json(outputs: "Sequence[RequestOutput]") -> None:
+    import msgspec
+
+    for output in outputs:
+        print(msgspec.json.encode(output).decode())
+
+
+def _print_summary(outputs: "Sequence[RequestOutput]", elapsed_s: float) -> None:
+    num_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+    rate = num_tokens / elapsed_s
+    print(
+        f"{len(outputs)} prompts, {num_tokens} tokens, {elapsed_s:.1f} s ({rate:.0f} tokens/s, start included)",
+        file=sys.stderr,
+    )

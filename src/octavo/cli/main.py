@@ -1,0 +1,94 @@
+"""The `octavo` program: finds the command, and turns errors into exit codes.
+
+0 went well; 1 the engine failed; 2 the user's mistake; 130 interrupted. A command's module is imported when it is
+asked for, and torch only when it runs, so that `octavo --help` answers at once.
+"""
+
+import logging
+import sys
+import traceback
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from octavo._version import __version__
+from octavo.cli.options import TYPER_SETTINGS
+from octavo.errors import UserError
+
+COMMANDS = ("generate", "chat", "bench", "env")
+EXIT_ENGINE_ERROR = 1
+EXIT_USER_ERROR = 2
+
+
+class LazyCommands(TyperGroup):
+    """Imports a command's module on demand, and reports whatever goes wrong in it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        return typer.main.get_command(import_module(f"octavo.cli.{cmd_name}").app)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:  # the hint at the nearest one is drawn from those that are loaded
+            self.commands.update({name: self.get_command(ctx, name) for name in COMMANDS})
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, BrokenPipeError):  # for typer to deal with
+            raise
+        except Exception as error:
+            if _is_typer_error(error):
+                raise
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            _report(error)
+            raise typer.Exit(EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_ENGINE_ERROR) from error
+
+
+app = typer.Typer(cls=LazyCommands, **{**TYPER_SETTINGS, "no_args_is_help": True})
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"octavo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def octavo(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine does.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Octavo: LLM inference. Same request, same bytes."""
+    logging.basicConfig(level=logging.INFO if verbose or debug else logging.WARNING, format="%(levelname)s %(message)s")
+
+
+def _is_typer_error(error: Exception) -> bool:
+    """Usage errors are typer's to show; their class moved between its versions, its shape did not."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _report(error: Exception) -> None:
+    text = str(error) or type(error).__name__
+    if type(error).__module__ != "octavo.errors":
+        text = f"{type(error).__name__}: {text} (a fault in Octavo; `octavo --debug ...` shows where)"
+    print(f"octavo: {text}", file=sys.stderr)
+
+
+def main() -> None:
+    """Run the program."""
+    app(prog_name="octavo")
+
+
+if __name__ == "__main__":
+    main()

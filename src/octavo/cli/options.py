@@ -1,0 +1,107 @@
+"""Flags made from definitions that exist already: those of the engine from the fields of `EngineArgs`.
+
+A command asks for them with parameters annotated `EngineOptions` and `SamplingOptions`; it receives dicts that hold
+what was given on the command line and nothing else, so every default stays where it is defined.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any, NewType
+
+import typer
+
+from octavo.config.args import EngineArgs
+from octavo.sampling_params import SamplingParams
+
+# Help in plain columns: panels cut long flag names short on a terminal of usual width.
+TYPER_SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "no_args_is_help": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+EngineOptions = NewType("EngineOptions", dict[str, Any])
+SamplingOptions = NewType("SamplingOptions", dict[str, Any])
+
+# The sampling parameters that make sense as flags: what the field is for, in the words of a help page.
+SAMPLING_HELP = {
+    "n": "samples per prompt",
+    "max_tokens": "most tokens to generate",
+    "min_tokens": "fewest tokens to generate",
+    "temperature": "0 always takes the most likely token",
+    "top_p": "keep the most likely tokens that make up this much of the probability",
+    "top_k": "keep this many of the most likely tokens",
+    "min_p": "keep tokens at least this likely, relative to the most likely one",
+    "presence_penalty": "make tokens that occurred less likely",
+    "frequency_penalty": "make tokens less likely each time they occur",
+    "repetition_penalty": "divide the logits of tokens that occurred; above 1 discourages",
+    "stop": "stop before this text (repeatable)",
+    "ignore_eos": "go on after the model's end token",
+    "logprobs": "report this many of the most likely tokens, in JSON",
+    "seed": "same seed, same text",
+}
+REPEATABLE = ("stop",)
+
+
+def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the parameters of a command that stand for a group of options by one flag for each option.
+
+    Where a sampling parameter and an engine option share a name, the engine's flag is spelled `--engine-...`.
+    """
+    parameters = inspect.signature(command).parameters
+    kinds = {name: p.annotation for name, p in parameters.items() if p.annotation in (EngineOptions, SamplingOptions)}
+    taken = set(SAMPLING_HELP) if SamplingOptions in kinds.values() else set()
+    groups = {
+        name: _sampling_flags() if kind is SamplingOptions else _engine_flags(taken) for name, kind in kinds.items()
+    }
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        given = {
+            name: {field: values.pop(flag.name) for field, flag in flags.items()} for name, flags in groups.items()
+        }
+        chosen = {
+            name: {field: v for field, v in group.items() if v not in (None, [])} for name, group in given.items()
+        }
+        command(**values, **chosen)
+
+    derived = [flag for flags in groups.values() for flag in flags.values()]
+    signature = inspect.Signature([*(p for name, p in parameters.items() if name not in groups), *derived])
+    run.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    return run
+
+
+def _engine_flags(taken: set[str]) -> dict[str, inspect.Parameter]:
+    """Field name -> parameter, for every field of `EngineArgs`."""
+    flags = {}
+    for spec in fields(EngineArgs):
+        name = "model" if spec.name == "model_name" else f"engine_{spec.name}" if spec.name in taken else spec.name
+        flags[spec.name] = _flag("engine", name, spec.type, spec.metadata["help"], spec.default)
+    return flags
+
+
+def _sampling_flags() -> dict[str, inspect.Parameter]:
+    """Field name -> parameter, for the fields of `SamplingParams` that `SAMPLING_HELP` describes."""
+    flags = {}
+    for spec in fields(SamplingParams):
+        if spec.name in SAMPLING_HELP:
+            kind = list[str] if spec.name in REPEATABLE else spec.type
+            flags[spec.name] = _flag("sampling", spec.name, kind, SAMPLING_HELP[spec.name], None)
+    return flags
+
+
+def _flag(group: str, name: str, kind: Any, help_text: str, default: object) -> inspect.Parameter:
+    spelling = f"--{name.replace('_', '-')}"
+    if kind is bool:
+        spelling += f"/--no-{name.replace('_', '-')}"
+    if default is not None:
+        help_text += f" [default: {str(default).lower() if kind is bool else default}]"
+    metavar = "<str>" if kind == list[str] else None
+    option = typer.Option(spelling, help=help_text, show_default=False, metavar=metavar)
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(f"{group}_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

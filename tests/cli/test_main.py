@@ -1,0 +1,88 @@
+"""The program as such: help, version, exit codes, and what it must not import."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from octavo import __version__
+from octavo.cli import main
+from octavo.errors import EngineDeadError, InvalidParameterError
+
+
+def octavo(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main.app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_names_every_command() -> None:
+    code, text, _ = octavo("--help")
+    assert code == 0
+    for name in main.COMMANDS:
+        assert f"  {name} " in text
+        assert octavo(name, "--help")[0] == 0
+
+
+def test_version() -> None:
+    assert octavo("--version") == (0, f"octavo {__version__}\n", "")
+
+
+def test_help_imports_neither_torch_nor_what_an_engine_needs() -> None:
+    program = (
+        "import sys; from octavo.cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "print([name for name in ('torch', 'tokenizers', 'numpy', 'jinja2', 'zmq') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("genrate", "generate"), ("chatt", "chat")])
+def test_a_misspelt_command_names_the_nearest(typed: str, meant: str) -> None:
+    code, _, complaint = octavo(typed)
+    assert code == 2
+    assert f"'{meant}'" in complaint
+
+
+def test_a_misspelt_flag_names_the_nearest() -> None:
+    code, _, complaint = octavo("generate", "--promt", "x")
+    assert code == 2
+    assert "--prompt" in complaint
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (InvalidParameterError("top_p", 3, "at most 1"), 2, "octavo: top_p=3: at most 1\n"),
+        (EngineDeadError("killed by signal 9"), 1, "octavo: killed by signal 9\n"),
+        (
+            ZeroDivisionError("oh"),
+            1,
+            "octavo: ZeroDivisionError: oh (a fault in Octavo; `octavo --debug ...` shows where)\n",
+        ),
+    ],
+)
+def test_errors_become_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, code: int, line: str
+) -> None:
+    monkeypatch.setattr(main.LazyCommands, "get_command", _command_that(raised))
+    assert octavo("env") == (code, "", line)
+    code_with_debug, _, text = octavo("--debug", "env")
+    assert code_with_debug == code
+    assert "Traceback" in text
+
+
+def _command_that(raises: Exception) -> Callable[..., object]:
+    app = typer.Typer()
+
+    @app.command()
+    def failing() -> None:
+        raise raises
+
+    command = typer.main.get_command(app)
+    return lambda self, ctx, name: command if name in main.COMMANDS else None
