@@ -9,6 +9,7 @@ Legend: R = requests in the step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -197,3 +198,38 @@ def run_step(scheduler: Scheduler, worker: FakeWorker) -> EngineCoreOutputs:
     """Schedule a step, carry it out and book its answer."""
     order = scheduler.schedule()
     return scheduler.update_from_output(order, worker.execute(order))
+
+
+class FakeExecutor:
+    """An `Executor` without a model, for engines under test. `fails` says which steps raise instead of computing."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        vocab_size: int = 1000,
+        fails: Callable[[SchedulerOutput], bool] = lambda order: False,
+    ) -> None:
+        self.worker = FakeWorker(num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size)
+        self.has_exited = False
+        self._num_blocks = num_blocks
+        self._fails = fails
+
+    def start(self) -> int:
+        return self._num_blocks
+
+    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        future: Future[ModelRunnerOutput] = Future()
+        if self._fails(order):
+            self.worker.update_rows(order)
+            future.set_exception(RuntimeError("the forward was told to fail"))
+        else:
+            future.set_result(self.worker.execute(order))
+        return future
+
+    def warmup(self) -> None:
+        """Nothing is lazy here."""
+
+    def exit(self) -> None:
+        self.has_exited = True

@@ -37,9 +37,11 @@ class EngineCore:
         order = self.scheduler.schedule()
         try:
             answer = self._executor.execute_model(order).result()
-        except Exception as error:
-            logger.exception("step %d failed; its %d requests end with an error", order.step, len(order.req_ids))
+        except BaseException as error:
             self.scheduler.fail_step(order, f"{type(error).__name__}: {error}")
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C: nobody knows how far the step came, so its requests have ended all the same
+            logger.exception("step %d failed; its %d requests end with an error", order.step, len(order.req_ids))
             return self.scheduler.take_finished()
         return self.scheduler.update_from_output(order, answer)
 

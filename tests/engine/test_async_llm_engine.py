@@ -1,0 +1,109 @@
+"""`AsyncLLMEngine`: many tasks on one engine, readers that are slow, leave early or are cancelled."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from tests.engine.conftest import FAILURES
+
+from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.errors import EngineDeadError, InvalidParameterError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.testing import FakeExecutor
+
+
+@pytest.fixture
+def engine(fake_executors: list[FakeExecutor]) -> Iterator[AsyncLLMEngine]:
+    engine = AsyncLLMEngine("demo", block_size=4)
+    yield engine
+    engine.exit()
+
+
+def params(max_tokens: int, seed: int = 1) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=True)
+
+
+async def collect(stream: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
+    return [output async for output in stream]
+
+
+async def all_blocks_free(engine: AsyncLLMEngine) -> None:
+    """Return when the core holds nothing any more, and find it intact."""
+    while len(engine.front.outputs):
+        await asyncio.sleep(0.01)
+    await engine.call("check_integrity")
+
+
+async def test_generate_async_answers_in_the_order_of_the_prompts(engine: AsyncLLMEngine) -> None:
+    outputs = await engine.generate_async(["Hello", "World"], [params(7), params(3)])
+    assert [output.prompt for output in outputs] == ["Hello", "World"]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [7, 3]
+    (single,) = await engine.generate_async("Hello", params(7))
+    assert single.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+
+
+async def test_streams_grow_and_end_with_the_whole_answer(engine: AsyncLLMEngine) -> None:
+    streams = [collect(engine.stream(f"prompt {index}", params(20, seed=index))) for index in range(20)]
+    for index, outputs in enumerate(await asyncio.gather(*streams)):
+        texts = [output.text for output in outputs]
+        assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        alone = await engine.generate(f"prompt {index}", params(20, seed=index))
+        assert alone.text == texts[-1]
+
+
+async def test_a_slow_reader_gets_several_steps_at_once(engine: AsyncLLMEngine) -> None:
+    outputs = []
+    async for output in engine.stream("Hi", params(60)):
+        outputs.append(output)
+        await asyncio.sleep(0.02)
+    assert len(outputs) < 60
+    assert len(outputs[-1].outputs[0].token_ids) == 60
+
+
+async def test_a_reader_that_leaves_frees_everything(engine: AsyncLLMEngine) -> None:
+    stream = engine.stream("Hi", params(1500))
+    await anext(stream)
+    await stream.aclose()
+    await all_blocks_free(engine)
+
+
+async def test_a_cancelled_task_frees_everything(engine: AsyncLLMEngine) -> None:
+    tasks = [asyncio.create_task(engine.generate("Hi", params(1500, seed=seed))) for seed in range(4)]
+    await asyncio.sleep(0.02)
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    await all_blocks_free(engine)
+
+
+async def test_abort_ends_a_stream_with_what_there_is(engine: AsyncLLMEngine) -> None:
+    stream = engine.stream("Hi", params(1500), request_id="mine")
+    await anext(stream)
+    await engine.abort_request("mine")
+    outputs = await collect(stream)
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+
+
+async def test_bad_requests_are_refused_before_anything_starts(engine: AsyncLLMEngine) -> None:
+    with pytest.raises(InvalidParameterError, match="prompt_token_ids"):
+        await engine.generate_async(["fine", {"prompt_token_ids": [-1]}])
+    assert len(engine.front.outputs) == 0
+
+
+async def test_a_failed_forward_reaches_its_reader_and_nobody_else(engine: AsyncLLMEngine) -> None:
+    FAILURES.append(lambda order: "doomed" in order.req_ids)
+    doomed = await engine.generate("Hi", params(5), request_id="doomed")
+    assert (doomed.outputs[0].finish_reason, len(doomed.outputs[0].token_ids)) == ("error", 0)
+    assert (await engine.generate("Hi", params(5))).outputs[0].finish_reason == "length"
+
+
+async def test_exit_tells_those_who_wait(engine: AsyncLLMEngine) -> None:
+    waiting = asyncio.create_task(engine.generate("Hi", params(1500)))
+    await asyncio.sleep(0.02)
+    await asyncio.to_thread(engine.exit)
+    with pytest.raises(EngineDeadError, match="closed"):
+        await waiting

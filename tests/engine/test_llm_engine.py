@@ -1,0 +1,207 @@
+"""`LLMEngine` around a core without torch: requests in, text out, nothing lost on the way."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.engine.conftest import FAILURES, MakeEngine
+
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import InvalidParameterError, PromptTooLongError, UnknownOptionError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.testing import FakeExecutor
+
+
+def run(engine: LLMEngine) -> dict[str, RequestOutput]:
+    """Step until nothing is left; return the last output of every request."""
+    last: dict[str, RequestOutput] = {}
+    while engine.has_unfinished_requests():
+        outputs, _ = engine.step()
+        last.update({output.request_id: output for output in outputs})
+    return last
+
+
+def test_generate_returns_outputs_in_the_order_of_the_prompts(engine: LLMEngine) -> None:
+    prompts = ["a", "a longer prompt", {"prompt_token_ids": [5, 6, 7]}]
+    params = [SamplingParams(max_tokens=count, seed=1, ignore_eos=True) for count in (9, 3, 5)]
+    outputs = engine.generate(prompts, params)
+    assert [output.prompt for output in outputs] == ["a", "a longer prompt", None]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 3, 5]
+    assert all(output.finished and output.outputs[0].finish_reason == "length" for output in outputs)
+    assert outputs[2].prompt_token_ids == [5, 6, 7]
+
+
+def test_text_is_the_tokenizers_text_of_the_tokens(engine: LLMEngine) -> None:
+    output = engine.generate("Hello", SamplingParams(max_tokens=40, seed=3, ignore_eos=True))[0].outputs[0]
+    assert output.text == engine.front.tokenizer.decode(output.token_ids)
+
+
+def test_step_by_hand_reports_progress_and_work(engine: LLMEngine) -> None:
+    request_id = engine.add_request({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=3, ignore_eos=True))
+    (first,), num_tokens = engine.step()
+    assert (first.request_id, num_tokens, first.finished) == (request_id, 3, False)
+    (second,), num_tokens = engine.step()
+    assert (len(second.outputs[0].token_ids), num_tokens) == (2, 1)
+    (third,), _ = engine.step()
+    assert third.finished
+    assert engine.step() == ([], 0)
+
+
+def test_a_seed_is_drawn_and_reproduces_the_answer(engine: LLMEngine) -> None:
+    first = engine.generate("Hi", SamplingParams(max_tokens=8))[0].outputs[0]
+    again = engine.generate("Hi", SamplingParams(max_tokens=8, seed=first.seed))[0].outputs[0]
+    other = engine.generate("Hi", SamplingParams(max_tokens=8))[0].outputs[0]
+    assert first.token_ids == again.token_ids
+    assert other.seed != first.seed
+
+
+def test_an_engine_seed_makes_unseeded_requests_reproducible(make_engine: MakeEngine) -> None:
+    runs = [[out.outputs[0].seed for out in make_engine(seed=7).generate(["a", "b"])] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_n_samples_differ_and_each_is_reproducible_alone(engine: LLMEngine) -> None:
+    samples = engine.generate("Hi", SamplingParams(max_tokens=6, n=3, seed=9, ignore_eos=True))[0].outputs
+    assert [sample.index for sample in samples] == [0, 1, 2]
+    assert len({tuple(sample.token_ids) for sample in samples}) == 3
+    alone = engine.generate("Hi", SamplingParams(max_tokens=6, seed=samples[2].seed, ignore_eos=True))[0].outputs[0]
+    assert alone.token_ids == samples[2].token_ids
+
+
+def test_a_stop_string_ends_the_request_in_front_and_in_the_core(engine: LLMEngine) -> None:
+    plain = engine.generate("Hi", SamplingParams(max_tokens=50, seed=2, ignore_eos=True))[0].outputs[0]
+    stop = plain.text[10:13]
+    params = SamplingParams(max_tokens=50, seed=2, stop=stop, ignore_eos=True)
+    output = engine.generate("Hi", params)[0].outputs[0]
+    assert output.text == plain.text[: plain.text.index(stop)]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert output.token_ids == plain.token_ids[: len(output.token_ids)]
+    included = engine.generate("Hi", params.replace(include_stop_str_in_output=True))[0].outputs[0]
+    assert included.text == output.text + stop
+    engine.step()  # the core hears of the end
+    engine.check_integrity()
+
+
+def test_a_stop_token_counts_but_is_not_shown(engine: LLMEngine) -> None:
+    plain = engine.generate("Hi", SamplingParams(max_tokens=20, seed=2, ignore_eos=True))[0].outputs[0]
+    stop_id = plain.token_ids[5]
+    params = SamplingParams(max_tokens=20, seed=2, stop_token_ids=[stop_id], ignore_eos=True)
+    output = engine.generate("Hi", params)[0].outputs[0]
+    length = plain.token_ids.index(stop_id) + 1
+    assert output.token_ids == plain.token_ids[:length]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop_id)
+    assert output.text == engine.front.tokenizer.decode(plain.token_ids[: length - 1])
+
+
+def test_abort_ends_a_waiting_and_a_running_request(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_seqs=1)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    running, waiting, kept = (engine.add_request("Hi", params) for _ in range(3))
+    engine.step()
+    engine.abort_request(running)
+    engine.abort_request(waiting)
+    engine.abort_request("never seen")
+    last = run(engine)
+    assert [last[rid].outputs[0].finish_reason for rid in (running, waiting, kept)] == ["abort", "abort", "length"]
+    assert len(last[running].outputs[0].token_ids) == 1
+
+
+def test_a_forward_that_raises_fails_its_own_requests_only(engine: LLMEngine) -> None:
+    doomed = engine.add_request("Hi", SamplingParams(max_tokens=5))
+    FAILURES.append(lambda order: doomed in order.req_ids)
+    (output,), _ = engine.step()
+    assert output.outputs[0].finish_reason == "error"
+    assert output.outputs[0].error == "RuntimeError: the forward was told to fail"
+    assert engine.generate("Hi", SamplingParams(max_tokens=5, ignore_eos=True))[0].outputs[0].finish_reason == "length"
+
+
+def test_generate_leaves_requests_of_others_alone(engine: LLMEngine) -> None:
+    mine = engine.add_request("Hi", SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.generate("Hello", SamplingParams(max_tokens=9, ignore_eos=True))
+    (output,), _ = engine.step()
+    assert (output.request_id, output.finished) == (mine, True)
+
+
+def test_an_interrupted_generate_leaves_nothing_behind(engine: LLMEngine) -> None:
+    def interrupt(order: object) -> bool:
+        raise KeyboardInterrupt
+
+    FAILURES.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(["Hi", "Hello"], SamplingParams(max_tokens=5))
+    FAILURES.clear()
+    assert {output.outputs[0].error for output in run(engine).values()} == {"KeyboardInterrupt: "}
+    assert engine.generate("Hi", SamplingParams(max_tokens=2, ignore_eos=True))[0].finished
+
+
+def test_prefix_cache_is_used_reported_and_reset(engine: LLMEngine) -> None:
+    prompt = {"prompt_token_ids": list(range(16))}  # exactly four blocks
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    cached = [engine.generate(prompt, params)[0].metrics.num_cached_tokens for _ in range(2)]
+    assert cached == [0, 12]  # at most all but one token, in whole blocks
+    assert engine.generate(prompt, params, cache_salt="tenant")[0].metrics.num_cached_tokens == 0
+    engine.reset_prefix_cache()
+    assert engine.generate(prompt, params)[0].metrics.num_cached_tokens == 0
+
+
+def bad_requests() -> Iterator[tuple[object, SamplingParams | None, dict[str, Any], str]]:
+    yield "", None, {}, "prompt"
+    yield 7, None, {}, "prompt"
+    yield {"prompt_token_ids": [10**6]}, None, {}, "prompt_token_ids"
+    yield {"prompt_token_ids": ["x"]}, None, {}, "prompt_token_ids"
+    yield "Hi", SamplingParams(stop_token_ids=[10**6]), {}, "stop_token_ids"
+    yield "Hi", SamplingParams(logit_bias={10**6: 1.0}), {}, "logit_bias"
+    yield "Hi", SamplingParams(allowed_token_ids=[10**6]), {}, "allowed_token_ids"
+    yield "Hi", None, {"priority": 9}, "priority"
+    yield "Hi", SamplingParams(max_tokens=None, min_tokens=10**6), {}, "prompt"
+
+
+@pytest.mark.parametrize(("prompt", "params", "options", "field"), list(bad_requests()))
+def test_bad_requests_name_the_field_and_disturb_nothing(
+    engine: LLMEngine, prompt: object, params: SamplingParams | None, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        engine.generate(["fine", prompt], params, **options)
+    assert caught.value.field == field
+    assert not engine.has_unfinished_requests()
+
+
+def test_a_prompt_that_cannot_fit_is_told_the_limit(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_model_len=16)
+    with pytest.raises(PromptTooLongError, match="maximum context length is 16 tokens"):
+        engine.add_request({"prompt_token_ids": [1] * 16})
+    output = engine.generate({"prompt_token_ids": [1] * 15}, SamplingParams(max_tokens=None, ignore_eos=True))[0]
+    assert len(output.outputs[0].token_ids) == 1
+
+
+def test_a_request_id_in_use_is_refused(engine: LLMEngine) -> None:
+    engine.add_request("Hi", request_id="mine")
+    with pytest.raises(InvalidParameterError, match="already in use"):
+        engine.add_request("Hi", request_id="mine")
+
+
+def test_a_misspelt_option_names_the_nearest(fake_executors: list[FakeExecutor]) -> None:
+    with pytest.raises(UnknownOptionError, match="did you mean 'max_model_len'"):
+        LLMEngine("demo", max_model_length=5)
+    assert not fake_executors
+
+
+def test_exit_may_be_called_twice_and_ends_the_engine(engine: LLMEngine, fake_executors: list[FakeExecutor]) -> None:
+    engine.exit()
+    engine.exit()
+    assert fake_executors[0].has_exited
+    with pytest.raises(RuntimeError, match="has exited"):
+        engine.generate("Hi")
+
+
+def test_priorities_decide_who_runs_first(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_seqs=1)
+    params = SamplingParams(max_tokens=1, ignore_eos=True)
+    order = [RequestPriority.BACKGROUND, RequestPriority.NORMAL, RequestPriority.CRITICAL]
+    ids = {engine.add_request("Hi", params, priority=priority): priority for priority in order}
+    finished = []
+    while engine.has_unfinished_requests():
+        finished += [ids[output.request_id] for output in engine.step()[0]]
+    assert finished == sorted(order)

@@ -1,0 +1,124 @@
+"""The engine core in a child process: real processes, real signals."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.process_client import ProcessClient
+from octavo.errors import EngineDeadError, InsufficientMemoryError
+from octavo.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.0, logprobs=2, logit_bias={5: 1.0}, stop=["zzz"])
+OPTIONS: dict[str, Any] = {"num_kv_blocks": 256, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLMEngine]:
+    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
+    yield engine
+    engine.exit()
+
+
+def client_of(engine: LLMEngine) -> ProcessClient:
+    client = engine.front.client
+    assert isinstance(client, ProcessClient)
+    return client
+
+
+def wait_until_gone(pid: int, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_answers_are_those_of_a_core_in_this_process(engine: LLMEngine) -> None:
+    inproc = LLMEngine("demo", **OPTIONS)
+    prompts = ["Hello, world!", "What is Octavo?"]
+    assert [out.outputs for out in engine.generate(prompts, PARAMS.replace(seed=1))] == [
+        out.outputs for out in inproc.generate(prompts, PARAMS.replace(seed=1))
+    ]
+    inproc.exit()
+
+
+def test_calls_run_between_steps(engine: LLMEngine) -> None:
+    engine.check_integrity()
+    engine.reset_prefix_cache()
+    engine.warmup_model()
+    assert engine.generate("Hi", PARAMS)[0].metrics.num_cached_tokens == 0
+
+
+def test_the_front_never_imports_torch() -> None:
+    code = (
+        "import sys; from octavo import LLMEngine; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"
+        "e.generate('Hi'); e.exit(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_core_that_cannot_start_raises_its_own_error() -> None:
+    with pytest.raises(InsufficientMemoryError, match="max_model_len"):
+        LLMEngine("demo", engine_process=True, num_kv_blocks=1)
+
+
+async def test_a_killed_core_is_told_to_everyone_who_waits() -> None:
+    async with AsyncLLM("demo", **OPTIONS) as llm:
+        stream = llm.stream("Hello", SamplingParams(max_tokens=2000, ignore_eos=True))
+        await anext(stream)
+        client = (await llm.engine()).front.client
+        assert isinstance(client, ProcessClient)
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="killed by signal 9"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineDeadError, match="killed by signal 9"):
+            await llm.generate("Hello")
+
+
+def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
+    code = (
+        "import time; from octavo import LLMEngine; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"
+        "print(e.front.client.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        core_pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(core_pid)
+        parent.kill()
+    assert wait_until_gone(core_pid, within_s=10.0)
+
+
+def test_exit_ends_the_process_and_removes_its_folder() -> None:
+    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
+    client = client_of(engine)
+    folder = Path(client._folder)
+    assert folder.exists()
+    engine.exit()
+    assert wait_until_gone(client.pid, within_s=0.5)
+    assert not folder.exists()
+
+
+async def test_async_llm_snippet_of_the_readme() -> None:
+    async with AsyncLLM(**OPTIONS) as llm:
+        result = await llm.generate("Hello, world!")
+        results = await llm.generate(["Hello", "World"])
+        chunks = [output async for output in llm.chat_stream([{"role": "user", "content": "Hello"}], PARAMS)]
+        answer = await llm.chat([{"role": "user", "content": "Hello"}], PARAMS)
+    assert result.finished
+    assert [output.prompt for output in results] == ["Hello", "World"]
+    assert chunks[-1].text == answer.text
+    await asyncio.sleep(0)
