@@ -1,0 +1,1 @@
+"""Speed, measured: one command per table, with hardware, commit, peers and fraction of the roofline."""

@@ -1,0 +1,51 @@
+"""Checkpoint folders of real geometry without weights: `config.json` and a tokenizer, for `load_format="dummy"`."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+_DEMO = Path(__file__).parent.parent / "src" / "octavo" / "demo"
+
+QWEN3_0_6B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
+    """Write `config` and the demo model's tokenizer to `folder`; prompts are token ids anyway."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(_DEMO / name, folder / name)
+    return folder
+
+
+def parameter_counts(config: dict[str, Any]) -> tuple[int, int]:
+    """Return (weights of all layers, weights of the embedding table, which is also the LM head here)."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    layer = hidden * (query + 2 * key) + query * hidden + 3 * hidden * config["intermediate_size"]
+    return config["num_hidden_layers"] * layer, config["vocab_size"] * hidden
+
+
+def kv_bytes_per_token(config: dict[str, Any], dtype_bytes: int = 2) -> int:
+    """Return the KV memory of one token in all layers."""
+    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * dtype_bytes

@@ -1,0 +1,1 @@
+"""Offline batches: decode and prefill tables beside a peer."""

@@ -1,0 +1,73 @@
+"""The arithmetic of memory: what is refused before loading, and how many blocks come of what is left."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.models.tiny import TINY_MODELS, TinyModel
+
+from octavo.config.engine import CacheConfig
+from octavo.config.hf import read_model_config
+from octavo.config.model import ModelConfig
+from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.errors import InsufficientMemoryError
+from octavo.loader.hub import resolve_model
+from octavo.worker.memory import check_weights_fit, choose_num_blocks, count_parameters, kv_budget
+
+SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, dtype_bytes=2)
+CACHE = CacheConfig(block_size=16, num_kv_blocks=None, gpu_memory_utilization=None, enable_prefix_caching=True)
+
+
+@pytest.fixture
+def model() -> ModelConfig:
+    return replace(read_model_config(resolve_model("demo"), model="demo"), max_model_len=100)
+
+
+def report(kv_bytes: int) -> MemoryReport:
+    return MemoryReport(
+        total_bytes=1 << 30, budget_bytes=1 << 29, weights_bytes=0, activation_bytes=0, kv_bytes=kv_bytes
+    )
+
+
+@pytest.mark.parametrize("tiny", TINY_MODELS, ids=lambda tiny: tiny.name)
+def test_parameters_are_counted_as_transformers_counts_them(tiny: TinyModel, tmp_path: Path) -> None:
+    reference = tiny.save(tmp_path)
+    expected = sum(parameter.numel() for parameter in reference.parameters())
+    assert count_parameters(read_model_config(tmp_path, model="tiny")) == expected
+
+
+def test_a_model_that_cannot_fit_is_refused_with_both_numbers(model: ModelConfig) -> None:
+    check_weights_fit(model, 100, 100)
+    with pytest.raises(InsufficientMemoryError, match=r"demo: 5 M weights in .* need 2\.00 GiB.* may use 1\.00 GiB"):
+        check_weights_fit(model, 2 << 30, 1 << 30)
+
+
+def test_blocks_fill_what_is_left_but_no_more_than_is_useful(model: ModelConfig) -> None:
+    assert SPEC.bytes_per_block == 2 * 2 * 2 * 8 * 16 * 2
+    assert choose_num_blocks(model, CACHE, SPEC, report(50 * SPEC.bytes_per_block + 1), 8) == 50
+    # Seven blocks hold 100 tokens; eight such requests, and as much again for cached prefixes.
+    assert choose_num_blocks(model, CACHE, SPEC, report(10**12), 8) == 2 * 8 * 7
+
+
+def test_an_override_counts_whatever_the_memory(model: ModelConfig) -> None:
+    assert choose_num_blocks(model, replace(CACHE, num_kv_blocks=9), SPEC, report(0), 8) == 9
+
+
+def test_less_than_one_full_request_is_refused_with_the_way_out(model: ModelConfig) -> None:
+    with pytest.raises(InsufficientMemoryError, match="max_model_len to at most 96"):
+        choose_num_blocks(model, CACHE, SPEC, report(6 * SPEC.bytes_per_block), 8)
+
+
+def test_the_log_says_what_the_memory_is_worth(model: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        choose_num_blocks(model, CACHE, SPEC, report(50 * SPEC.bytes_per_block), 8)
+    assert "50 blocks of 16 tokens" in caplog.text
+    assert "800 tokens, or 8.0 requests of the full 100 tokens" in caplog.text
+
+
+def test_the_kv_budget_is_the_smaller_of_share_and_free_memory() -> None:
+    gib = 1 << 30
+    assert kv_budget(8 * gib, 100 * gib, 2 * gib, gib) == 5 * gib
+    assert kv_budget(8 * gib, 3 * gib, 2 * gib, gib) == 2 * gib - (128 << 20)
+    assert kv_budget(8 * gib, gib, 9 * gib, gib) == 0
