@@ -94,6 +94,15 @@ def test_survivors_beyond_the_first_view_are_found(vocab_size: int, filters: dic
         assert token_id == _draw_by_sorting(row.double(), params)
 
 
+def test_top_p_waits_until_all_that_equals_the_kth_is_in_view() -> None:
+    """Top-k 20 keeps 10 + 1,000 tokens here; 2 % of their mass is more than the first ten weigh."""
+    logits = torch.tensor([1.0] * 10 + [0.9] * 1000)
+    params = [SamplingParams(seed=seed, top_k=20, top_p=0.02) for seed in range(4)]
+    drawn = sample(logits.expand(4, -1).contiguous(), params).token_ids.tolist()
+    assert drawn == [_draw_by_sorting(logits.double(), one) for one in params]
+    assert max(drawn) >= 256
+
+
 def _draw_by_sorting(logits: torch.Tensor, params: SamplingParams) -> int:
     weights = (logits - logits.max()).exp()
     if 0 < params.top_k < len(logits):

@@ -10,19 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import BoolArray, Int32Array
-from octavo.sampling.filters import Filters, draw_filtered
+from octavo.sampling.draw import Wishes, draw
 from octavo.sampling.logprobs import token_logprobs
-from octavo.sampling.mass import relative_logits
-from octavo.sampling.noise import NoiseKeys, gumbel_for_all
 from octavo.sampling.rows import SamplingRows
-
-IndexArray = NDArray[np.int64]
 
 # Logits drawn at once. On a CPU float64 intermediates of more fall out of the cache; elsewhere memory is the limit.
 _CPU_SLICE = 2**18
@@ -69,80 +64,46 @@ class _Step:
         """Replace the arg-max by what each row asked for, one kind of row after the other."""
         is_edited, is_filtered = self._records["is_edited"], self._records["is_filtered"]
         is_greedy = self._records["temperature"] == 0.0
-        self._draw_where(is_edited & is_greedy)
-        self._draw_where(~is_greedy & is_filtered)
-        self._draw_where(~is_greedy & ~is_filtered)
+        for is_alike in (is_greedy & is_edited, ~is_greedy & is_filtered, ~is_greedy & ~is_filtered):
+            for part in self._slices(is_alike):
+                wishes = Wishes.of(self._records[part], self._output_indices[part], self._logits.device)
+                self.token_ids[part] = draw(self._edited(part), wishes)
 
     def rate_all(self) -> dict[int, TokenLogprobs]:
-        """Return the log-probabilities of every row that asked for them."""
-        wanted = [at for at in (self._records["num_logprobs"] >= 0).nonzero()[0].tolist() if at not in self.errors]
+        """Return the log-probabilities of every row that asked for them and has a token."""
+        counts = self._records["num_logprobs"].tolist()
         return {
-            at: token_logprobs(self._logits[at], int(self.token_ids[at]), int(self._records["num_logprobs"][at]))
-            for at in wanted
+            at: token_logprobs(self._logits[at], int(self.token_ids[at]), count)
+            for at, count in enumerate(counts)
+            if count >= 0 and at not in self.errors
         }
 
-    def _draw_where(self, is_wanted: BoolArray) -> None:
-        """Draw for rows that are all greedy, all filtered, or all neither: `is_wanted` [L]."""
-        positions = [at for at in is_wanted.nonzero()[0].tolist() if at not in self.errors]
-        for part in self._slices(positions):
-            self.token_ids[part] = self._draw(self._edited(part), part)
-
-    def _draw(self, logits: Tensor, part: IndexArray) -> Tensor:
-        """Return a token for each row of `logits` [S, V]: [S]."""
-        kind = self._records[part[0]]
-        if kind["temperature"] == 0.0:
-            return logits.max(-1).indices
-        keys = self._noise_keys(part)
-        if kind["is_filtered"]:
-            return draw_filtered(logits, self._filters(part), keys)
-        scores = relative_logits(logits, self._column("temperature", part))  # [S, V]
-        return (scores + gumbel_for_all(keys, logits.shape[1])).argmax(-1)
-
-    def _edited(self, part: IndexArray) -> Tensor:
-        """Return the rows' logits after their edits [S, V]: a copy wherever something is edited."""
-        logits = self._logits[part] if len(part) > 1 else self._logits[part[0], None]
-        is_edited = self._records["is_edited"][part]
-        if not is_edited.any():
-            return logits
-        logits = logits.clone() if len(part) == 1 else logits
-        for at in is_edited.nonzero()[0].tolist():
-            position = part[at]
-            self._rows.edits_of(int(self._row_ids[position])).apply(logits[at], int(self._output_indices[position]))
-        largest = logits.amax(-1)  # [S]
-        self._check(part, largest)
-        # A row that bans every token has no distribution: give it a flat one, whose token will be ignored.
-        return logits.masked_fill_(largest.isfinite().logical_not_()[:, None], 0.0)
-
-    def _check(self, part: IndexArray, largest: Tensor) -> None:
-        """Note an error for each row whose largest logit, `largest` [S], is not finite."""
-        for at in largest.isfinite().logical_not_().nonzero()[:, 0].tolist():
-            self.errors[int(part[at])] = _why_not(float(largest[at]))
-
-    def _slices(self, positions: list[int]) -> Iterator[IndexArray]:
-        """Cut rows into parts whose intermediates fit where they should."""
+    def _slices(self, is_wanted: BoolArray) -> Iterator[NDArray[np.int64]]:
+        """Cut the wanted rows [L], less those that failed, into parts whose intermediates fit where they should."""
+        positions = np.array([at for at in is_wanted.nonzero()[0].tolist() if at not in self.errors], dtype=np.int64)
         limit = _CPU_SLICE if self._logits.device.type == "cpu" else _DEVICE_SLICE
         size = max(1, limit // self._logits.shape[1])
         for start in range(0, len(positions), size):
-            yield np.array(positions[start : start + size])
+            yield positions[start : start + size]
 
-    def _noise_keys(self, part: IndexArray) -> NoiseKeys:
-        indices = torch.from_numpy(self._output_indices[part].astype(np.int64))
-        return NoiseKeys(
-            seed_low=self._column("seed_low", part),
-            seed_high=self._column("seed_high", part),
-            output_indices=indices.to(self._logits.device),
-        )
+    def _edited(self, part: NDArray[np.int64]) -> Tensor:
+        """Return the rows' logits after their edits [S, V]: a copy wherever something is edited."""
+        is_edited = self._records["is_edited"][part]
+        if not is_edited.any():
+            return self._logits[part] if len(part) > 1 else self._logits[part[0], None]  # one row: a view
+        logits = self._logits[part]  # a copy
+        for at in is_edited.nonzero()[0].tolist():
+            edits = self._rows.edits_of(int(self._row_ids[part[at]]))
+            edits.apply(logits[at], int(self._output_indices[part[at]]))
+        largest = logits.amax(-1)  # [S]
+        self._check(part, largest)
+        # A row that bans every token has no distribution: a flat one gives it a token, which nobody will read.
+        return logits.masked_fill_(largest.isfinite().logical_not_()[:, None], 0.0)
 
-    def _filters(self, part: IndexArray) -> Filters:
-        return Filters(
-            temperatures=self._column("temperature", part),
-            top_k=self._column("top_k", part),
-            top_p=self._column("top_p", part),
-            min_p=self._column("min_p", part),
-        )
-
-    def _column(self, name: str, part: IndexArray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._records[name][part])).to(self._logits.device)
+    def _check(self, part: NDArray[np.int64], largest: Tensor) -> None:
+        """Note an error for each row whose largest logit, `largest` [S], is not finite."""
+        for at in largest.isfinite().logical_not_().nonzero()[:, 0].tolist():
+            self.errors[int(part[at])] = _why_not(float(largest[at]))
 
 
 def _why_not(largest: float) -> str:
