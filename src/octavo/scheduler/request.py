@@ -37,6 +37,7 @@ class Request:
 
     __slots__ = (
         "_message",
+        "aged_class",
         "arrival_index",
         "block_root",
         "max_num_tokens",
@@ -53,6 +54,7 @@ class Request:
         self._message = message
         self.arrival_index = arrival_index
         self.priority = message.priority
+        self.aged_class = self.priority  # as it was when it was let in: what it waited counts while it runs, too
         self.status = RequestStatus.WAITING
         self.row: int | None = None
         self.token_ids: Int32Array = np.array(message.prompt_token_ids, dtype=np.int32)
@@ -97,4 +99,4 @@ class Request:
     @property
     def order(self) -> tuple[int, int]:
         """Smaller runs first; the largest of the running is preempted first."""
-        return self.priority, self.arrival_index
+        return self.aged_class, self.arrival_index

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from octavo.sampling_params import RequestPriority
 from octavo.scheduler.request import Request
 
+_MAX_DEAD_ENTRIES = 64  # beyond as many as there are live ones
+
 
 class RequestQueue:
     """One heap per priority class, ordered by arrival; the heads compete, and waiting lifts a head class by class.
@@ -29,6 +31,8 @@ class RequestQueue:
         """Forget a waiting request, whose status must have become final."""
         assert request.status.is_final
         self._num_removed += 1
+        if self._num_removed > len(self) + _MAX_DEAD_ENTRIES:
+            self._drop_removed()
 
     def peek(self, now_s: float) -> Request | None:
         """Return the request to admit next: the best (aged class, arrival) among the heads."""
@@ -40,10 +44,22 @@ class RequestQueue:
         _, popped = heapq.heappop(self._classes[request.priority])
         assert popped is request
 
+    def aged_class(self, request: Request, now_s: float) -> int:
+        """Return the class that a request has by now: one better for each `ageing_s` since it came."""
+        waited_s = max(0.0, now_s - request.arrival_time_s)
+        return request.priority - int(waited_s / self._ageing_s)
+
     def in_order(self, now_s: float) -> Iterator[Request]:
         """Yield all that wait, in order. For people and tests; costs a sort."""
         waiting = [request for entries in self._classes for _, request in entries if not request.status.is_final]
         yield from sorted(waiting, key=lambda request: self._aged_order(request, now_s))
+
+    def _drop_removed(self) -> None:
+        """Make room: callers that gave up while nothing moved must not pile up."""
+        for entries in self._classes:
+            entries[:] = [entry for entry in entries if not entry[1].status.is_final]
+            heapq.heapify(entries)
+        self._num_removed = 0
 
     def _head(self, entries: list[tuple[int, Request]]) -> Request | None:
         while entries and entries[0][1].status.is_final:
@@ -52,5 +68,4 @@ class RequestQueue:
         return entries[0][1] if entries else None
 
     def _aged_order(self, request: Request, now_s: float) -> tuple[int, int]:
-        waited_s = max(0.0, now_s - request.arrival_time_s)
-        return request.priority - int(waited_s / self._ageing_s), request.arrival_index
+        return self.aged_class(request, now_s), request.arrival_index

@@ -6,8 +6,9 @@ arrival). If blocks run out, the worst of the running is preempted: its blocks a
 later from the front of its class. `schedule` may run again before the answer of the last step is here: the token
 that a step will sample counts at once, as a token in flight.
 
-What lives elsewhere: columns of progress in `running`, waiting order in `request_queue`, blocks in `block_manager`,
-the step being put together in `draft`, ends of requests in `stop`, the two messages in `contracts`.
+What lives elsewhere: columns of progress in `running`, waiting order in `request_queue`, who is let in in `admission`,
+blocks in `block_manager`, the step being put together in `draft`, its answer in `progress`, ends of requests in `stop`,
+the two messages in `contracts`.
 """
 
 import threading
@@ -22,7 +23,8 @@ from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, Finish
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.contracts.stats import SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.scheduler.block_manager import BlockManager, CachedPrefix
+from octavo.scheduler.admission import Admission
+from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.budget import split_budget
 from octavo.scheduler.draft import StepDraft, StepInFlight
 from octavo.scheduler.progress import StepNews
@@ -48,6 +50,7 @@ class Scheduler:
         self.blocks = blocks
         self.waiting = RequestQueue(config.ageing_s)
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
+        self._admission = Admission(self.waiting, self.running, blocks)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
         self._requests: dict[str, Request] = {}  # all that wait or run
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
@@ -67,7 +70,7 @@ class Scheduler:
         self._assert_owner()
         assert message.request_id not in self._requests, f"request {message.request_id!r} is here already"
         request = Request(message, self._num_arrived, self._max_model_len)
-        assert request.num_prompt_tokens < request.max_num_tokens <= self._max_model_len
+        assert 0 < request.num_prompt_tokens < request.max_num_tokens <= self._max_model_len
         assert self.blocks.blocks_for(request.max_num_tokens) <= self.blocks.num_blocks
         self._num_arrived += 1
         self._requests[message.request_id] = request
@@ -99,7 +102,7 @@ class Scheduler:
         num_preemptions = self._num_preemptions
         num_tokens = self._schedule_running(draft)
         if self._num_preemptions == num_preemptions:
-            self._admit_waiting(draft, self._max_num_batched_tokens - num_tokens)
+            self._admission.admit(draft, self._max_num_batched_tokens - num_tokens, self._clock())
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
         step = draft.book(self._num_steps, forgotten, self._clock())
@@ -134,38 +137,6 @@ class Scheduler:
         counts = split_budget(target - running.num_computed[rows], self._max_num_batched_tokens)
         has_work = counts > 0
         return (rows, counts) if has_work.all() else (rows[has_work], counts[has_work])
-
-    def _admit_waiting(self, draft: StepDraft, budget: int) -> None:
-        """Move waiting requests into rows while budget, rows and blocks last; the first that does not fit ends it."""
-        now_s = self._clock()
-        while budget > 0 and self.running.has_room:
-            request = self.waiting.peek(now_s)
-            if request is None or not self._admit(request):
-                break
-            budget -= draft.add_admitted(request, budget)
-
-    def _admit(self, request: Request) -> bool:
-        """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway.
-
-        A block for each running request is left, or admission would cause the next preemption.
-        """
-        prefix = CachedPrefix(block_ids=[], last_hash=request.block_root)
-        if request.may_use_cached_prefix:
-            prefix = self.blocks.find_prefix(request.token_ids, request.block_root)
-        num_new_blocks = self.blocks.blocks_for(len(request.token_ids)) - prefix.num_blocks
-        if num_new_blocks + len(self.running) > self.blocks.num_free_after_acquire(prefix):
-            return False
-        self.waiting.pop(request)
-        self.blocks.acquire(prefix, len(request.token_ids))
-        last_block = prefix.block_ids[-1] if prefix.block_ids else None
-        block_ids = prefix.block_ids + self.blocks.allocate_blocks(num_new_blocks, after=last_block)
-        self.running.add(
-            request,
-            block_ids,
-            num_cached_blocks=prefix.num_blocks,
-            last_hash=prefix.last_hash,
-        )
-        return True
 
     def _preempt(self, request: Request) -> None:
         """Free a running request's blocks and row. What it has sampled stays known; the rest is computed again."""

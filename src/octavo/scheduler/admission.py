@@ -1,0 +1,72 @@
+"""From waiting to running: who gets a row and blocks in this step."""
+
+from dataclasses import dataclass
+
+from octavo.scheduler.block_manager import BlockManager, CachedPrefix
+from octavo.scheduler.draft import StepDraft
+from octavo.scheduler.request import Request
+from octavo.scheduler.request_queue import RequestQueue
+from octavo.scheduler.running import RunningRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why the first in line did not fit. It is kept, so that a long prompt is not hashed again in every step."""
+
+    request: Request
+    num_spare_blocks: int
+    missing_name: bytes | None  # its first block that was not in the cache
+
+
+class Admission:
+    """Owned by the scheduler, which says when; this one decides who."""
+
+    def __init__(self, waiting: RequestQueue, running: RunningRows, blocks: BlockManager) -> None:
+        self._waiting = waiting
+        self._running = running
+        self._blocks = blocks
+        self._refusal: Refusal | None = None
+
+    def admit(self, draft: StepDraft, budget: int, now_s: float) -> None:
+        """Move waiting requests into rows while budget, rows and blocks last; the first that does not fit ends it."""
+        while budget > 0 and self._running.has_room:
+            request = self._waiting.peek(now_s)
+            if request is None or self._is_still_refused(request) or not self._try(request, now_s):
+                break
+            budget -= draft.add_admitted(request, budget)
+
+    @property
+    def _num_spare_blocks(self) -> int:
+        """Free blocks but one for each running request, or admission would cause the next preemption."""
+        return self._blocks.num_free_blocks - len(self._running)
+
+    def _is_still_refused(self, request: Request) -> bool:
+        """True when nothing has changed for the better since: no more room, no more of its prompt in the cache."""
+        refusal = self._refusal
+        return (
+            refusal is not None
+            and refusal.request is request
+            and self._num_spare_blocks <= refusal.num_spare_blocks
+            and not (refusal.missing_name and self._blocks.is_cached(refusal.missing_name))
+        )
+
+    def _try(self, request: Request, now_s: float) -> bool:
+        """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway."""
+        prefix = CachedPrefix(block_ids=[], last_hash=request.block_root)
+        if request.may_use_cached_prefix:
+            prefix = self._blocks.find_prefix(request.token_ids, request.block_root)
+        num_new_blocks = self._blocks.blocks_for(len(request.token_ids)) - prefix.num_blocks
+        num_spare_blocks = self._num_spare_blocks
+        if num_new_blocks + self._blocks.num_unowned(prefix) > num_spare_blocks:
+            self._refusal = Refusal(
+                request=request, num_spare_blocks=num_spare_blocks, missing_name=prefix.missing_name
+            )
+            return False
+        self._refusal = None
+        self._waiting.pop(request)
+        request.aged_class = self._waiting.aged_class(request, now_s)
+        self._blocks.acquire(prefix, len(request.token_ids))
+        last_block = prefix.block_ids[-1] if prefix.block_ids else None
+        block_ids = prefix.block_ids + self._blocks.allocate_blocks(num_new_blocks, after=last_block)
+        self._running.add(request, block_ids, num_cached_blocks=prefix.num_blocks, last_hash=prefix.last_hash)
+        return True
