@@ -6,11 +6,8 @@ import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 
+# A backend's own work list for one step, made once and shared by all layers. Opaque to everyone else.
 PlanT = TypeVar("PlanT")
-
-
-class AttentionPlan(Protocol):
-    """A backend's own work list for one step, made once and shared by all layers. Opaque to everyone else."""
 
 
 class AttentionBackend(Protocol[PlanT]):

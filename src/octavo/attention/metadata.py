@@ -1,6 +1,7 @@
 """`ForwardBatch`: one step as tensors. Made by the worker, passed as an argument, dropped after the step.
 
-Legend: T = tokens computed in this step, R = requests in it, B = most blocks any of them holds, L = rows that get logits.
+Legend: T = tokens computed in this step, R = requests in it, B = most blocks any of them holds, L = rows that get
+logits.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,41 @@
+"""What the device manager wants to know of a kind of device. One file per kind answers it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """A moment's reading."""
+
+    total_bytes: int  # what this process may use at most, were nobody else there
+    free_bytes: int  # of those, what could be allocated now
+
+
+class DeviceKind(Protocol):
+    """One kind of device, asked about its current one."""
+
+    name: str  # torch's device type
+    default_memory_utilization: float  # share of the memory that Octavo takes when nobody says
+
+    def is_available(self) -> bool:
+        """Say whether this machine, with this build of torch, has such a device."""
+        ...
+
+    def memory(self) -> DeviceMemory:
+        """Read total and free memory."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on the device is done."""
+        ...
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Say whether weights and activations may have this dtype."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Return facts for people, by name."""
+        ...

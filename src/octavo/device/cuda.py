@@ -1,0 +1,35 @@
+"""NVIDIA and AMD GPUs, which torch calls cuda."""
+
+import torch
+
+from octavo.device.base import DeviceMemory
+
+
+class CudaKind:
+    """See `DeviceKind`."""
+
+    name = "cuda"
+    default_memory_utilization = 0.9
+
+    def is_available(self) -> bool:
+        return torch.cuda.is_available()
+
+    def memory(self) -> DeviceMemory:
+        """Read the device's memory; what torch has cached but not given out counts as free."""
+        free, total = torch.cuda.mem_get_info()
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return DeviceMemory(total_bytes=total, free_bytes=free + cached)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()
+
+    def describe(self) -> dict[str, str]:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return {
+            "processor": properties.name,
+            "compute capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": str(properties.multi_processor_count),
+        }

@@ -1,0 +1,33 @@
+"""Apple's GPUs, which torch calls mps. They share the machine's RAM."""
+
+import platform
+
+import torch
+
+from octavo.device.base import DeviceMemory
+
+
+class MpsKind:
+    """See `DeviceKind`."""
+
+    name = "mps"
+    default_memory_utilization = 0.7
+
+    def is_available(self) -> bool:
+        return torch.backends.mps.is_available()
+
+    def memory(self) -> DeviceMemory:
+        """Read what Metal recommends as the most to use, and what of it is not taken yet."""
+        total = torch.mps.recommended_max_memory()
+        return DeviceMemory(total_bytes=total, free_bytes=max(0, total - torch.mps.driver_allocated_memory()))
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return dtype in (torch.float32, torch.float16) or (
+            dtype == torch.bfloat16 and torch.backends.mps.is_macos_or_newer(14, 0)
+        )
+
+    def describe(self) -> dict[str, str]:
+        return {"processor": f"{platform.processor() or platform.machine()} (Metal)"}

@@ -1,0 +1,30 @@
+"""Intel GPUs, which torch calls xpu."""
+
+import torch
+
+from octavo.device.base import DeviceMemory
+
+
+class XpuKind:
+    """See `DeviceKind`."""
+
+    name = "xpu"
+    default_memory_utilization = 0.9
+
+    def is_available(self) -> bool:
+        return torch.xpu.is_available()
+
+    def memory(self) -> DeviceMemory:
+        """Read the device's memory; what torch has cached but not given out counts as free."""
+        free, total = torch.xpu.mem_get_info()
+        cached = torch.xpu.memory_reserved() - torch.xpu.memory_allocated()
+        return DeviceMemory(total_bytes=total, free_bytes=free + cached)
+
+    def synchronize(self) -> None:
+        torch.xpu.synchronize()
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.bfloat16 or torch.xpu.is_bf16_supported()
+
+    def describe(self) -> dict[str, str]:
+        return {"processor": torch.xpu.get_device_name()}

@@ -1,0 +1,72 @@
+"""`Kernels`: the ops that layers are made of, and the choice of who computes them.
+
+Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
+I = intermediate size.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLinear:
+    """The weights of a linear map, ready to compute. Only the kernels that packed it know the layout of `weight`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None  # [N]
+    num_outputs: int  # N
+
+
+class Kernels(Protocol):
+    """All ops of one device and dtype. An object given to layers at construction; stateless, safe to share.
+
+    Every op leaves its arguments as they are. What each computes is written down in `kernels/reference.py`.
+    """
+
+    name: str
+    is_row_invariant: bool  # a row's result has the same bits whatever other rows are computed with it
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """Bring weight [N, K] and bias [N] into the layout that `linear` reads. Once, at load."""
+        ...
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """Map x [T, K] to [T, N]."""
+        ...
+
+    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Return the rows [T, D] of table [V, D] that ids [T] name."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise x [..., D] over its last dimension and scale by weight [D]."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (normalised x + residual, x + residual), each [T, D]."""
+        ...
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Map gate_up [T, 2 * I], gate first, to silu(gate) * up, [T, I]."""
+        ...
+
+    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotate x [T, H, D] by cos, sin [T, D / 2] float32: element i pairs with element i + D / 2."""
+        ...
+
+
+# (device type, dtype) -> module and class. What is not listed is computed by the reference, wherever torch runs.
+_REFERENCE = ("octavo.kernels.reference", "ReferenceKernels")
+_KERNELS: dict[tuple[str, torch.dtype], tuple[str, str]] = {}
+
+
+def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Return the best kernels there are for this device and dtype."""
+    module, class_name = _KERNELS.get((device.type, dtype), _REFERENCE)
+    kernels: Kernels = getattr(import_module(module), class_name)()
+    return kernels

@@ -1,0 +1,56 @@
+"""Every op in plain torch: the specification that faster forms are tested against. Runs on any device.
+
+Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
+I = intermediate size.
+
+Arithmetic is in float32 and rounded once, at the end, to the dtype of the input.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from octavo.kernels.dispatch import PackedLinear
+
+
+class ReferenceKernels:
+    """See `Kernels` for shapes."""
+
+    name = "torch-reference"
+    is_row_invariant = False  # torch chooses its way through a matmul by the number of rows
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """Keep the plain layout, [N, K]."""
+        return PackedLinear(weight=weight, bias=bias, num_outputs=weight.shape[0])
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """x @ weight.T + bias, accumulated in float32."""
+        return F.linear(x, packed.weight, packed.bias)
+
+    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """table[ids]."""
+        return table.index_select(0, ids)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # [..., 1]
+        return (wide * scale * weight.float()).to(x.dtype)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum is rounded to the dtype, as later layers read it; the norm is taken of the rounded sum."""
+        total = x + residual
+        return self.rms_norm(total, weight, eps), total
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate / (1 + exp(-gate)) * up (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
+        gate, up = gate_up.float().chunk(2, dim=-1)  # [T, I] each
+        return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Turn the pair (x[i], x[i + D / 2]) by the angle of its position and i (Su et al. 2021, arXiv:2104.09864)."""
+        first, second = x.float().chunk(2, dim=-1)  # [T, H, D / 2] each
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D / 2]
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned.to(x.dtype)
