@@ -1,0 +1,209 @@
+"""Checkpoints good and bad: each way to break one gives a `CheckpointError` that names what is wrong."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models.paged import PagedRunner, load
+from tests.models.tiny import TINY_MODELS
+
+from octavo.config.engine import LoadConfig
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.loader.base import get_model_loader
+
+TOKENS = [5, 9, 33, 60, 4]
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an untied Qwen3 checkpoint that no test changes."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    next(case for case in TINY_MODELS if case.name == "qwen3").save(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """Return a copy of the checkpoint, to be broken."""
+    return Path(shutil.copytree(saved, tmp_path / "checkpoint"))
+
+
+def logits_of(folder: Path) -> torch.Tensor:
+    return PagedRunner(load(folder)).step({0: TOKENS})[0]
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Split the one file into three with an index; return the index's map."""
+    tensors = load_file(folder / "model.safetensors")
+    weight_map = {name: f"model-{index % 3 + 1:05d}-of-00003.safetensors" for index, name in enumerate(tensors)}
+    for file_name in set(weight_map.values()):
+        part = {name: tensors[name] for name, its_file in weight_map.items() if its_file == file_name}
+        save_file(part, folder / file_name, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    write_index(folder, weight_map)
+    return weight_map
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_shards_are_the_same_model(saved: Path, folder: Path) -> None:
+    shard(folder)
+    assert torch.equal(logits_of(folder), logits_of(saved))
+
+
+def test_dtypes_convert(saved: Path, folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({name: value.double() for name, value in tensors.items()}))
+    assert torch.equal(logits_of(folder), logits_of(saved))
+    edit_tensors(folder, lambda tensors: tensors.update({name: value.bfloat16() for name, value in tensors.items()}))
+    # bf16 keeps 8 bits, so weights move by up to 1/512 of themselves; logits reach 6.
+    torch.testing.assert_close(logits_of(folder), logits_of(saved), atol=0.3, rtol=0)
+    assert not torch.equal(logits_of(folder), logits_of(saved))
+
+
+def test_documented_buffers_and_a_redundant_head_are_left_alone(tmp_path: Path) -> None:
+    next(case for case in TINY_MODELS if case.name == "llama-tied").save(tmp_path)
+    before = logits_of(tmp_path)
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(5),
+        "model.rotary_emb.inv_freq": torch.zeros(5),
+        "lm_head.weight": torch.zeros(97, 36),
+    }
+    edit_tensors(tmp_path, lambda tensors: tensors.update(extra))
+    assert torch.equal(logits_of(tmp_path), before)
+
+
+def test_missing_tensor(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.pop(Q_PROJ))
+    with pytest.raises(CheckpointError, match=rf"tensor '{Q_PROJ}' of shape \[60, 36\] is missing$"):
+        load(folder)
+    edit_tensors(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"is missing \(and 1 more\)"):
+        load(folder)
+
+
+def test_wrong_shape(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({Q_PROJ: torch.zeros(60, 35)}))
+    with pytest.raises(CheckpointError, match=rf"'{Q_PROJ}': shape \[60, 36\] is expected, found \[60, 35\]"):
+        load(folder)
+
+
+def test_tensor_without_a_place(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.sinks": torch.zeros(6)}))
+    with pytest.raises(CheckpointError, match=r"'model.layers.0.self_attn.sinks' has no place in Qwen3ForCausalLM"):
+        load(folder)
+
+
+def test_tensor_of_a_dtype_that_holds_no_weights(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({Q_PROJ: torch.zeros(60, 36, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=rf"'{Q_PROJ}': dtype torch.int8 cannot be loaded"):
+        load(folder)
+
+
+def test_dtype_that_nobody_knows(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"Q32"'))
+    with pytest.raises(CheckpointError, match=r"model.safetensors: truncated or malformed: .*Q32"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_file(folder: Path, keep: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"model.safetensors: truncated or malformed"):
+        load(folder)
+
+
+def test_malformed_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + b"[" + content[9:])
+    with pytest.raises(CheckpointError, match=r"model.safetensors: truncated or malformed"):
+        load(folder)
+
+
+def test_missing_shard(folder: Path) -> None:
+    shard(folder)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003.safetensors: missing, although .* lists it"):
+        load(folder)
+
+
+def test_shard_without_a_tensor_that_the_index_lists(folder: Path) -> None:
+    weight_map = shard(folder)
+    write_index(
+        folder, {**weight_map, Q_PROJ: next(file for file in weight_map.values() if file != weight_map[Q_PROJ])}
+    )
+    with pytest.raises(CheckpointError, match=rf"tensor '{Q_PROJ}' is missing, although .* lists it here"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({}, "weight_map=None: tensor names and their files"),
+        ([], r"weight_map=\[\]: an object"),
+        ({"lm_head.weight": 3}, "lm_head.weight=3: a string"),
+        ({"lm_head.weight": "../model.safetensors"}, "the name of a file in the same folder"),
+    ],
+)
+def test_bad_index(folder: Path, weight_map: object, message: str) -> None:
+    write_index(folder, weight_map)
+    with pytest.raises(CheckpointError, match=f"index.json.*{message}"):
+        load(folder)
+
+
+def test_index_that_is_not_json(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"index\.json: not valid JSON"):
+        load(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"neither model.safetensors nor model.safetensors.index.json$"):
+        load(folder)
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin is in a format that this version does not read"):
+        load(folder)
+
+
+def test_unknown_architecture(folder: Path) -> None:
+    edit_config(folder, architectures=["Qwen4ForCausalLM"])
+    with pytest.raises(
+        UnsupportedModelError, match=r"'Qwen4ForCausalLM' is not supported; supported: Llama.*did you mean"
+    ):
+        load(folder)
+
+
+def test_configuration_that_does_not_match_the_weights(folder: Path) -> None:
+    edit_config(folder, intermediate_size=46)
+    with pytest.raises(CheckpointError, match=r"shape \[\d+, \d+\] is expected, found"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("load_format", "message"), [("gguf", "not read by this version yet"), ("zip", "unknown; one of auto, safetensors")]
+)
+def test_other_formats(load_format: str, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"load_format='{load_format}': {message}"):
+        get_model_loader(LoadConfig(load_format=load_format, seed=0))  # type: ignore[arg-type]

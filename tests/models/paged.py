@@ -1,0 +1,106 @@
+"""A worker in miniature: runs a model on requests whose KV blocks lie scattered over the pool.
+
+Legend: T = tokens of the step, V = vocabulary.
+"""
+
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.selector import select_attention
+from octavo.config.engine import LoadConfig
+from octavo.config.hf import read_model_config
+from octavo.kernels.dispatch import select_kernels
+from octavo.layers.context import BuildContext
+from octavo.loader.base import get_model_loader
+from octavo.models.interfaces import CausalLM
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CPU = torch.device("cpu")
+
+
+def make_context(dtype: torch.dtype = torch.float32) -> BuildContext:
+    """Return the build context of a CPU."""
+    kernels, attention = select_kernels(CPU, dtype), select_attention(CPU, dtype)
+    return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU)
+
+
+def load(folder: Path, *, dtype: str = "float32", load_format: str = "auto", seed: int = 0) -> CausalLM:
+    """Load a checkpoint as the worker does."""
+    load_config = LoadConfig(load_format=load_format, seed=seed)  # type: ignore[arg-type]
+    model_config = read_model_config(folder, model=str(folder), dtype=dtype)
+    return get_model_loader(load_config).load_model(model_config, make_context(DTYPES[dtype]))
+
+
+class PagedRunner:
+    """Holds the KV pool and each request's blocks. Requests are numbered 0, 1, ..."""
+
+    def __init__(self, model: CausalLM, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
+        self._model, self._block_size = model, block_size
+        shape = (num_blocks * block_size, model.num_kv_heads, model.head_dim)
+        dtype = model.context.dtype
+        # Rubbish in unwritten slots must not show, so it is large.
+        self._caches = [
+            LayerKVCache(key=torch.full(shape, 1e4, dtype=dtype), value=torch.full(shape, 1e4, dtype=dtype))
+            for _ in range(model.num_layers)
+        ]
+        self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
+        self._blocks: dict[int, list[int]] = {}
+        self._lens: dict[int, int] = {}
+
+    def step(self, tokens: dict[int, list[int]]) -> list[torch.Tensor]:
+        """Append tokens to requests; return each one's logits, [its new tokens, V]."""
+        batch = self._make_batch(tokens)
+        with torch.inference_mode():
+            hidden = self._model.forward(batch, self._caches)  # [T, D]
+            logits = self._model.compute_logits(hidden[batch.logits_indices])  # [T, V]
+        return list(torch.split(logits, [len(new) for new in tokens.values()]))
+
+    def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """Decode greedily, all prompts in one batch."""
+        results: list[list[int]] = [[] for _ in prompts]
+        step = dict(enumerate(prompts))
+        for _ in range(num_tokens):
+            for result, logits in zip(results, self.step(step), strict=True):
+                result.append(int(logits[-1].argmax()))
+            step = {request: [result[-1]] for request, result in enumerate(results)}
+        return results
+
+    def _make_batch(self, tokens: dict[int, list[int]]) -> ForwardBatch:
+        positions: list[int] = []
+        slots: list[int] = []
+        for request, new in tokens.items():
+            start = self._lens.get(request, 0)
+            self._grow(request, start + len(new))
+            positions += range(start, start + len(new))
+            slots += [self._slot(request, position) for position in range(start, start + len(new))]
+        starts = [0, *accumulate(len(new) for new in tokens.values())]
+        seq_lens = [self._lens[request] for request in tokens]
+        return ForwardBatch(
+            input_ids=torch.tensor([token for new in tokens.values() for token in new]),
+            positions=torch.tensor(positions),
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            slot_mapping=torch.tensor(slots),
+            block_table=self._block_table(list(tokens)),
+            logits_indices=torch.arange(starts[-1]),
+            block_size=self._block_size,
+            query_start_loc_list=starts,
+            seq_lens_list=seq_lens,
+        )
+
+    def _grow(self, request: int, length: int) -> None:
+        blocks = self._blocks.setdefault(request, [])
+        while len(blocks) * self._block_size < length:
+            blocks.append(self._free.pop())
+        self._lens[request] = length
+
+    def _slot(self, request: int, position: int) -> int:
+        return self._blocks[request][position // self._block_size] * self._block_size + position % self._block_size
+
+    def _block_table(self, requests: list[int]) -> torch.Tensor:
+        most = max(len(self._blocks[request]) for request in requests)
+        rows = [self._blocks[request] + [0] * (most - len(self._blocks[request])) for request in requests]
+        return torch.tensor(rows, dtype=torch.int32)

@@ -1,0 +1,70 @@
+"""The comparison with transformers has teeth, and tables are whole: no part of a model can be left out unnoticed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.paged import PagedRunner, make_context
+from tests.models.tiny import TINY_MODELS, TinyModel
+
+from octavo.config.engine import LoadConfig
+from octavo.config.hf import read_model_config
+from octavo.config.model import ModelConfig, RopeConfig
+from octavo.errors import UnsupportedModelError
+from octavo.layers.weight_owner import WeightOwner
+from octavo.loader.base import get_model_loader
+from octavo.models.registry import initialize_model
+from octavo.models.weights import weight_slots
+
+TOKENS = [(7 * index) % 90 + 3 for index in range(30)]
+CASES = {case.name: case for case in TINY_MODELS}
+
+
+def load_as(config: ModelConfig) -> torch.Tensor:
+    """Load the checkpoint under this configuration and return logits."""
+    loader = get_model_loader(LoadConfig(load_format="auto", seed=0))
+    return PagedRunner(loader.load_model(config, make_context())).step({0: TOKENS})[0]
+
+
+@pytest.mark.parametrize("name", ["llama-linear", "llama-3.1", "llama-yarn", "llama-yarn-mscale", "qwen2-yarn"])
+def test_rope_scaling_shows_in_the_logits(name: str, tmp_path: Path) -> None:
+    CASES[name].save(tmp_path)
+    config = read_model_config(tmp_path, model=name)
+    plain = replace(config, rope=RopeConfig(theta=config.rope.theta))
+    assert (load_as(config) - load_as(plain)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-windows", "qwen3-mixed-windows"])
+def test_sliding_windows_show_in_the_logits(name: str, tmp_path: Path) -> None:
+    CASES[name].save(tmp_path)
+    config = read_model_config(tmp_path, model=name)
+    windows = config.sliding_windows
+    assert any(windows)
+    wider = tuple(window and window + 1 for window in windows)
+    for changed in (wider, (None,) * len(windows), windows[1:] + windows[:1]):
+        difference = (load_as(config) - load_as(replace(config, sliding_windows=changed))).abs().max()
+        assert difference > 0.1 or changed == windows
+
+
+@pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
+def test_every_weight_has_its_row_in_the_table(case: TinyModel, tmp_path: Path) -> None:
+    reference = case.save(tmp_path)
+    model = initialize_model(read_model_config(tmp_path, model=case.name), make_context())
+    slots = weight_slots(model)
+    # Tied parameters appear once here, as they do in the file.
+    assert {name: slot.shape for name, slot in slots.items()} == {
+        name: tuple(parameter.shape) for name, parameter in reference.named_parameters()
+    }
+    reached = {id(slot.owner) for slot in slots.values()}
+    owners = [module for module in model.modules() if isinstance(module, WeightOwner) and module.weight_shapes()]
+    assert all(id(owner) in reached for owner in owners)
+
+
+def test_registry_names_the_nearest(tmp_path: Path) -> None:
+    CASES["llama"].save(tmp_path)
+    config = replace(read_model_config(tmp_path, model="x"), architecture="Qwen3ForCasualLM")
+    with pytest.raises(
+        UnsupportedModelError, match="'Qwen3ForCasualLM' is not supported; did you mean 'Qwen3ForCausalLM'"
+    ):
+        initialize_model(config, make_context())

@@ -1,0 +1,121 @@
+"""The table of tiny models, one row per architecture and setting, with sizes chosen to be awkward.
+
+transformers builds and saves them; Octavo reads what it saved. Sizes are no multiples of 8, heads are apart from
+hidden / heads, and weights are large enough that every part (biases, norms, windows, scalings) shows in the logits.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 97
+MAX_LEN = 64
+
+_ODD = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 36,
+    "intermediate_size": 45,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": MAX_LEN,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_MULTI_HEAD = {"num_key_value_heads": 6}
+_ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 100.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyModel:
+    """One row: a family of transformers and what differs from the odd sizes above."""
+
+    name: str
+    family: str  # prefix of transformers' classes
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, seed: int = 0) -> Any:
+        """Return transformers' model in float32, with random weights."""
+        config = getattr(transformers, self.family + "Config")(**{**_ODD, **self.settings})
+        config._attn_implementation = "eager"
+        model = getattr(transformers, self.family + "ForCausalLM")(config).eval()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(1.0 + 0.3 * noise if "norm" in name else 0.25 * noise)
+        return model
+
+    def save(self, folder: Path, seed: int = 0) -> Any:
+        """Save a checkpoint to `folder` and return transformers' model of it."""
+        model = self.build(seed)
+        model.save_pretrained(folder)
+        return model
+
+
+TINY_MODELS = [
+    TinyModel(name="llama", family="Llama"),
+    TinyModel(name="llama-multi-head", family="Llama", settings=_MULTI_HEAD),
+    TinyModel(name="llama-gqa-8", family="Llama", settings=_ONE_KV_HEAD_OF_8),
+    TinyModel(name="llama-derived-head-dim", family="Llama", settings={"head_dim": None}),
+    TinyModel(name="llama-tied", family="Llama", settings={"tie_word_embeddings": True}),
+    TinyModel(name="llama-biases", family="Llama", settings={"attention_bias": True, "mlp_bias": True}),
+    TinyModel(
+        name="llama-linear",
+        family="Llama",
+        settings={"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0}},
+    ),
+    TinyModel(
+        name="llama-dynamic",
+        family="Llama",
+        settings={"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0}},
+    ),
+    TinyModel(name="llama-3.1", family="Llama", settings={"rope_parameters": _LLAMA3, "rms_norm_eps": 1e-5}),
+    TinyModel(name="llama-yarn", family="Llama", settings={"rope_parameters": _YARN}),
+    TinyModel(
+        name="llama-yarn-mscale",
+        family="Llama",
+        settings={"rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False}},
+    ),
+    TinyModel(
+        name="llama-yarn-attention-factor",
+        family="Llama",
+        settings={"rope_parameters": {**_YARN, "attention_factor": 0.8, "beta_fast": 8.0, "beta_slow": 0.5}},
+    ),
+    TinyModel(name="mistral", family="Mistral", settings={"sliding_window": None}),
+    TinyModel(name="mistral-window", family="Mistral", settings={"sliding_window": 7}),
+    TinyModel(name="mistral-window-gqa-8", family="Mistral", settings={"sliding_window": 1, **_ONE_KV_HEAD_OF_8}),
+    TinyModel(name="qwen2", family="Qwen2", settings={"tie_word_embeddings": True}),
+    TinyModel(
+        name="qwen2-windows",
+        family="Qwen2",
+        settings={"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "layer_types": None},
+    ),
+    TinyModel(name="qwen2-yarn", family="Qwen2", settings={"rope_parameters": _YARN, **_MULTI_HEAD}),
+    TinyModel(name="qwen3", family="Qwen3"),
+    TinyModel(name="qwen3-tied-gqa-8", family="Qwen3", settings={"tie_word_embeddings": True, **_ONE_KV_HEAD_OF_8}),
+    TinyModel(name="qwen3-biases", family="Qwen3", settings={"attention_bias": True}),
+    TinyModel(
+        name="qwen3-mixed-windows",
+        family="Qwen3",
+        settings={
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+]
