@@ -25,12 +25,7 @@ CASES: list[tuple[RopeConfig, dict[str, Any]]] = [
         {"rope_type": "dynamic", "factor": 2.0},
     ),
     (
-        RopeConfig(
-            theta=5e5,
-            kind="llama3",
-            factor=8.0,
-            original_max_position=8192,  # type: ignore[arg-type]
-        ),
+        RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_position=8192),
         {
             "rope_type": "llama3",
             "factor": 8.0,
@@ -64,7 +59,7 @@ CASES: list[tuple[RopeConfig, dict[str, Any]]] = [
         },
     ),
     (
-        # Both ends of the blend at the last index: a ramp of no width.
+        # Both ends of the blend lie beyond the last index.
         RopeConfig(theta=2.0, kind="yarn", factor=2.0, original_max_position=10**9),
         {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10**9},
     ),
