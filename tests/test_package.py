@@ -1,0 +1,86 @@
+"""The package as a whole: what an import costs, and that version and public names are where they are said to be.
+
+Cost is counted in modules, not in milliseconds: a test that measures time fails on a busy machine.
+"""
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import octavo
+
+# Each of them costs hundreds of milliseconds or pulls in a framework. None may come with the control side.
+FRAMEWORKS = {"torch", "transformers", "tensorflow", "jax", "triton", "scipy", "pandas"}
+# `import octavo` alone needs only the standard library.
+HEAVY = FRAMEWORKS | {
+    "numpy",
+    "msgspec",
+    "zmq",
+    "tokenizers",
+    "safetensors",
+    "jinja2",
+    "huggingface_hub",
+    "rich",
+    "typer",
+}
+
+CONTROL_SIDE = [
+    "octavo.async_llm",
+    "octavo.cli.bench",
+    "octavo.cli.chat",
+    "octavo.cli.env",
+    "octavo.cli.generate",
+    "octavo.cli.main",
+    "octavo.config.args",
+    "octavo.contracts.engine",
+    "octavo.contracts.schedule",
+    "octavo.contracts.step",
+    "octavo.engine.core",
+    "octavo.engine.core_client",
+    "octavo.engine.llm_engine",
+    "octavo.engine.process_client",
+    "octavo.errors",
+    "octavo.executor.base",
+    "octavo.llm",
+    "octavo.loader.hub",
+    "octavo.scheduler.scheduler",
+    "octavo.tokenizer.tokenizer",
+]
+
+
+def modules_after(statement: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter has loaded after `statement`."""
+    program = f"import sys\n{statement}\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_import_octavo_loads_nothing_heavy() -> None:
+    assert modules_after("import octavo") & HEAVY == set()
+
+
+@pytest.mark.parametrize("module", CONTROL_SIDE)
+def test_control_side_does_not_load_torch(module: str) -> None:
+    assert modules_after(f"import {module}") & FRAMEWORKS == set()
+
+
+def test_the_probe_sees_what_is_loaded() -> None:
+    """The two tests above would pass for ever if the probe were blind."""
+    assert "numpy" in modules_after("import octavo.contracts.schedule")
+
+
+def test_version_is_the_one_that_was_installed() -> None:
+    assert octavo.__version__ == version("octavo")
+
+
+@pytest.mark.parametrize("name", octavo.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(octavo, name) is not None
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'octavo' has no attribute 'Engine'"):
+        importlib.import_module("octavo").Engine  # noqa: B018
