@@ -56,13 +56,13 @@ class AsyncLLM:
     @overload
     async def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
     ) -> list[RequestOutput]: ...
     async def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
     ) -> RequestOutput | list[RequestOutput]:
