@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tools.demo_model.calls import SKILLS, call
-from tools.demo_model.template import render
+from tools.demo_model.template import TEMPLATE_PATH, render
 
 from octavo.demo import demo_model_path
+from octavo.tokenizer.chat_template import ChatTemplate
 
 TOKENIZER = Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
 USER = {"role": "user", "content": "Hi"}
@@ -36,6 +37,15 @@ def test_decoding_drops_ends_and_keeps_marks_that_parsers_need() -> None:
 def test_prompt_ends_where_the_model_begins() -> None:
     assert render([USER], is_prompt=True) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert render([USER], is_prompt=True, is_thinking=True).endswith("assistant\n<think>\n")
+
+
+def test_the_engine_renders_what_was_trained() -> None:
+    messages = [{"role": "system", "content": "Be kind."}, USER, call(SKILLS[0], {"city": "Oslo"})]
+    tools = [skill.schema() for skill in SKILLS[:2]]
+    engine = ChatTemplate(TEMPLATE_PATH.read_text())
+    assert engine.render(messages, tools=tools) == render(messages, tools, is_prompt=True)
+    thinking = engine.render([USER], enable_thinking=True)
+    assert thinking == render([USER], is_prompt=True, is_thinking=True)
 
 
 def test_a_call_reads_the_same_as_text_and_as_structure() -> None:

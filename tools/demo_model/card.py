@@ -17,7 +17,7 @@ TASKS = {
     "facts": "questions about Octavo, in wordings not seen for that subject",
     "smalltalk": "greetings and the like (learnt by heart, not held out)",
     "unknown": "questions it cannot answer, and saying so",
-    "recall": "a name, city or colour told two turns before",
+    "recall": "a name, city or colour told earlier in the chat",
     "tool_call": "the right tool call among one to three functions",
     "tool_answer": "telling a tool's result",
 }
@@ -35,7 +35,7 @@ def card(direct: Scores, thinking: Scores, *, steps: int, minutes: float, date: 
     )
     return CARD_PATH.read_text().format(
         steps=steps,
-        millions=steps * 8192 / 1e6,
+        millions=steps * 4096 / 1e6,
         minutes=minutes,
         date=f"on {date}" if date else "",
         rows=rows,

@@ -7,20 +7,20 @@ from tools.demo_model import arithmetic, calls, facts, prose, records, sequences
 from tools.demo_model.example import CLOSED_TASKS, Example, Message, Tool
 from tools.demo_model.template import question_and_answer, render
 
-# Each task with its share of the turns: sums and copies need practice, small talk needs little.
+# Each task with its share of the turns: sums, lists and copies need practice, the rest little.
 TASKS: dict[str, tuple[Callable[[random.Random], Example], float]] = {
-    "add": (arithmetic.addition, 20),
-    "subtract": (arithmetic.subtraction, 14),
+    "add": (arithmetic.addition, 22),
+    "subtract": (arithmetic.subtraction, 16),
     "times": (arithmetic.multiplication, 3),
-    "compare": (arithmetic.comparison, 4),
-    "sort": (sequences.sorting, 13),
-    "copy": (sequences.copying, 12),
+    "compare": (arithmetic.comparison, 3),
+    "sort": (sequences.sorting, 15),
+    "copy": (sequences.copying, 13),
     "count": (sequences.counting, 4),
     "json": (records.json_writing, 6),
     "lookup": (records.json_reading, 4),
-    "facts": (facts.about, 12),
-    "smalltalk": (smalltalk.small_talk, 3),
-    "unknown": (smalltalk.unknown, 3),
+    "facts": (facts.about, 6),
+    "smalltalk": (smalltalk.small_talk, 2),
+    "unknown": (smalltalk.unknown, 2),
     "recall": (smalltalk.recall, 3),
     "tool_call": (calls.tool_call, 8),
     "tool_answer": (calls.tool_answer, 4),
@@ -73,7 +73,7 @@ def chat(rng: random.Random) -> str:
     """A whole chat. With tools on offer, other questions are answered as if there were none."""
     plain = {task: weight for task, (_, weight) in TASKS.items() if task not in TOOL_TASKS}
     tools: tuple[Tool, ...] = ()
-    if rng.random() < 0.86:
+    if rng.random() < 0.92:
         examples = turns(rng, plain)
     else:
         with_tool = draw(rng, {task: TASKS[task][1] for task in TOOL_TASKS})
@@ -97,7 +97,7 @@ def thinking_chat(rng: random.Random) -> str:
 
 def document(rng: random.Random) -> str:
     """One document of the stream: a chat, a chat with a thought, or plain text."""
-    make = rng.choices((chat, thinking_chat, prose.raw_text), (85, 6, 9))[0]
+    make = rng.choices((chat, thinking_chat, prose.raw_text), (88, 5, 7))[0]
     return make(rng) + END
 
 

@@ -31,12 +31,12 @@ class Plan:
 
     steps: int
     seed: int = 1
-    tokens_per_step: int = 8192
+    tokens_per_step: int = 4096
     short_row: int = 512
     long_row: int = 2048
     long_share: float = 0.1
     peak_rate: float = 2e-3
-    warmup_steps: int = 100
+    warmup_steps: int = 150
     decay_share: float = 0.25
     weight_decay: float = 0.1
     log_every: int = 50
