@@ -96,6 +96,13 @@ def test_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model("my-model") == Path("my-model")
 
 
+def test_revision_of_a_local_folder_is_said_to_have_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert not caplog.records
+    assert resolve_model(str(tmp_path), "v2") == tmp_path
+    assert "revision 'v2' has no effect" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["./absent", "/absent/model", "~/absent", "a/b/c", "", "two words"])
 def test_what_cannot_be_a_hub_id_is_not_looked_up(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no such folder, and it cannot be a hub id"):

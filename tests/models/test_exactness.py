@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.paged import PagedRunner, load
+from tests.models.paged import DTYPES, PagedRunner, load
 from tests.models.tiny import MAX_LEN, TINY_MODELS, VOCAB_SIZE, TinyModel
 
 from octavo.models.interfaces import CausalLM
@@ -51,6 +51,19 @@ def test_chunks_and_single_tokens(pair: Pair) -> None:
     pieces = [tokens[0:5], tokens[5:6], tokens[6:33], *([token] for token in tokens[33:])]
     logits = torch.cat([runner.step({0: piece})[0] for piece in pieces])
     torch.testing.assert_close(logits, reference_logits(reference, tokens), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_as_near_to_the_truth_as_transformers(dtype: str, tmp_path: Path) -> None:
+    case = next(case for case in TINY_MODELS if case.name == "qwen3-biases")
+    reference = case.save(tmp_path)
+    tokens = random_tokens(41, seed=3)
+    truth = reference_logits(reference, tokens)
+    [ours] = PagedRunner(load(tmp_path, dtype=dtype)).step({0: tokens})
+    theirs = reference_logits(reference.to(DTYPES[dtype]), tokens).float()
+    our_error, their_error = (ours - truth).square().mean(), (theirs - truth).square().mean()
+    # Both round to the same dtype at about the same places; a factor of two is luck, more would be a fault.
+    assert 0 < our_error < 4 * their_error
 
 
 def test_greedy_tokens_of_a_mixed_batch(pair: Pair) -> None:

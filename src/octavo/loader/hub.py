@@ -29,11 +29,11 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     Raises:
         ModelNotFoundError: naming what was tried.
     """
-    if name == DEMO_MODEL:
-        return _demo_folder()
     folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        return folder
+    if name == DEMO_MODEL or (name and folder.is_dir()):
+        if revision is not None:
+            logger.warning("revision %r has no effect: %r is not on the hub but on this machine", revision, name)
+        return _demo_folder() if name == DEMO_MODEL else folder
     if folder.is_file():
         raise ModelNotFoundError(f"{name!r} is a file; a checkpoint is a folder with config.json and *.safetensors")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
