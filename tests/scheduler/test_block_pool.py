@@ -1,0 +1,212 @@
+"""The block pool: neighbours, least recently used first, tails before prefixes, names; and a naive one."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.errors import OutOfBlocksError
+from octavo.scheduler.block_pool import BlockPool, bit_reversed_order
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(32, "little")
+
+
+def drained(pool: BlockPool) -> list[int]:
+    """Hand out all that is left, and return it in the order in which it came."""
+    return [pool.allocate(1)[0] for _ in range(pool.num_free)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
+def test_every_block_is_there_once_and_first_ones_lie_far_apart(count: int) -> None:
+    order = bit_reversed_order(count)
+    assert sorted(order) == list(range(count))
+    assert bit_reversed_order(8) == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+def test_a_request_gets_neighbours() -> None:
+    pool = BlockPool(16)
+    first = pool.allocate(3)
+    assert first == [0, 1, 2]
+    assert pool.allocate(2, after=first[-1]) == [3, 4]
+    assert pool.allocate(2) == [8, 9]  # another request starts in the widest gap
+
+
+def test_a_neighbour_that_holds_a_prefix_is_spared() -> None:
+    pool = BlockPool(4)
+    pool.allocate(4)
+    pool.set_name(1, name(1))
+    pool.release([3])
+    pool.release([1])
+    assert pool.allocate(1, after=0) == [3]
+    assert pool.find(name(1)) == 1
+
+
+def test_the_last_block_has_no_neighbour() -> None:
+    pool = BlockPool(2)
+    assert pool.allocate(1, after=1) == [0]
+
+
+def test_least_recently_freed_is_reused_first_and_nameless_before_all() -> None:
+    pool = BlockPool(4)
+    pool.allocate(4)
+    for block_id in (0, 1, 2):
+        pool.set_name(block_id, name(block_id))
+    for block_id in (1, 2, 0, 3):
+        pool.release([block_id])
+    assert drained(pool) == [3, 1, 2, 0]
+
+
+def test_tails_are_reused_before_prefixes() -> None:
+    pool = BlockPool(3)
+    pool.allocate(3)
+    for block_id in range(3):
+        pool.set_name(block_id, name(block_id))
+    pool.release([0, 1, 2])
+    assert drained(pool) == [2, 1, 0]
+
+
+def test_a_shared_block_is_free_when_its_last_owner_leaves() -> None:
+    pool = BlockPool(2)
+    (block_id,) = pool.allocate(1)
+    pool.acquire(block_id)
+    pool.release([block_id])
+    assert (pool.ref_count(block_id), pool.num_free) == (1, 1)
+    pool.release([block_id])
+    assert (pool.ref_count(block_id), pool.num_free) == (0, 2)
+
+
+def test_a_free_block_can_be_found_until_it_is_handed_out() -> None:
+    pool = BlockPool(1)
+    pool.allocate(1)
+    pool.set_name(0, name(7))
+    pool.release([0])
+    assert pool.find(name(7)) == 0
+    pool.acquire(0)
+    pool.release([0])
+    assert pool.find(name(7)) == 0
+    pool.allocate(1)
+    assert pool.find(name(7)) is None
+
+
+def test_the_first_bearer_keeps_its_name() -> None:
+    pool = BlockPool(2)
+    pool.allocate(2)
+    assert pool.set_name(0, name(1))
+    assert not pool.set_name(1, name(1))
+    assert pool.find(name(1)) == 0
+
+
+def test_forgotten_names_are_not_found() -> None:
+    pool = BlockPool(2)
+    pool.allocate(2)
+    pool.set_name(0, name(0))
+    pool.set_name(1, name(1))
+    pool.forget_names([0])
+    assert (pool.find(name(0)), pool.find(name(1))) == (None, 1)
+    pool.forget_all_names()
+    assert pool.find(name(1)) is None
+    pool.check_integrity()
+
+
+def test_out_of_blocks_says_the_numbers_and_hands_out_nothing() -> None:
+    pool = BlockPool(3)
+    pool.allocate(1)
+    with pytest.raises(OutOfBlocksError, match="3 KV blocks wanted, 2 free") as caught:
+        pool.allocate(3)
+    assert (caught.value.num_wanted, caught.value.num_free) == (3, 2)
+    assert pool.num_free == 2
+    pool.check_integrity()
+    assert len(pool.allocate(2)) == 2
+
+
+def test_releasing_a_free_block_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="block 0 has no owner"):
+        BlockPool(1).release([0])
+
+
+def test_a_block_has_one_name() -> None:
+    pool = BlockPool(1)
+    pool.allocate(1)
+    pool.set_name(0, name(0))
+    with pytest.raises(AssertionError, match="named already"):
+        pool.set_name(0, name(1))
+
+
+@pytest.mark.parametrize("damage", ["_ref_count", "_name", "num_free"])
+def test_check_integrity_sees_damage(damage: str) -> None:
+    pool = BlockPool(4)
+    pool.allocate(2)
+    pool.check_integrity()
+    if damage == "_ref_count":
+        pool._ref_count[3] = 1
+    elif damage == "_name":
+        pool._name[0] = name(0)
+    else:
+        pool.num_free += 1
+    with pytest.raises(AssertionError):
+        pool.check_integrity()
+
+
+class NaivePool:
+    """The same promises without regard to cost: a list of free blocks, searched each time."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = bit_reversed_order(num_blocks)
+        self.owners = [0] * num_blocks
+        self.names: dict[int, bytes] = {}
+
+    def allocate(self, count: int, after: int | None) -> list[int]:
+        block_ids = []
+        for _ in range(count):
+            neighbour = None if after is None else after + 1
+            after = neighbour if neighbour in self.free and neighbour not in self.names else self.free[0]
+            assert after is not None
+            self.free.remove(after)
+            self.names.pop(after, None)
+            self.owners[after] = 1
+            block_ids.append(after)
+        return block_ids
+
+    def find(self, wanted: bytes) -> int | None:
+        return next((block_id for block_id, held in self.names.items() if held == wanted), None)
+
+    def release(self, block_ids: list[int]) -> None:
+        for block_id in reversed(block_ids):
+            self.owners[block_id] -= 1
+            if not self.owners[block_id]:
+                self.free.insert(len(self.free) if block_id in self.names else 0, block_id)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("aarnf"), st.integers(0, 10**6)), max_size=60))
+def test_the_pool_equals_a_naive_one(num_blocks: int, actions: list[tuple[str, int]]) -> None:
+    """Allocate, release, name, find and acquire in any order: the same blocks in the same order."""
+    pool, naive = BlockPool(num_blocks), NaivePool(num_blocks)
+    held: list[list[int]] = []
+    for action, number in actions:
+        if action == "a" and pool.num_free:
+            count, after = 1 + number % pool.num_free, None if number % 2 else number % num_blocks
+            held.append(pool.allocate(count, after))
+            assert held[-1] == naive.allocate(count, after)
+        elif action == "r" and held:
+            block_ids = held.pop(number % len(held))
+            pool.release(block_ids)
+            naive.release(block_ids)
+        elif action == "n" and held:
+            block_id, wanted = held[number % len(held)][0], name(number % 5)
+            if block_id not in naive.names and pool.set_name(block_id, wanted):
+                naive.names[block_id] = wanted
+        elif action == "f":
+            found = pool.find(name(number % 5))
+            assert found == naive.find(name(number % 5))
+            if found is not None:
+                pool.acquire(found)
+                naive.free = [block_id for block_id in naive.free if block_id != found]
+                naive.owners[found] += 1
+                held.append([found])
+        pool.check_integrity()
+        assert [pool.ref_count(block_id) for block_id in range(num_blocks)] == naive.owners
+    for block_ids in held:
+        pool.release(block_ids)
+    assert pool.num_free == num_blocks

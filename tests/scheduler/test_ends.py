@@ -1,0 +1,219 @@
+"""Ends of requests other than their own: aborts at any moment, a step that raises, a request that fails alone."""
+
+import pytest
+
+from octavo.contracts.engine import EngineCoreOutputs
+from octavo.scheduler.scheduler import Scheduler
+from octavo.testing import FakeWorker, answer_to, expected_tokens, make_request, make_scheduler, run_step
+
+
+def ends(outputs: EngineCoreOutputs) -> dict[str, str]:
+    return {request_id: end.finish_reason for request_id, end in outputs.finished.items()}
+
+
+def assert_idle(scheduler: Scheduler) -> None:
+    scheduler.check_integrity()
+    assert scheduler.is_finished()
+    assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
+
+
+def two_requests() -> tuple[Scheduler, FakeWorker]:
+    scheduler = make_scheduler()
+    for index, name in enumerate("ab"):
+        scheduler.add_request(make_request(name, [index] * 6, max_tokens=6))
+    return scheduler, FakeWorker.of(scheduler)
+
+
+def test_abort_while_waiting() -> None:
+    scheduler, worker = two_requests()
+    scheduler.abort(["a"])
+    assert [request.request_id for request in scheduler.get_ready_requests()] == ["b"]
+    outputs = run_step(scheduler, worker)
+    assert (ends(outputs), outputs.req_ids) == ({"a": "abort"}, ["b"])
+
+
+def test_abort_while_running_frees_blocks_at_once_and_tells_the_worker_once() -> None:
+    scheduler, worker = two_requests()
+    run_step(scheduler, worker)
+    num_free = scheduler.blocks.num_free_blocks
+    scheduler.abort(["a"])
+    assert scheduler.blocks.num_free_blocks == num_free + 2
+    orders = [scheduler.schedule() for _ in range(2)]
+    assert [order.finished_req_ids for order in orders] == [["a"], []]
+    assert orders[0].req_ids == ("b",)
+    assert ends(scheduler.update_from_output(orders[0], worker.execute(orders[0]))) == {"a": "abort"}
+
+
+def test_abort_while_its_token_is_in_flight() -> None:
+    scheduler, worker = two_requests()
+    order = scheduler.schedule()
+    scheduler.abort(["a"])
+    outputs = scheduler.update_from_output(order, worker.execute(order))
+    assert (outputs.req_ids, ends(outputs)) == (["b"], {"a": "abort"})
+    scheduler.check_integrity()
+
+
+def test_abort_while_a_later_request_has_its_row_already() -> None:
+    """The answer in flight is for whom the row was, not for whom it is."""
+    scheduler = make_scheduler(max_num_seqs=1)
+    worker = FakeWorker.of(scheduler)
+    scheduler.add_request(make_request("a", [1], max_tokens=3))
+    first = scheduler.schedule()
+    scheduler.abort(["a"])
+    request = make_request("b", [2, 2], max_tokens=3)
+    scheduler.add_request(request)
+    second = scheduler.schedule()
+    assert first.rows.tolist() == second.rows.tolist()
+    assert scheduler.update_from_output(first, worker.execute(first)).req_ids == []
+    outputs = scheduler.update_from_output(second, worker.execute(second))
+    assert (outputs.req_ids, outputs.new_token_ids) == (["b"], expected_tokens(request, 128, 1000)[0][:1])
+
+
+def test_abort_while_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24)
+    worker = FakeWorker.of(scheduler)
+    for index, name in enumerate("ab"):
+        scheduler.add_request(make_request(name, [index] * 7, max_tokens=14))
+    while not scheduler.stats().num_preemptions_total:
+        run_step(scheduler, worker)
+    assert scheduler.stats().num_waiting == 1
+    scheduler.abort(["b"])
+    order = scheduler.schedule()
+    assert (order.finished_req_ids, scheduler.stats().num_waiting) == ([], 0)  # its row was given back before
+    outputs = scheduler.update_from_output(order, worker.execute(order))
+    assert (outputs.finished["b"].finish_reason, outputs.finished["b"].num_preemptions) == ("abort", 1)
+    scheduler.abort(["a"])
+    assert_idle(scheduler)
+
+
+def test_abort_of_the_unknown_and_of_the_ended_is_nothing() -> None:
+    scheduler, worker = two_requests()
+    scheduler.abort(["a", "a", "nobody"])
+    assert ends(scheduler.take_finished()) == {"a": "abort"}
+    scheduler.abort(["a"])
+    assert ends(scheduler.take_finished()) == {}
+    while not scheduler.is_finished():
+        run_step(scheduler, worker)
+    scheduler.abort(["b"])
+    assert_idle(scheduler)
+
+
+def test_an_aborted_id_may_come_again() -> None:
+    scheduler, worker = two_requests()
+    run_step(scheduler, worker)
+    scheduler.abort(["a"])
+    assert ends(scheduler.take_finished()) == {"a": "abort"}
+    scheduler.add_request(make_request("a", [3], max_tokens=1))
+    assert "a" in run_step(scheduler, worker).req_ids
+
+
+def test_a_step_that_raises_fails_its_requests_and_no_others() -> None:
+    scheduler = make_scheduler(max_num_seqs=2)
+    worker = FakeWorker.of(scheduler)
+    for index, name in enumerate("abc"):
+        scheduler.add_request(make_request(name, [index] * 6, max_tokens=6))
+    order = scheduler.schedule()
+    scheduler.fail_step(order, "RuntimeError: out of memory")
+    outputs = scheduler.take_finished()
+    assert ends(outputs) == {"a": "error", "b": "error"}
+    assert outputs.finished["a"].error == "RuntimeError: out of memory"
+    assert run_step(scheduler, worker).req_ids == ["c"]
+    scheduler.abort(["c"])
+    assert_idle(scheduler)
+
+
+def test_what_a_failed_step_should_have_filled_is_not_found() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", range(9), max_tokens=6))
+    scheduler.fail_step(scheduler.schedule(), "boom")
+    scheduler.add_request(make_request("b", range(9), max_tokens=6))
+    (new,) = scheduler.schedule().scheduled_new_reqs
+    assert new.num_computed_tokens == 0
+
+
+def test_what_an_aborted_request_promised_in_a_failed_step_is_not_found() -> None:
+    """Its blocks are free by then, with names; they were never written."""
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", range(9), max_tokens=6))
+    order = scheduler.schedule()
+    scheduler.abort(["a"])
+    scheduler.fail_step(order, "boom")
+    scheduler.add_request(make_request("b", range(9), max_tokens=6))
+    (new,) = scheduler.schedule().scheduled_new_reqs
+    assert new.num_computed_tokens == 0
+
+
+def test_steps_on_top_of_a_failed_one_fail_with_it() -> None:
+    scheduler, _ = two_requests()
+    orders = [scheduler.schedule() for _ in range(3)]
+    scheduler.fail_step(orders[0], "boom")
+    assert ends(scheduler.take_finished()) == {"a": "error", "b": "error"}
+    assert_idle(scheduler)
+
+
+def test_ends_that_a_failed_step_carried_are_told_again() -> None:
+    """The step may have failed before the worker read it."""
+    scheduler, worker = two_requests()
+    run_step(scheduler, worker)
+    scheduler.abort(["a"])
+    order = scheduler.schedule()
+    assert order.finished_req_ids == ["a"]
+    scheduler.fail_step(order, "boom")
+    assert set(scheduler.schedule().finished_req_ids) == {"a", "b"}
+
+
+def test_only_the_oldest_step_can_fail() -> None:
+    scheduler, _ = two_requests()
+    _, second = scheduler.schedule(), scheduler.schedule()
+    with pytest.raises(AssertionError, match="in the order of their steps"):
+        scheduler.fail_step(second, "boom")
+
+
+def test_one_request_fails_alone() -> None:
+    scheduler, worker = two_requests()
+    order = scheduler.schedule()
+    answer = worker.execute(order)
+    answer.num_sampled[0] = 0
+    answer.errors["a"] = "logits are not a number"
+    outputs = scheduler.update_from_output(order, answer)
+    assert (outputs.req_ids, ends(outputs)) == (["b"], {"a": "error"})
+    assert outputs.finished["a"].error == "logits are not a number"
+    scheduler.check_integrity()
+    scheduler.add_request(make_request("same-prompt", [0] * 6, max_tokens=6))
+    (new,) = scheduler.schedule().scheduled_new_reqs
+    assert new.num_computed_tokens == 0
+
+
+def test_a_request_may_fail_in_the_middle_of_its_prompt() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=8)
+    worker = FakeWorker.of(scheduler)
+    scheduler.add_request(make_request("a", range(20), max_tokens=6))
+    order = scheduler.schedule()
+    answer = worker.execute(order)
+    answer.errors["a"] = "logits are not a number"
+    assert ends(scheduler.update_from_output(order, answer)) == {"a": "error"}
+    assert_idle(scheduler)
+
+
+def test_a_failure_of_one_that_has_ended_is_nothing() -> None:
+    scheduler, _ = two_requests()
+    order = scheduler.schedule()
+    scheduler.abort(["a"])
+    answer = answer_to(order, [1, 2])
+    answer.num_sampled[0] = 0
+    answer.errors["a"] = "late"
+    assert ends(scheduler.update_from_output(order, answer)) == {"a": "abort"}
+
+
+def test_every_end_is_told_once_to_the_worker() -> None:
+    scheduler = make_scheduler(max_num_seqs=3)
+    worker = FakeWorker.of(scheduler)
+    for index in range(9):
+        scheduler.add_request(make_request(f"r{index}", [index], max_tokens=1 + index % 4))
+    told = []
+    while not scheduler.is_finished():
+        order = scheduler.schedule()
+        told += order.finished_req_ids
+        scheduler.update_from_output(order, worker.execute(order))
+    told += scheduler.schedule().finished_req_ids
+    assert sorted(told) == [f"r{index}" for index in range(9)]
