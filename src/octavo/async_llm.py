@@ -30,7 +30,9 @@ class AsyncLLM:
     """
 
     def __init__(self, model_name: str | None = None, **options: Any) -> None:
-        self._args = engine_args(model_name, {"engine_process": True, **options})
+        if options.get("engine_process") is None:
+            options["engine_process"] = True
+        self._args = engine_args(model_name, options)
         self._engine: AsyncLLMEngine | None = None
         self._loading = asyncio.Lock()
 

@@ -54,7 +54,9 @@ class EngineArgs:
     load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, only config.json is needed")
     seed: int | None = option(None, "derives the seeds of requests that bring none, and dummy weights; default: random")
     priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
-    engine_process: bool = option(False, "run the engine core in a process of its own")
+    engine_process: bool | None = option(
+        None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
+    )
     trust_remote_code: bool = option(False, "refused: Octavo never runs code from a checkpoint")
 
     def __post_init__(self) -> None:

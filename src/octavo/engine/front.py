@@ -38,7 +38,7 @@ class EngineFront:
         """
         config = args.resolve()
         tokenizer = Tokenizer.from_path(config.tokenizer_path)
-        client = make_client(config, own_process=args.engine_process)
+        client = make_client(config, own_process=bool(args.engine_process))
         client.call("warmup_model")
         return cls(
             config=config,
