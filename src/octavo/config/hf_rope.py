@@ -90,7 +90,9 @@ def _original_max_position(config: JsonFields, fields: JsonFields, kind: RopeKin
     stated = fields.integer("original_max_position_embeddings", max_position_embeddings)
     if kind == "dynamic":
         return min(stated, max_position_embeddings)
-    return config.integer("original_max_position_embeddings", stated)
+    if config.integer("original_max_position_embeddings", stated) != stated:
+        raise config.fail("original_max_position_embeddings", f"the rotary settings say {stated}")
+    return stated
 
 
 def _llama3(fields: JsonFields, theta: float, original: int) -> RopeConfig:

@@ -54,10 +54,11 @@ class DecoderAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep) -> torch.Tensor:
         """Map x [T, D] to [T, D]."""
-        heads = [part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv(x).split(self._sizes, dim=-1)]
-        query, key, value = heads  # [T, H, E], [T, G, E], [T, G, E]
+        parts = self.qkv(x).split_with_sizes(self._sizes, dim=-1)  # [T, H * E], [T, G * E] twice
+        query, key, value = (part.view(x.shape[0], -1, self._head_dim) for part in parts)
         query, key = self.normalise_heads(query, key)
-        return self.out(self.attention(query, key, value, kv_cache, step).flatten(1))  # type: ignore[no-any-return]
+        out: torch.Tensor = self.out(self.attention(query, key, value, kv_cache, step).flatten(1))
+        return out
 
     def normalise_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Hook for families that normalise query [T, H, E] and key [T, G, E] before rotation; here they pass."""
@@ -77,7 +78,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, D] to [T, D]."""
-        return self.down(self.activation(self.gate_up(x)))  # type: ignore[no-any-return]
+        out: torch.Tensor = self.down(self.activation(self.gate_up(x)))
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -142,4 +144,5 @@ class DecoderForCausalLM(CausalLM):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.compute_logits`."""
-        return self.logits_head(hidden)  # type: ignore[no-any-return]
+        logits: torch.Tensor = self.logits_head(hidden)
+        return logits
