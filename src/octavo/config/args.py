@@ -88,8 +88,8 @@ class EngineArgs:
             ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
             InvalidParameterError: an option that does not suit this model.
         """
-        path = resolve_model(self.model_name, self.revision)
-        tokenizer_path = resolve_model(self.tokenizer, None) if self.tokenizer else path
+        path = resolve_model(self.model_name, self.revision, with_weights=self.load_format != "dummy")
+        tokenizer_path = resolve_model(self.tokenizer, with_weights=False) if self.tokenizer else path
         model = read_model_config(path, model=self.model_name, dtype=self.dtype, max_model_len=self.max_model_len)
         return EngineConfig(
             model=model,
