@@ -23,14 +23,14 @@ help:
 	@echo "make demo    install Octavo into .venv and generate text from the bundled model"
 	@echo "make test    run the tests                (ARGS='-k scheduler' is handed to pytest)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
-	@echo "make bench   throughput and latency       (MODEL=path, dummy weights do; default: the bundled model)"
+	@echo "make bench   throughput and latency       (MODEL=folder ARGS='--load-format dummy'; default: the bundled model)"
 	@echo "make clean   remove .venv and all that tools have left"
 	@echo "PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with."
 
+DEMO := $(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48
 demo: $(RUNTIME)
-	@$(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48 --prompt "Octavo is"
-	@$(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48 --prompt "What is a block?"
-	@$(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48 --prompt "What is 123 + 456?"
+	$(DEMO) --prompt "Octavo is" --prompt "Hello, world!"
+	$(DEMO) --chat --prompt "What is a block?" --prompt "What is 123 + 456?" --prompt "Sort: 41, 7, 23, 8"
 
 test: $(TEST)
 	$(BIN)/python -m pytest $(ARGS)
@@ -43,8 +43,8 @@ lint: $(TEST)
 
 MODEL ?= demo
 bench: $(RUNTIME)
-	$(BIN)/octavo bench throughput --model $(MODEL)
-	$(BIN)/octavo bench latency --model $(MODEL)
+	$(BIN)/octavo bench throughput --model $(MODEL) $(ARGS)
+	$(BIN)/octavo bench latency --model $(MODEL) $(ARGS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
