@@ -1,0 +1,81 @@
+"""The documents are true: every file and name that they point to exists, and the README's Python runs.
+
+In docs/structure.md and CONTRIBUTING.md a pointer is a path below src/octavo/ in backticks, and after it, where there
+is one, a name that the file defines: `engine/core.py` `EngineCore.step`.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+POINTER = re.compile(r"`((?:[\w]+/)*\w+\.py)`(?: `([A-Za-z_][\w.]*)(?:\(\))?`)?")
+DOCUMENTS = ["docs/structure.md", "CONTRIBUTING.md"]
+
+
+def names_defined_in(path: Path) -> set[str]:
+    """Return functions, classes, constants and, as `Class.member`, what classes define or set on themselves."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        names |= _own_names(node)
+        if isinstance(node, ast.ClassDef):
+            members = set().union(*(_own_names(member) for member in node.body)) | _set_on_self(node)
+            names |= {f"{node.name}.{member}" for member in members}
+    return names
+
+
+def _own_names(node: ast.AST) -> set[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return {node.target.id}
+    if isinstance(node, ast.Assign):
+        return {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return set()
+
+
+def _set_on_self(node: ast.ClassDef) -> set[str]:
+    return {
+        name.attr
+        for name in ast.walk(node)
+        if isinstance(name, ast.Attribute) and isinstance(name.ctx, ast.Store) and ast.unparse(name.value) == "self"
+    }
+
+
+def pointers(text: str) -> list[tuple[str, str]]:
+    return POINTER.findall(text)
+
+
+def is_broken(path: str, name: str) -> bool:
+    """Whether a pointer leads nowhere. Paths outside the package are given from the root of the repository."""
+    file = ROOT / "src/octavo" / path if (ROOT / "src/octavo" / path).exists() else ROOT / path
+    return not file.exists() or (bool(name) and name not in names_defined_in(file))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_pointers_lead_somewhere(document: str) -> None:
+    found = pointers((ROOT / document).read_text())
+    assert len(found) >= 10
+    assert [pointer for pointer in found if is_broken(*pointer)] == []
+
+
+def test_a_wrong_pointer_is_found() -> None:
+    (missing_file, missing_name, right) = pointers(
+        "`no/such.py` and `errors.py` `NoSuchError` and `errors.py` `UserError`"
+    )
+    assert is_broken(*missing_file)
+    assert is_broken(*missing_name)
+    assert not is_broken(*right)
+
+
+def test_python_in_the_readme_runs(tmp_path: Path) -> None:
+    program = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL))
+    assert "LLM(" in program
+    script = tmp_path / "readme.py"
+    script.write_text(program)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
