@@ -178,7 +178,7 @@ class NaivePool:
                 self.free.insert(len(self.free) if block_id in self.names else 0, block_id)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 12), st.lists(st.tuples(st.sampled_from("aarnf"), st.integers(0, 10**6)), max_size=60))
 def test_the_pool_equals_a_naive_one(num_blocks: int, actions: list[tuple[str, int]]) -> None:
     """Allocate, release, name, find and acquire in any order: the same blocks in the same order."""

@@ -105,17 +105,6 @@ def test_a_refused_prompt_is_not_hashed_again_until_something_changes(monkeypatc
     assert find_prefix.call_count == 3
 
 
-def test_a_refused_sibling_is_let_in_once_the_prompt_is_in_the_cache() -> None:
-    """It did not fit beside the first one; with shared blocks it does, before the first one ends."""
-    scheduler = make_scheduler(num_blocks=12, block_size=4, max_num_batched_tokens=8, max_model_len=48)
-    worker = FakeWorker.of(scheduler)
-    for name in ("first", "sibling"):
-        scheduler.add_request(make_request(name, range(33), max_tokens=3))
-    orders = [step(scheduler, worker) for _ in range(6)]
-    assert [len(order.scheduled_new_reqs) for order in orders] == [1, 0, 0, 0, 1, 0]
-    assert orders[4].scheduled_new_reqs[0].num_computed_tokens == 32
-
-
 def test_rows_limit_how_many_run() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     for index in range(5):

@@ -9,13 +9,12 @@ from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the first in line did not fit. It is kept, so that a long prompt is not hashed again in every step."""
+    """Who did not fit, and how much room there was. Kept, so that a long prompt is not hashed again in every step."""
 
     request: Request
     num_spare_blocks: int
-    missing_name: bytes | None  # its first block that was not in the cache
 
 
 class Admission:
@@ -41,14 +40,9 @@ class Admission:
         return self._blocks.num_free_blocks - len(self._running)
 
     def _is_still_refused(self, request: Request) -> bool:
-        """True when nothing has changed for the better since: no more room, no more of its prompt in the cache."""
+        """True when there is no more room than the last time. All room is there, at the latest, when nothing runs."""
         refusal = self._refusal
-        return (
-            refusal is not None
-            and refusal.request is request
-            and self._num_spare_blocks <= refusal.num_spare_blocks
-            and not (refusal.missing_name and self._blocks.is_cached(refusal.missing_name))
-        )
+        return refusal is not None and refusal.request is request and self._num_spare_blocks <= refusal.num_spare_blocks
 
     def _try(self, request: Request, now_s: float) -> bool:
         """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway."""
@@ -58,9 +52,7 @@ class Admission:
         num_new_blocks = self._blocks.blocks_for(len(request.token_ids)) - prefix.num_blocks
         num_spare_blocks = self._num_spare_blocks
         if num_new_blocks + self._blocks.num_unowned(prefix) > num_spare_blocks:
-            self._refusal = Refusal(
-                request=request, num_spare_blocks=num_spare_blocks, missing_name=prefix.missing_name
-            )
+            self._refusal = Refusal(request, num_spare_blocks)
             return False
         self._refusal = None
         self._waiting.pop(request)

@@ -14,7 +14,6 @@ class CachedPrefix:
 
     block_ids: list[int]
     last_hash: bytes  # parent of the block that follows
-    missing_name: bytes | None = None  # of the block that follows, where it could have been cached but is not
 
     @property
     def num_blocks(self) -> int:
@@ -67,14 +66,10 @@ class BlockManager:
             for name in chain_hashes(root, token_ids[:-1], self.block_size):
                 block_id = self.pool.find(name)
                 if block_id is None:
-                    return CachedPrefix(block_ids=block_ids, last_hash=last_hash, missing_name=name)
+                    break
                 block_ids.append(block_id)
                 last_hash = name
         return CachedPrefix(block_ids=block_ids, last_hash=last_hash)
-
-    def is_cached(self, name: bytes) -> bool:
-        """Whether a block of this name is to be found now."""
-        return self.pool.find(name) is not None
 
     def num_unowned(self, prefix: CachedPrefix) -> int:
         """Return how many blocks of `prefix` are free, so that acquiring it leaves that many fewer."""
