@@ -46,7 +46,9 @@ class ReferenceKernels:
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate / (1 + exp(-gate)) * up (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
         gate, up = gate_up.float().chunk(2, dim=-1)  # [T, I] each
-        return (F.silu(gate) * up).to(gate_up.dtype)
+        # Not F.silu: where torch cuts an array between threads, its sigmoid takes the elements that fill no vector by
+        # another path, and their last bit then depends on T. exp has one path.
+        return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up.dtype)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Turn the pair (x[i], x[i + D / 2]) by the angle of its position and i (Su et al. 2021, arXiv:2104.09864)."""
