@@ -86,7 +86,7 @@ class ChatSession:
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self._help, "show this list"),
             "reset": (self._reset, "forget the conversation"),
-            "system": (self._system, "/system TEXT: start anew, with TEXT as instruction (without: none)"),
+            "system": (self._system, "start anew, with the text behind it as the instruction"),
             "exit": (self._exit, "leave; so does Ctrl-D"),
         }
 
@@ -138,7 +138,7 @@ class ChatSession:
 
     def _help(self, _rest: str) -> None:
         for name, (_, text) in self._commands.items():
-            _note(f"/{name:<8}{text}")
+            _note(f"/{name:<8} {text}")
 
     def _reset(self, _rest: str) -> None:
         self._conversation.reset()

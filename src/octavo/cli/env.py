@@ -2,9 +2,8 @@
 
 import json as json_codec
 import platform
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,42 +21,33 @@ def env(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps or xpu", metavar="<str>")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Versions, the device and its memory, and where bit-invariance holds."""
-    from octavo import DeviceManager
-
-    found = {"octavo": __version__, "python": platform.python_version(), "platform": platform.platform()}
-    facts: dict[str, Any] = found | {"packages": _versions(), "device": DeviceManager(device).describe()}
+    """Versions, the device and its memory, and for which dtypes the same request gives the same bits."""
+    facts = software() | hardware(device)
     if json:
         print(json_codec.dumps(facts))
     else:
-        print_table({name: [text] for name, text in flatten(facts).items()})
+        print_table({name: [value] for name, value in facts.items()})
 
 
-def flatten(facts: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested facts as one level of dotted names, and every value in words."""
-    rows = {}
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            rows |= flatten(value, f"{prefix}{name}.")
-        else:
-            rows[prefix + name] = _words(value)
-    return rows
+def software() -> dict[str, str]:
+    """Return versions by name."""
+    own = {"octavo": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    return own | {name: _version_of(name) for name in PACKAGES}
 
 
-def _words(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return str(value)
+def hardware(device: str) -> dict[str, str]:
+    """Return what the device manager says of a device.
+
+    Raises:
+        DeviceUnavailableError, UnknownOptionError: about `device`.
+    """
+    from octavo import DeviceManager
+
+    return DeviceManager(device).describe()
 
 
-def _versions() -> dict[str, str | None]:
-    return {name: _version_of(name) for name in PACKAGES}
-
-
-def _version_of(package: str) -> str | None:
+def _version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        return "not installed"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
@@ -20,6 +20,16 @@ EXIT_INTERRUPTED = 130
 DEFAULT_MAX_TOKENS = 256
 
 app = typer.Typer(**TYPER_SETTINGS)
+
+Prompts = Annotated[
+    list[str] | None, typer.Option("--prompt", "-p", help="text to complete (repeatable)", metavar="<str>")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--file", "-f", help="file whose text is a prompt (repeatable); - is standard input", metavar="<path>"
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,19 +43,10 @@ class Progress:
 @app.command()
 @with_derived_flags
 def generate(
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="text to complete (repeatable)", metavar="<str>")
-    ] = None,
-    file: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--file", "-f", help="file whose text is a prompt (repeatable); - is standard input", metavar="<path>"
-        ),
-    ] = None,
+    prompt: Prompts = None,
+    file: Files = None,
     lines: Annotated[bool, typer.Option("--lines", help="every line of a file or pipe is a prompt of its own")] = False,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="send each prompt as a message, in the model's chat format")
-    ] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="send each prompt as a message, in the chat format")] = False,
     json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt, one per line")] = False,
     *,
     sampling: SamplingOptions,
@@ -58,7 +59,6 @@ def generate(
     sampling.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
     SamplingParams.from_options(sampling)  # a mistake should not have to wait for the weights
     streams_text = len(prompts) == 1 and sampling.get("n", 1) == 1 and not json
-    started_s = time.perf_counter()
     progress = asyncio.run(_generate(prompts, chat, sampling, engine, TextStream() if streams_text else None))
     outputs = [replace(output, prompt=prompts[index]) for index, output in progress.outputs.items()]
     if json:
@@ -67,8 +67,9 @@ def generate(
         print()
     else:
         _print_labelled(outputs)
-    if sys.stderr.isatty():
-        _print_summary(outputs, time.perf_counter() - started_s)
+    if outputs and sys.stderr.isatty():
+        _print_summary(outputs)
+    _raise_first_error(outputs)
     if progress.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -168,10 +169,19 @@ def _print_json(outputs: "Sequence[RequestOutput]") -> None:
         print(msgspec.json.encode(output).decode())
 
 
-def _print_summary(outputs: "Sequence[RequestOutput]", elapsed_s: float) -> None:
+def _raise_first_error(outputs: "Sequence[RequestOutput]") -> None:
+    """A request that failed did not disturb the others, but the program must not end as if all were well."""
+    for output in outputs:
+        for sample in output.outputs:
+            if sample.finish_reason == "error":
+                raise RequestError(f"prompt {output.prompt!r}: {sample.error}")
+
+
+def _print_summary(outputs: "Sequence[RequestOutput]") -> None:
+    """Say how much came how fast, not counting the time that loading took."""
     num_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+    starts_s = [output.metrics.arrival_time_s for output in outputs]
+    ends_s = [output.metrics.finished_time_s or time.time() for output in outputs]
+    elapsed_s = max(ends_s) - min(starts_s)
     rate = num_tokens / elapsed_s
-    print(
-        f"{len(outputs)} prompts, {num_tokens} tokens, {elapsed_s:.1f} s ({rate:.0f} tokens/s, start included)",
-        file=sys.stderr,
-    )
+    print(f"{len(outputs)} prompts, {num_tokens} tokens, {elapsed_s:.2f} s, {rate:.0f} tokens/s", file=sys.stderr)

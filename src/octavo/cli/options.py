@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any, NewType
+from typing import Annotated, Any, NewType, get_args
 
 import typer
 
@@ -97,10 +97,11 @@ def _sampling_flags() -> dict[str, inspect.Parameter]:
 
 def _flag(group: str, name: str, kind: Any, help_text: str, default: object) -> inspect.Parameter:
     spelling = f"--{name.replace('_', '-')}"
-    if kind is bool:
+    is_switch = bool in (kind, *get_args(kind))
+    if is_switch:
         spelling += f"/--no-{name.replace('_', '-')}"
     if default is not None:
-        help_text += f" [default: {str(default).lower() if kind is bool else default}]"
+        help_text += f" [default: {str(default).lower() if is_switch else default}]"
     metavar = "<str>" if kind == list[str] else None
     option = typer.Option(spelling, help=help_text, show_default=False, metavar=metavar)
     annotation = Annotated[kind | None, option]

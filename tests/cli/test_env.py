@@ -1,0 +1,44 @@
+"""`octavo env` says what a bug report needs."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from octavo import __version__
+from octavo.cli.env import PACKAGES
+from octavo.cli.main import app
+
+
+def env(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["env", *arguments], env={"COLUMNS": "400"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_json_has_versions_device_and_numerics() -> None:
+    code, text, _ = env("--json", "--device", "cpu")
+    assert code == 0
+    facts = json.loads(text)
+    assert facts["octavo"] == __version__
+    assert facts["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert facts["device"] == "cpu"
+    assert "bits" in facts["float32"]
+    assert {"float32", "bfloat16", "float16", "memory", "processor", *PACKAGES} <= set(facts)
+
+
+def test_the_table_says_the_same_without_colours() -> None:
+    _, text, _ = env("--device", "cpu")
+    facts = json.loads(env("--json", "--device", "cpu")[1])
+    assert "\x1b" not in text
+    lines = dict(line.split("  ", 1) for line in text.splitlines())
+    assert {name: value.strip() for name, value in lines.items() if name != "memory"} == {
+        name: value for name, value in facts.items() if name != "memory"
+    }
+
+
+@pytest.mark.parametrize("device", ["cdua", "nonsense"])
+def test_an_unknown_device_is_the_users_mistake(device: str) -> None:
+    code, text, complaint = env("--device", device)
+    assert (code, text) == (2, "")
+    assert "cuda" in complaint
