@@ -1,0 +1,86 @@
+"""Whole engines on tiny random checkpoints that transformers wrote, and on the bundled demo model; all in float32."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.tiny import TINY_MODELS
+
+from octavo import LLM
+
+BLOCK_SIZE = 4
+MAX_LEN = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A folder, and transformers' model of it."""
+
+    folder: Path
+    reference: Any
+
+
+GetCheckpoint = Callable[[str], Checkpoint]
+MakeLLM = Callable[..., LLM]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: on models this small, and beside other programs, a second one only waits."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GetCheckpoint:
+    """Return a tiny model by its name in the table, saved at first use."""
+    saved: dict[str, Checkpoint] = {}
+
+    def get(name: str) -> Checkpoint:
+        if name not in saved:
+            [case] = [case for case in TINY_MODELS if case.name == name]
+            folder = tmp_path_factory.mktemp(name)
+            reference = case.save(folder)
+            reference.generation_config.eos_token_id = None  # these tests end by count; see test_requests for ends
+            saved[name] = Checkpoint(folder=folder, reference=reference)
+        return saved[name]
+
+    return get
+
+
+@pytest.fixture
+def make_llm(checkpoint: GetCheckpoint) -> Iterator[MakeLLM]:
+    """Build LLMs on a tiny model or `demo`, small blocks unless told otherwise; in the end no block may be lost."""
+    made: list[LLM] = []
+
+    def make(name: str, **options: Any) -> LLM:
+        model = name if name == "demo" else str(checkpoint(name).folder)
+        defaults = {
+            "tokenizer": "demo",
+            "dtype": "float32",
+            "max_model_len": MAX_LEN,
+            "block_size": BLOCK_SIZE,
+            "num_kv_blocks": 512,
+        }
+        made.append(LLM(model, **{**defaults, **options}))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        assert not llm.engine.has_unfinished_requests()
+        llm.engine.check_integrity()
+        llm.exit()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LLM]:
+    """The bundled model, shared by a file's tests."""
+    with LLM("demo", dtype="float32", block_size=BLOCK_SIZE, num_kv_blocks=2048) as llm:
+        yield llm
+        assert not llm.engine.has_unfinished_requests()
+        llm.engine.check_integrity()

@@ -1,0 +1,33 @@
+"""Prompts for whole engines, and what of an answer must not change by a bit."""
+
+from typing import Any
+
+import torch
+from tests.models.tiny import VOCAB_SIZE
+
+from octavo.inputs import TokensPrompt
+from octavo.outputs import RequestOutput
+
+Answer = tuple[Any, ...]
+
+
+def random_tokens(length: int, seed: int) -> list[int]:
+    """Return token ids of the tiny models, none of them special."""
+    tokens = torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed))
+    return [int(token) for token in tokens]
+
+
+def random_prompt(length: int, seed: int) -> TokensPrompt:
+    return {"prompt_token_ids": random_tokens(length, seed)}
+
+
+def answer(output: RequestOutput) -> list[Answer]:
+    """Return everything about an answer that is promised to be the same by whatever path it came."""
+    return [
+        (sample.token_ids, sample.text, sample.logprobs, sample.cumulative_logprob, sample.seed, sample.finish_reason)
+        for sample in output.outputs
+    ] + [(output.prompt_logprobs,)]
+
+
+def answers(outputs: list[RequestOutput]) -> list[list[Answer]]:
+    return [answer(output) for output in outputs]
