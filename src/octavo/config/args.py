@@ -19,6 +19,7 @@ from octavo.loader.hub import resolve_model
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo"
+_KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
 def option(default: Any, help_text: str) -> Any:
@@ -61,15 +62,11 @@ class EngineArgs:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            choices = _choices(spec.type)
-            value = getattr(self, spec.name)
-            if choices and value not in choices:
-                raise InvalidParameterError(spec.name, value, "one of " + ", ".join(choices))
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
-            _check_count(name, getattr(self, name))
-        for name in ("max_model_len", "num_kv_blocks"):
-            if getattr(self, name) is not None:
-                _check_count(name, getattr(self, name))
+            _check_type(spec.name, spec.type, getattr(self, spec.name))
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "num_kv_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidParameterError(name, value, "an integer of at least 1")
         self._check_rest()
 
     @classmethod
@@ -117,17 +114,17 @@ class EngineArgs:
         utilization = self.gpu_memory_utilization
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidParameterError("gpu_memory_utilization", utilization, "greater than 0 and at most 1")
-        if self.priority_ageing_s <= 0.0:
+        if not self.priority_ageing_s > 0.0:  # also catches NaN
             raise InvalidParameterError("priority_ageing_s", self.priority_ageing_s, "greater than 0")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidParameterError("seed", self.seed, "between 0 and 2^64 - 1")
 
 
-def _choices(annotation: Any) -> tuple[str, ...]:
-    """Flatten Literal["a", Literal["b"]] into ("a", "b"); empty for any other type."""
-    return tuple(choice for choice in get_args(annotation) if isinstance(choice, str))
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidParameterError(name, value, "an integer of at least 1")
+def _check_type(name: str, annotation: Any, value: object) -> None:
+    """Hold an option to its annotation: a Literal, a plain type, or a plain type and None."""
+    allowed = get_args(annotation) or (annotation,)
+    if isinstance(allowed[0], str):
+        if value not in allowed:
+            raise InvalidParameterError(name, value, "one of " + ", ".join(allowed))
+    elif type(value) not in allowed and not (type(value) is int and float in allowed):  # exact: True is no int here
+        raise InvalidParameterError(name, value, f"must be {_KINDS[allowed[0]]}")
