@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer
 from tools.demo_model import arithmetic, records, sequences
-from tools.demo_model.batches import Packer
+from tools.demo_model.batches import Marks, Packer, written_by_model
 from tools.demo_model.corpus import TASKS, documents, draw, held_out
 from tools.demo_model.example import CLOSED_TASKS, is_held_out
 
@@ -77,6 +77,14 @@ def test_loss_falls_on_answers_and_on_plain_text_only() -> None:
     assert "<|im_start|>" not in written
     assert "<|im_start|>user" in told
     assert batch.ids[:, 1:].equal(batch.targets[:, :-1])
+
+
+def test_in_a_page_of_sums_only_the_results_carry_loss() -> None:
+    tokenizer = Tokenizer.from_file(str(demo_model_path() / "tokenizer.json"))
+    ids = tokenizer.encode("12 + 30 = 42\n7 - 5 = 2<|endoftext|>").ids
+    written = written_by_model(ids, Marks.of(tokenizer))
+    kept = [token for token, is_kept in zip(ids, written, strict=True) if is_kept]
+    assert tokenizer.decode(kept, skip_special_tokens=False) == " 42\n 2<|endoftext|>"
 
 
 def test_a_step_draws_the_same_rows_again() -> None:

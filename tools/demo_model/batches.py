@@ -26,19 +26,23 @@ class Marks:
     start: int
     end: int
     think: int
+    line_end: int
+    equals: int
     header: tuple[int, ...]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Marks":
         """Look the marks up."""
         start, end, think = (token_id(tokenizer, mark) for mark in ("<|im_start|>", "<|im_end|>", "<think>"))
-        return cls(start=start, end=end, think=think, header=tuple(tokenizer.encode("<|im_start|>assistant\n").ids))
+        (line_end,), (equals,) = (tokenizer.encode(text).ids for text in ("\n", " ="))
+        header = tuple(tokenizer.encode("<|im_start|>assistant\n").ids)
+        return cls(start=start, end=end, think=think, line_end=line_end, equals=equals, header=header)
 
 
 def written_by_model(ids: list[int], marks: Marks) -> list[bool]:
-    """For each token of a document whether the model should learn to write it: answers in a chat, all of plain text."""
+    """For each token of a document whether the model should learn to write it: answers in a chat, most plain text."""
     if ids[0] != marks.start:
-        return [True] * len(ids)
+        return without_given_sums(ids, marks)
     size, is_answer, out = len(marks.header), False, [False] * len(ids)
     for at, token in enumerate(ids):
         if token == marks.start:
@@ -49,6 +53,17 @@ def written_by_model(ids: list[int], marks: Marks) -> list[bool]:
         if token == marks.end:
             is_answer = False
     return without_given_thoughts(ids, out, marks)
+
+
+def without_given_sums(ids: list[int], marks: Marks) -> list[bool]:
+    """All of plain text, but in a line with an equals sign only what follows it: no one can foresee the numbers."""
+    written, line = [True] * len(ids), 0
+    for at, token in enumerate(ids):
+        if token == marks.line_end:
+            line = at + 1
+        elif token == marks.equals:
+            written[line : at + 1] = [False] * (at + 1 - line)
+    return written
 
 
 def without_given_thoughts(ids: list[int], written: list[bool], marks: Marks) -> list[bool]:

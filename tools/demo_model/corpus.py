@@ -9,12 +9,12 @@ from tools.demo_model.template import question_and_answer, render
 
 # Each task with its share of the turns: sums, lists and copies need practice, the rest little.
 TASKS: dict[str, tuple[Callable[[random.Random], Example], float]] = {
-    "add": (arithmetic.addition, 22),
-    "subtract": (arithmetic.subtraction, 16),
+    "add": (arithmetic.addition, 16),
+    "subtract": (arithmetic.subtraction, 12),
     "times": (arithmetic.multiplication, 3),
     "compare": (arithmetic.comparison, 3),
-    "sort": (sequences.sorting, 15),
-    "copy": (sequences.copying, 13),
+    "sort": (sequences.sorting, 17),
+    "copy": (sequences.copying, 15),
     "count": (sequences.counting, 4),
     "json": (records.json_writing, 6),
     "lookup": (records.json_reading, 4),
@@ -96,8 +96,8 @@ def thinking_chat(rng: random.Random) -> str:
 
 
 def document(rng: random.Random) -> str:
-    """One document of the stream: a chat, a chat with a thought, or plain text."""
-    make = rng.choices((chat, thinking_chat, prose.raw_text), (88, 5, 7))[0]
+    """One document of the stream: a chat, a chat with a thought, plain text, or a page of sums."""
+    make = rng.choices((chat, thinking_chat, prose.raw_text, prose.drill), (77, 4, 6, 13))[0]
     return make(rng) + END
 
 

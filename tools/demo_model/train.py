@@ -40,7 +40,7 @@ class Plan:
     decay_share: float = 0.25
     weight_decay: float = 0.1
     log_every: int = 50
-    save_every: int = 500
+    save_every: int = 400
 
     def row_length(self, step: int) -> int:
         """Tokens to a row at a step."""
