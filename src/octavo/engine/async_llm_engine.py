@@ -77,12 +77,15 @@ class AsyncLLMEngine:
         )
         state, news = self._start(processed)
         try:
-            while not state.is_finished:
+            is_whole = False  # what was yielded, not what there is: the end may come while the reader is busy
+            while not is_whole:
                 await news.wait()
                 news.clear()
                 if self._death is not None:
                     raise self._death
-                yield state.snapshot()
+                output = state.snapshot()
+                is_whole = output.finished
+                yield output
         finally:
             self._forget(state)
 
