@@ -1,0 +1,43 @@
+"""Same request, same bits: logits in float32 do not depend on chunking, on neighbours, or on where blocks lie."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.paged import PagedRunner, load, make_context
+from tests.models.test_exactness import random_tokens
+from tests.models.tiny import TINY_MODELS, TinyModel
+
+NUM_NEIGHBOURS = 20
+
+
+@pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
+def test_logits_have_the_same_bits_alone_and_in_company(case: TinyModel, tmp_path: Path) -> None:
+    context = make_context()
+    if not (context.kernels.is_row_invariant and context.attention.is_row_invariant):
+        pytest.skip(f"{context.kernels.name} does not promise it")
+    case.save(tmp_path)
+    model = load(tmp_path)
+    tokens = random_tokens(40, seed=1)
+    [alone] = PagedRunner(model).step({0: tokens})
+
+    runner = PagedRunner(model, num_blocks=256, block_size=8, seed=1)
+    neighbours = {request: random_tokens(2 + request, seed=request) for request in range(1, NUM_NEIGHBOURS)}
+    pieces = [runner.step({0: tokens[:7], **neighbours})[0], runner.step({0: tokens[7:8]})[0]]
+    pieces.append(runner.step({3: [5], 0: tokens[8:30]})[1])
+    pieces += [runner.step({4: [9], 0: [token], 5: [11]})[1] for token in tokens[30:]]
+    assert torch.equal(torch.cat(pieces), alone)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-biases"])
+def test_logits_have_the_same_bits_in_a_step_that_threads_share(name: str, tmp_path: Path) -> None:
+    """With enough tokens, torch cuts elementwise ops between threads, in the middle of a row."""
+    context = make_context()
+    if not (context.kernels.is_row_invariant and context.attention.is_row_invariant):
+        pytest.skip(f"{context.kernels.name} does not promise it")
+    next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
+    model = load(tmp_path)
+    prompts = {request: random_tokens(31, seed=request) for request in range(67)}
+    together = PagedRunner(model, num_blocks=67 * 8).step(prompts)
+    for request in (0, 31, 33, 66):
+        assert torch.equal(together[request], PagedRunner(model).step({0: prompts[request]})[0])
