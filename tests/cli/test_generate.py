@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from octavo.cli.generate import collect_prompts, follow_all
+from octavo.cli.generate import collect_prompts, follow_all, raise_first_error
 from octavo.cli.main import app
-from octavo.errors import InvalidParameterError
+from octavo.errors import InvalidParameterError, RequestError
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 
@@ -62,6 +63,8 @@ def test_seed_and_samples() -> None:
     first, second = (json.loads(generate(*flags))["outputs"] for _ in range(2))
     assert [sample["token_ids"] for sample in first] == [sample["token_ids"] for sample in second]
     assert len(first) == 2
+    labels = [line for line in generate(*flags[:-1]).splitlines() if line.startswith("[")]
+    assert labels == ["[1.1] Hello", "[1.2] Hello"]
 
 
 def test_a_pipe_gets_plain_text_from_the_real_program() -> None:
@@ -155,3 +158,11 @@ async def test_following_to_the_end_shows_every_step() -> None:
     progress = await follow_all([short("a")], lambda each: seen.append(each.text))
     assert not progress.was_interrupted
     assert seen == ["o", "on", "one"]
+
+
+def test_a_failed_request_is_an_error_though_the_others_went_well() -> None:
+    fine = output("a", "text")
+    failed = replace(fine.outputs[0], finish_reason="error", error="out of luck")
+    raise_first_error([fine])
+    with pytest.raises(RequestError, match="out of luck"):
+        raise_first_error([fine, replace(fine, outputs=[failed])])

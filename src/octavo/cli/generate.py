@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
+from octavo.cli.show import TextStream, print_json, print_labelled, print_summary
 from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ def generate(
     progress = asyncio.run(_generate(prompts, chat, sampling, engine, TextStream() if streams_text else None))
     outputs = [replace(output, prompt=prompts[index]) for index, output in progress.outputs.items()]
     if json:
-        _print_json(outputs)
+        print_json(outputs)
     elif streams_text:
         print()
     else:
-        _print_labelled(outputs)
+        print_labelled(outputs)
     if outputs and sys.stderr.isatty():
-        _print_summary(outputs)
-    _raise_first_error(outputs)
+        print_summary(outputs)
+    raise_first_error(outputs)
     if progress.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -137,51 +137,9 @@ async def follow_all(
     return Progress(outputs=dict(sorted(latest.items())), was_interrupted=was_interrupted)
 
 
-class TextStream:
-    """Shows the text of one request while it grows."""
-
-    def __init__(self) -> None:
-        self._num_shown = 0
-
-    def __call__(self, output: "RequestOutput") -> None:
-        sys.stdout.write(output.text[self._num_shown :])
-        sys.stdout.flush()
-        self._num_shown = len(output.text)
-
-
-def _print_labelled(outputs: "Sequence[RequestOutput]") -> None:
-    """Several texts: each under a line that says whose it is."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
-    for number, output in enumerate(outputs, start=1):
-        for sample in output.outputs:
-            name = f"{number}.{sample.index + 1}" if len(output.outputs) > 1 else str(number)
-            console.print(Text(f"[{name}] {output.prompt}", style="bold cyan"))
-            console.print(Text(sample.text), end="\n\n")
-
-
-def _print_json(outputs: "Sequence[RequestOutput]") -> None:
-    import msgspec
-
-    for output in outputs:
-        print(msgspec.json.encode(output).decode())
-
-
-def _raise_first_error(outputs: "Sequence[RequestOutput]") -> None:
+def raise_first_error(outputs: "Sequence[RequestOutput]") -> None:
     """A request that failed did not disturb the others, but the program must not end as if all were well."""
     for output in outputs:
         for sample in output.outputs:
             if sample.finish_reason == "error":
                 raise RequestError(f"prompt {output.prompt!r}: {sample.error}")
-
-
-def _print_summary(outputs: "Sequence[RequestOutput]") -> None:
-    """Say how much came how fast, not counting the time that loading took."""
-    num_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-    starts_s = [output.metrics.arrival_time_s for output in outputs]
-    ends_s = [output.metrics.finished_time_s or time.time() for output in outputs]
-    elapsed_s = max(ends_s) - min(starts_s)
-    rate = num_tokens / elapsed_s
-    print(f"{len(outputs)} prompts, {num_tokens} tokens, {elapsed_s:.2f} s, {rate:.0f} tokens/s", file=sys.stderr)
