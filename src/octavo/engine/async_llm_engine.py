@@ -81,7 +81,7 @@ class AsyncLLMEngine:
             while not is_whole:
                 await news.wait()
                 news.clear()
-                if self._death is not None:
+                if self._death is not None and not state.is_finished:
                     raise self._death
                 output = state.snapshot()
                 is_whole = output.finished
@@ -148,7 +148,7 @@ class AsyncLLMEngine:
             while not state.is_finished:
                 await news.wait()
                 news.clear()
-                if self._death is not None:
+                if self._death is not None and not state.is_finished:
                     raise self._death
             return state.snapshot()
         finally:
