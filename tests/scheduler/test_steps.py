@@ -123,7 +123,10 @@ def test_a_new_request_travels_whole_and_then_as_diffs() -> None:
     assert (len(new.block_ids), new.num_computed_tokens, new.eos_token_ids) == (1, 0, [1])
     later = [step(scheduler, worker) for _ in range(6)]
     assert all(not order.scheduled_new_reqs for order in later)
-    assert [order.scheduled_cached_reqs.rows.tolist() for order in later] == [[], [new.row], [], [], [], [new.row]]
+    diffs = [order.scheduled_cached_reqs for order in later]
+    assert [diff.rows.tolist() for diff in diffs] == [[], [new.row], [], [], [], [new.row]]
+    first_block = new.block_ids[0]
+    assert [diff.block_ids.tolist() for diff in diffs if len(diff.rows)] == [[first_block + 1], [first_block + 2]]
 
 
 def test_an_order_does_not_change_after_it_was_given() -> None:
@@ -172,9 +175,9 @@ def test_a_token_past_the_end_enters_no_block_name() -> None:
     orders = [scheduler.schedule() for _ in range(3)]
     for order, token_id in zip(orders, [7, 8, 9], strict=True):
         scheduler.update_from_output(order, answer_to(order, [token_id] * len(order.req_ids)))
-    scheduler.add_request(make_request("again", [1, 2, 3, 7, 8], max_tokens=1))
-    (new,) = scheduler.schedule().scheduled_new_reqs
-    assert new.num_computed_tokens == 0
+    for token_id in (0, 7):  # what stood in the row at that time, and what was sampled
+        scheduler.add_request(make_request(f"again-{token_id}", [1, 2, 3, token_id, 8], max_tokens=1))
+    assert [new.num_computed_tokens for new in scheduler.schedule().scheduled_new_reqs] == [0, 0]
 
 
 def test_the_context_ends_a_request_without_max_tokens() -> None:
