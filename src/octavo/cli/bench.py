@@ -111,7 +111,7 @@ class RandomPrompts:
     def __init__(self, llm: "LLM", length: int) -> None:
         import random
 
-        tokenizer = llm.engine.front.tokenizer
+        tokenizer = llm.get_tokenizer()
         self.length = length
         self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
         self._random = random.Random(PROMPT_SEED)

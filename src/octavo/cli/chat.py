@@ -37,7 +37,7 @@ def chat(
         stack = AsyncExitStack()
         try:
             llm = runner.run(stack.enter_async_context(AsyncLLM(**engine)))
-            defaults = runner.run(llm.engine()).front.inputs.default_params
+            defaults = llm.get_default_sampling_params()
             params = defaults.replace(**{"max_tokens": None, **sampling})
             ChatSession(llm, params, runner, system).run()
         finally:

@@ -109,7 +109,7 @@ async def _generate(
     from octavo import AsyncLLM
 
     async with AsyncLLM(**engine) as llm:
-        params = (await llm.engine()).front.inputs.default_params.replace(**sampling)
+        params = llm.get_default_sampling_params().replace(**sampling)
         if chat:
             streams = [llm.chat_stream([{"role": "user", "content": prompt}], params) for prompt in prompts]
         else:
