@@ -133,10 +133,22 @@ def test_reset_forgets_every_prefix(scheduler: Scheduler) -> None:
 
 
 def test_hits_are_counted_in_tokens(scheduler: Scheduler) -> None:
-    scheduler.add_request(make_request("r", PROMPT, max_tokens=1))
+    scheduler.add_request(make_request("asks", PROMPT, max_tokens=1))
+    scheduler.add_request(make_request("must not ask", PROMPT, prompt_logprobs=0, max_tokens=1))
     scheduler.schedule()
     stats = scheduler.stats()
     assert (stats.num_prefix_queries_total, stats.num_prefix_hits_total) == (24, 8)
+
+
+def test_to_find_ones_own_blocks_after_a_preemption_is_no_hit() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24)
+    worker = FakeWorker.of(scheduler)
+    for index, name in enumerate("ab"):
+        scheduler.add_request(make_request(name, [index] * 7, max_tokens=14))
+    run_to_end(scheduler, worker)
+    stats = scheduler.stats()
+    assert stats.num_preemptions_total == 1
+    assert (stats.num_prefix_queries_total, stats.num_prefix_hits_total) == (14, 0)
 
 
 def test_an_evicted_prefix_is_computed_again() -> None:

@@ -57,7 +57,9 @@ class Admission:
         self._refusal = None
         self._waiting.pop(request)
         request.aged_class = self._waiting.aged_class(request, now_s)
-        self._blocks.acquire(prefix, len(request.token_ids))
+        self._blocks.acquire(prefix)
+        if request.may_use_cached_prefix and not request.num_preemptions:  # to find one's own blocks again is no merit
+            self._blocks.count_look_up(len(request.token_ids), prefix)
         last_block = prefix.block_ids[-1] if prefix.block_ids else None
         block_ids = prefix.block_ids + self._blocks.allocate_blocks(num_new_blocks, after=last_block)
         self._running.add(request, block_ids, num_cached_blocks=prefix.num_blocks, last_hash=prefix.last_hash)

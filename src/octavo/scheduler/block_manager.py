@@ -75,10 +75,13 @@ class BlockManager:
         """Return how many blocks of `prefix` are free, so that acquiring it leaves that many fewer."""
         return sum(self.pool.ref_count(block_id) == 0 for block_id in prefix.block_ids)
 
-    def acquire(self, prefix: CachedPrefix, num_tokens: int) -> None:
-        """Own the blocks of `prefix`, found for a prompt of `num_tokens`, and count the hit."""
+    def acquire(self, prefix: CachedPrefix) -> None:
+        """Own the blocks of `prefix`."""
         for block_id in prefix.block_ids:
             self.pool.acquire(block_id)
+
+    def count_look_up(self, num_tokens: int, prefix: CachedPrefix) -> None:
+        """Count for the statistics that a prompt of `num_tokens` found `prefix`."""
         self.num_prefix_queries_total += num_tokens
         self.num_prefix_hits_total += prefix.num_blocks * self.block_size
 
