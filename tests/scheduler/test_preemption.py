@@ -87,16 +87,22 @@ def test_it_is_let_in_before_later_ones_of_its_class() -> None:
 
 def test_nobody_is_let_in_by_the_step_that_preempts() -> None:
     """There is a free row, budget, and after the preemption there are blocks; still, the next step is early enough."""
-    log = Log(crowded())
-    for index, name in enumerate("ab"):
-        log.scheduler.add_request(make_request(name, [index] * 7, max_tokens=14))
-    while not log.scheduler.stats().num_preemptions_total:
-        assert not log.orders or not log.orders[-1].finished_req_ids
-        log.scheduler.add_request(make_request(f"tiny-{len(log.orders)}", [9], priority=4, max_tokens=1))
-        order = log.step()
-    assert "b" in order.finished_req_ids
-    assert order.scheduled_new_reqs == []
-    log.run()
+
+    def two_running() -> Log:
+        log = Log(crowded())
+        for index, name in enumerate("ab"):
+            log.scheduler.add_request(make_request(name, [index] * 7, max_tokens=14))
+        return log
+
+    rehearsal, log = two_running(), two_running()
+    while not rehearsal.scheduler.stats().num_preemptions_total:
+        rehearsal.step()
+    for _ in rehearsal.orders[:-1]:
+        log.step()
+    log.scheduler.add_request(make_request("tiny", [9], priority=RequestPriority.CRITICAL, max_tokens=1))
+    order = log.step()
+    assert (order.finished_req_ids, order.scheduled_new_reqs) == (["b"], [])
+    assert [new.request_id for new in log.step().scheduled_new_reqs] == ["tiny"]
 
 
 def test_it_is_reported_as_admitted_once() -> None:

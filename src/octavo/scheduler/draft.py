@@ -30,6 +30,7 @@ class StepDraft:
     """Made anew for every step by the scheduler, which decides; this one keeps the books."""
 
     def __init__(self, running: RunningRows, blocks: BlockManager) -> None:
+        self.num_tokens = 0
         self._running = running
         self._blocks = blocks
         self._rows = running.active
@@ -44,11 +45,12 @@ class StepDraft:
     def add_running(self, rows: RowIndices, counts: Int32Array) -> None:
         """Take up running rows [R] with `counts` tokens each. Their blocks can hold them."""
         self._rows, self._req_ids, self._counts = rows, self._running.req_ids_of(rows), counts
+        self.num_tokens += int(counts.sum())
         if self._blocks.enable_prefix_caching:
             running = self._running
             num_filled = np.minimum(running.num_computed[rows] + counts, running.num_known[rows])
-            is_full = num_filled >= running.num_named[rows] + self._blocks.block_size
-            for row, num_tokens in zip(rows[is_full].tolist(), num_filled[is_full].tolist(), strict=True):
+            full = (num_filled - running.num_named[rows] >= self._blocks.block_size).nonzero()[0]
+            for row, num_tokens in zip(rows[full].tolist(), num_filled[full].tolist(), strict=True):
                 self._name_full_blocks(row, num_tokens)
 
     def add_blocks(self, row: int, count: int) -> None:
@@ -69,6 +71,7 @@ class StepDraft:
         count = min(len(request.token_ids) - num_computed, budget)
         self._admitted.append(request)
         self._admitted_counts.append(count)
+        self.num_tokens += count
         if self._blocks.enable_prefix_caching:
             self._name_full_blocks(request.row, num_computed + count)
         return count
@@ -91,7 +94,7 @@ class StepDraft:
             num_computed_tokens=starts,
             num_scheduled_tokens=counts,
             samples=samples,
-            total_num_scheduled_tokens=int(counts.sum()),
+            total_num_scheduled_tokens=self.num_tokens,
             scheduled_new_reqs=new_requests,
             scheduled_cached_reqs=self._new_blocks(),
             finished_req_ids=forgotten_req_ids,

@@ -38,7 +38,7 @@ class StepNews:
         rows, req_ids, token_ids = step.rows, order.req_ids, answer.sampled_token_ids[:, 0]
         is_current = running.generation[rows] == step.generations
         is_news = has_token & is_current
-        if not is_news.all():
+        if np.count_nonzero(is_news) < len(rows):
             rows, token_ids = rows[is_news], token_ids[is_news]
             req_ids = tuple(order.req_ids[index] for index in is_news.nonzero()[0].tolist())
         return cls(
@@ -67,7 +67,7 @@ def _check_complete(order: SchedulerOutput, answer: ModelRunnerOutput, has_token
     expected = order.samples
     if answer.errors:
         expected = expected & [req_id not in answer.errors for req_id in order.req_ids]
-    assert np.array_equal(has_token, expected), "one token for each row that samples"
+    assert not np.count_nonzero(has_token != expected), "one token for each row that samples"
 
 
 def _of(req_ids: tuple[str, ...], table: Mapping[str, _ValueT]) -> dict[str, _ValueT]:

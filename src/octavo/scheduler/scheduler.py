@@ -100,33 +100,27 @@ class Scheduler:
         self._assert_owner()
         draft = StepDraft(self.running, self.blocks)
         num_preemptions = self._num_preemptions
-        num_tokens = self._schedule_running(draft)
+        now_s = self._clock()
+        self._schedule_running(draft)
         if self._num_preemptions == num_preemptions:
-            self._admission.admit(draft, self._max_num_batched_tokens - num_tokens, self._clock())
+            self._admission.admit(draft, self._max_num_batched_tokens - draft.num_tokens, now_s)
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
-        step = draft.book(self._num_steps, forgotten, self._clock())
+        step = draft.book(self._num_steps, forgotten, now_s)
         self._in_flight.append(step)
         return step.output
 
-    def _schedule_running(self, draft: StepDraft) -> int:
-        """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice.
-
-        Returns the number of tokens.
-        """
-        running = self.running
+    def _schedule_running(self, draft: StepDraft) -> None:
+        """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
         while True:
             rows, counts = self._share_budget()
-            ends = running.num_computed[rows] + counts
-            short = (ends > running.num_slots[rows]).nonzero()[0]  # indices into `rows`
-            missing = -((running.num_slots[rows[short]] - ends[short]) // self.blocks.block_size)
-            if int(missing.sum()) <= self.blocks.num_free_blocks:
+            short_rows, num_missing = self._missing_blocks(rows, counts)
+            if sum(num_missing) <= self.blocks.num_free_blocks:
                 break
-            self._preempt(running.worst)
-        for row, num_blocks in zip(rows[short].tolist(), missing.tolist(), strict=True):
+            self._preempt(self.running.worst)
+        for row, num_blocks in zip(short_rows, num_missing, strict=True):
             draft.add_blocks(row, num_blocks)
         draft.add_running(rows, counts)
-        return int(counts.sum())
 
     def _share_budget(self) -> tuple[RowIndices, Int32Array]:
         """Return the running rows that compute something in this step, and how many tokens each."""
@@ -135,8 +129,15 @@ class Scheduler:
         # The last token of a request is never computed: nothing is sampled from it.
         target = np.minimum(running.num_known[rows] + running.num_in_flight[rows], running.limit[rows] - 1)
         counts = split_budget(target - running.num_computed[rows], self._max_num_batched_tokens)
-        has_work = counts > 0
-        return (rows, counts) if has_work.all() else (rows[has_work], counts[has_work])
+        if np.count_nonzero(counts) < len(counts):
+            rows, counts = rows[counts > 0], counts[counts > 0]
+        return rows, counts
+
+    def _missing_blocks(self, rows: RowIndices, counts: Int32Array) -> tuple[list[int], list[int]]:
+        """Return which of `rows` [R] have no room for `counts` [R] more tokens, and how many blocks each lacks."""
+        num_over = self.running.num_computed[rows] + counts - self.running.num_slots[rows]
+        short = (num_over > 0).nonzero()[0]
+        return rows[short].tolist(), [self.blocks.blocks_for(num_tokens) for num_tokens in num_over[short].tolist()]
 
     def _preempt(self, request: Request) -> None:
         """Free a running request's blocks and row. What it has sampled stays known; the rest is computed again."""
