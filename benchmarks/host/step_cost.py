@@ -5,7 +5,7 @@
 Every running request decodes one token per step. Rows reach the ends of their blocks at different steps, as they do
 in service; `--aligned` lets all of them cross together. `turnover` lets each request end after 128 tokens, so that in
 each step some leave and as many enter from the queue. Aim: 30 us + 0.1 us per running request, whatever waits and
-however long the contexts are.
+however long the contexts are. What is measured is this thread's CPU time, so that a busy machine does not count.
 """
 
 import argparse
@@ -127,7 +127,8 @@ def main() -> None:
     parser.add_argument("--aligned", action="store_true", help="all rows cross block boundaries together")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
-    print(f"{'running':>8}{'waiting':>9}{'context':>9}{'turnover':>10}{'median us':>11}{'mean us':>10}{'max us':>10}  aim")
+    columns = {"running": 8, "waiting": 9, "context": 9, "turnover": 10, "median us": 11, "mean us": 10, "max us": 10}
+    print("".join(f"{name:>{width}}" for name, width in columns.items()), " aim")
     results = []
     for case in cases(options.running, options.aligned):
         cost = measure(case, options.steps)

@@ -141,7 +141,8 @@ class FakeWorker:
     def execute(self, order: SchedulerOutput) -> ModelRunnerOutput:
         """Update the rows, write all keys and values, read them, and sample."""
         self.update_rows(order)
-        assert [self.rows[row].request_id for row in order.rows.tolist()] == list(order.req_ids)
+        held = tuple(self.rows[row].request_id for row in order.rows.tolist())
+        assert held == order.req_ids, f"the rows are those of {held}, the order means {order.req_ids}"
         starts, counts = order.num_computed_tokens.tolist(), order.num_scheduled_tokens.tolist()
         spans = [
             (self.rows[row], start, start + count)
@@ -153,7 +154,8 @@ class FakeWorker:
         for row, _, end in spans:
             self._check_reads(row, end)
         sampled = [self._sample(row, end) for row, _, end in spans]
-        assert [token_id is not None for token_id in sampled] == order.samples.tolist()
+        has_sampled = [token_id is not None for token_id in sampled]
+        assert has_sampled == order.samples.tolist(), f"rows at their last token: {has_sampled}"
         return answer_to(order, [token_id or 0 for token_id in sampled])
 
     def update_rows(self, order: SchedulerOutput) -> None:

@@ -113,6 +113,8 @@ class Drill:
         request_id = f"r{self.choices.below(len(self.requests) + 1)}"
         self.may_abort.add(request_id)
         self.scheduler.abort([request_id])
+        if self.choices.one_in(2):
+            self.hear(self.scheduler.take_finished())
 
     def schedule(self) -> None:
         if len(self.in_flight) < self.depth:

@@ -1,0 +1,1 @@
+"""What the host pays for a step, beside the model."""
