@@ -13,7 +13,7 @@ from octavo.contracts.step import ModelRunnerOutput
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.sampler import Sampler
 from octavo.worker.input_batch import make_forward_batch
-from octavo.worker.prompt_logprobs import PromptLogprobs
+from octavo.worker.prompt_logprobs import PromptLogprobs, PromptNews
 from octavo.worker.request_rows import RequestRows
 
 
@@ -37,21 +37,20 @@ class ModelRunner:
             return _nothing()
         batch = make_forward_batch(order, self.rows)
         hidden = self.model(batch, self.kv_caches)  # [T, D]
-        prompt_logprobs = self._prompt_logprobs.of_step(order, batch, hidden)
-        return self._sample(order, batch, hidden, prompt_logprobs)
+        return self._sample(order, batch, hidden, self._prompt_logprobs.of_step(order, batch, hidden))
 
     def _sample(
         self,
         order: SchedulerOutput,
         batch: ForwardBatch,
         hidden: torch.Tensor,
-        prompt_logprobs: dict[str, list[TokenLogprobs | None]],
+        prompts: PromptNews,
     ) -> ModelRunnerOutput:
         indices = order.samples.nonzero()[0]  # [S], among R
         sampled = np.zeros((len(order.req_ids), 1), dtype=np.int32)  # [R, 1]
         num_sampled = np.zeros(len(order.req_ids), dtype=np.int32)  # [R]
         logprobs: dict[str, list[TokenLogprobs]] = {}
-        errors: dict[str, str] = {}
+        errors = dict(prompts.errors)
         if len(indices):
             rows = order.rows[indices]
             ends = (order.num_computed_tokens + order.num_scheduled_tokens)[indices]
@@ -61,14 +60,15 @@ class ModelRunner:
             sampled[indices, 0] = result.token_ids.cpu().numpy()
             num_sampled[indices] = 1
             logprobs = {order.req_ids[indices[at]]: [entry] for at, entry in result.logprobs.items()}
-            errors = {order.req_ids[indices[at]]: why for at, why in result.errors.items()}
-            num_sampled[[indices[at] for at in result.errors]] = 0
+            errors |= {order.req_ids[indices[at]]: why for at, why in result.errors.items()}
+        if errors:
+            num_sampled[[request_id in errors for request_id in order.req_ids]] = 0
         return ModelRunnerOutput(
             req_ids=order.req_ids,
             sampled_token_ids=sampled,
             num_sampled=num_sampled,
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=prompts.complete,
             errors=errors,
         )
 

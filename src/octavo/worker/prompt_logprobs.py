@@ -4,17 +4,27 @@ Legend: T = tokens of the step, P = prompt positions judged at once, D = hidden 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
 from octavo.attention.metadata import ForwardBatch
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import SchedulerOutput
+from octavo.errors import RequestError
 from octavo.sampling.logprobs import prompt_logprobs
 from octavo.worker.request_rows import PromptLogprobsJob, RequestRows
 
 # Positions whose logits exist at once: 64 rows of 152k float32 are 39 MB.
 _SLICE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptNews:
+    """By request id."""
+
+    complete: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # one entry for each prompt token
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 class PromptLogprobs:
@@ -25,13 +35,11 @@ class PromptLogprobs:
         self._compute_logits = compute_logits
         self._gathered: dict[int, list[TokenLogprobs | None]] = {}  # by row
 
-    def of_step(
-        self, order: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor
-    ) -> dict[str, list[TokenLogprobs | None]]:
-        """Judge this step's prompt tokens from `hidden` [T, D]; return what is complete, by request id."""
-        complete: dict[str, list[TokenLogprobs | None]] = {}
+    def of_step(self, order: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor) -> PromptNews:
+        """Judge this step's prompt tokens from `hidden` [T, D]; return what came with the end of a prompt."""
+        news = PromptNews()
         if not self._rows.prompt_logprobs:
-            return complete
+            return news
         for index, row in enumerate(order.rows.tolist()):
             job = self._rows.prompt_logprobs.get(row)
             if job is None:
@@ -40,11 +48,15 @@ class PromptLogprobs:
             if start == 0:
                 self._gathered[row] = [None]  # nothing precedes the first token
             query = slice(batch.query_start_loc_list[index], batch.query_start_loc_list[index + 1])
-            self._gathered[row] += self._judge(job, row, start, hidden[query])
-            if len(self._gathered[row]) == job.num_prompt_tokens:
-                complete[order.req_ids[index]] = self._gathered.pop(row)
+            try:
+                self._gathered[row] += self._judge(job, row, start, hidden[query])
+            except RequestError as error:  # this prompt's logits are no numbers; the others' may well be
+                news.errors[order.req_ids[index]] = str(error)
+                continue
+            if start + query.stop - query.start >= job.num_prompt_tokens:
+                news.complete[order.req_ids[index]] = self._gathered.pop(row)
                 del self._rows.prompt_logprobs[row]
-        return complete
+        return news
 
     def _judge(self, job: PromptLogprobsJob, row: int, start: int, hidden: torch.Tensor) -> list[TokenLogprobs]:
         """Return the entries for tokens start + 1 ... of the prompt, as far as `hidden` [P, D] reaches."""
