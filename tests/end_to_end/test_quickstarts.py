@@ -1,0 +1,84 @@
+"""The quickstarts as a user types them, on the bundled model."""
+
+import itertools
+import logging
+
+import pytest
+import torch
+
+from octavo import LLM, AsyncLLM, AsyncLLMEngine, LLMEngine, ModelRunner, SamplingParams
+
+
+def test_llm() -> None:
+    outputs = LLM(model_name="demo", device="auto").generate("Hello, world!")
+    assert isinstance(outputs, list)
+    assert len(outputs) == 1
+    assert outputs[0].finished
+    assert 1 <= len(outputs[0].outputs[0].token_ids) <= 16
+
+
+def test_llm_engine() -> None:
+    outputs = LLMEngine(model_name="demo", device="auto").generate(["Hello", "World"])
+    assert [output.prompt for output in outputs] == ["Hello", "World"]
+
+
+def test_model_runner() -> None:
+    runner = ModelRunner(model_name="demo", device="auto")
+    input_tokens = runner.tokenize("Hello, world!")
+    output = runner.run_model(input_tokens)
+    assert output.logits.shape[0] == len(input_tokens)
+    assert output.logits.dtype == torch.float32
+    assert output.logits.isfinite().all()
+
+
+async def test_async_llm_without_a_model_is_the_demo_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        async with AsyncLLM() as llm:
+            result = await llm.generate("Hello, world!")
+    assert result.prompt == "Hello, world!"
+    assert result.finished
+    assert any("demo" in record.getMessage() and "no model named" in record.getMessage() for record in caplog.records)
+
+
+async def test_async_llm_engine() -> None:
+    engine = AsyncLLMEngine()
+    outputs = await engine.generate_async(["Hello", "World"])
+    assert [output.prompt for output in outputs] == ["Hello", "World"]
+    engine.exit()
+
+
+def test_an_engine_driven_by_hand() -> None:
+    engine = LLMEngine("demo")
+    engine.add_request("Hi", SamplingParams())
+    outputs, num_tokens = engine.step()
+    assert len(outputs) == 1
+    assert num_tokens == len(outputs[0].prompt_token_ids)
+    assert len(outputs[0].outputs[0].token_ids) == 1
+    engine.exit()
+
+
+async def test_a_stream_grows_to_the_whole() -> None:
+    async with AsyncLLM("demo", dtype="float32") as llm:
+        params = SamplingParams(max_tokens=20, ignore_eos=True, seed=4)
+        texts = [output.text async for output in llm.stream("What is Octavo?", params)]
+        whole = await llm.generate("What is Octavo?", params)
+    assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
+    assert texts[-1] == whole.text
+
+
+def test_chat_answers_one_conversation_or_many() -> None:
+    conversation = [{"role": "user", "content": "What is 2 + 3?"}]
+    with LLM("demo", dtype="float32") as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=24)
+        single = llm.chat(conversation, params)
+        both = llm.chat([conversation, [{"role": "user", "content": "Hello"}]], params)
+    assert len(single) == 1
+    assert single[0].outputs[0].finish_reason == "stop"
+    assert single[0].text == both[0].text
+
+
+@pytest.mark.parametrize("model_class", [LLM, LLMEngine])
+def test_exit_twice_is_once(model_class: type[LLM] | type[LLMEngine]) -> None:
+    model = model_class("demo")
+    model.exit()
+    model.exit()
