@@ -1,12 +1,13 @@
 """Row-invariant attention in plain torch: a token's result has the same bits in any batch and any chunking.
 
 Three things make it so. The context is cut into tiles at absolute positions, whatever the block size, and tiles are
-summed in order; a tile that a row may not see adds an exact zero. Rows are padded to at least 16, from where on torch's
-batched matmul gives a row the same bits for any number of rows (measured: below 8 it does not). And exp, which torch
-computes alike at the ends of an array and in its middle, is the only transcendental function (sigmoid and silu differ).
+summed in order; a tile that a row may not see adds an exact zero. Every matmul has the same shape, 16 rows by one tile,
+and only their number varies, which is at least 2: MKL gave other bits for other numbers of rows, or for one matmul
+alone (measured on its AVX-512, AVX2 and SSE4.2 code with 1 to 3 threads). And exp is the only transcendental function:
+torch computes it alike in the middle of an array and at its ends, unlike sigmoid and silu.
 
 Legend: T = tokens of the step, R = requests of a group, Q = new tokens of each, H = query heads, G = kv heads,
-M = query rows of one kv head, D = head size, N = context tiles, W = tile width.
+D = head size, N = context tiles, W = tile width, S = sets of 16 query rows.
 """
 
 from dataclasses import dataclass
@@ -18,18 +19,24 @@ import torch.nn.functional as F
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
 
-_TILE_WIDTH = 64  # context positions; at ends of sums and matmuls, so part of what the bits are
-_MIN_ROWS = 16
-_MAX_ROWS = 128  # query rows of one kv head at a time; bounds the scores held
+_TILE_WIDTH = 64  # context positions
+_NUM_ROWS = 16  # query rows of one matmul: all query heads of one kv head, of one or more tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestGroup:
-    """Requests with as many new tokens and (nearly) as many tiles, computed together."""
+    """Requests with as many new tokens and about as many tiles, computed together."""
 
     tokens: torch.Tensor  # [R, Q] int64, rows of the flat [T]
     positions: torch.Tensor  # [R, Q] int64, in the context
     slots: torch.Tensor  # [R, N * W] int64
+    first_position: int  # least of positions[:, 0]
+    last_position: int  # greatest of positions[:, 0]
+
+    def tiles_seen(self, tokens: range, sliding_window: int | None) -> slice:
+        """Return the tiles that hold all that these tokens of each request may see."""
+        first = 0 if sliding_window is None else max(0, self.first_position + tokens.start - sliding_window + 1)
+        return slice(first // _TILE_WIDTH, (self.last_position + tokens.stop - 1) // _TILE_WIDTH + 1)
 
 
 class TiledAttention:
@@ -39,7 +46,7 @@ class TiledAttention:
     is_row_invariant = True
 
     def plan(self, batch: ForwardBatch) -> list[RequestGroup]:
-        """Group the step's requests: decodes of similar context together, prompts of equal shape together."""
+        """Group the step's requests by number of new tokens and by length of context."""
         starts = batch.query_start_loc_list
 
         def shape_of(request: int) -> tuple[int, int]:
@@ -64,17 +71,17 @@ class TiledAttention:
         sliding_window: int | None,
     ) -> torch.Tensor:  # [T, H, D]
         write_kv(key, value, kv_cache, batch.slot_mapping)
-        out = torch.empty_like(query)
-        num_tokens = max(1, _MAX_ROWS * key.shape[1] // query.shape[1])  # per pass and request
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        tokens_per_pass = max(1, _NUM_ROWS * key.shape[1] // query.shape[1])
         for group in plan:
             keys, values = (_gather_tiles(pool, group.slots) for pool in (kv_cache.key, kv_cache.value))
-            for tokens, positions in zip(
-                torch.split(group.tokens, num_tokens, dim=1),
-                torch.split(group.positions, num_tokens, dim=1),
-                strict=True,
-            ):
+            for start in range(0, group.tokens.shape[1], tokens_per_pass):
+                part = range(start, min(start + tokens_per_pass, group.tokens.shape[1]))
+                tokens, positions = (rows[:, part.start : part.stop] for rows in (group.tokens, group.positions))
+                tiles = group.tiles_seen(part, sliding_window)
+                hidden = _hidden(positions, tiles, sliding_window)  # [R, N, Q, W]
                 rows = query[tokens].float() * scale  # [R, Q, H, D]
-                out[tokens] = _attend(rows, positions, keys, values, sliding_window).to(out.dtype)
+                out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden).to(out.dtype)
         return out
 
 
@@ -87,12 +94,15 @@ def _rounded_tiles(seq_len: int) -> int:
 
 def _make_group(batch: ForwardBatch, requests: list[int], num_queries: int, num_tiles: int) -> RequestGroup:
     device = batch.positions.device
-    first = torch.tensor([batch.query_start_loc_list[request] for request in requests], device=device)  # [R]
-    tokens = first.unsqueeze(1) + torch.arange(num_queries, device=device)  # [R, Q]
+    starts = torch.tensor([batch.query_start_loc_list[request] for request in requests], device=device)  # [R]
+    tokens = starts.unsqueeze(1) + torch.arange(num_queries, device=device)  # [R, Q]
+    first_positions = [batch.seq_lens_list[request] - num_queries for request in requests]
     return RequestGroup(
         tokens=tokens,
         positions=batch.positions[tokens],
         slots=context_slots(batch, torch.tensor(requests, device=device), num_tiles * _TILE_WIDTH),
+        first_position=min(first_positions),
+        last_position=max(first_positions),
     )
 
 
@@ -103,44 +113,45 @@ def _gather_tiles(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return tiles.permute(0, 3, 1, 2, 4).contiguous()
 
 
+def _hidden(positions: torch.Tensor, tiles: slice, sliding_window: int | None) -> torch.Tensor:
+    """Say what tokens at positions [R, Q] may not see of these tiles: [R, N, Q, W] bool."""
+    keys = torch.arange(tiles.start * _TILE_WIDTH, tiles.stop * _TILE_WIDTH, device=positions.device)
+    keys, queries = keys.view(1, -1, 1, _TILE_WIDTH), positions[:, None, :, None]  # [1, N, 1, W], [R, 1, Q, 1]
+    hidden = keys > queries
+    return hidden if sliding_window is None else hidden | (keys <= queries - sliding_window)
+
+
 def _attend(
     query: torch.Tensor,  # [R, Q, H, D] float32, scaled
-    positions: torch.Tensor,  # [R, Q]
     keys: torch.Tensor,  # [R, G, N, W, D]
     values: torch.Tensor,  # [R, G, N, W, D]
-    sliding_window: int | None,
+    hidden: torch.Tensor,  # [R, N, Q, W]
 ) -> torch.Tensor:  # [R, Q, H, D]
     num_requests, num_queries, num_heads, head_dim = query.shape
-    num_kv_heads, num_tiles = keys.shape[1:3]
-    rows = query.view(num_requests, num_queries, num_kv_heads, -1, head_dim).transpose(1, 2).flatten(2, 3)
-    group_size, num_rows = num_heads // num_kv_heads, rows.shape[2]
-    rows = F.pad(rows, (0, 0, 0, -num_rows % _MIN_ROWS))  # [R, G, M, D]
-    row_positions = F.pad(positions.repeat_interleave(group_size, dim=1), (0, rows.shape[2] - num_rows))  # [R, M]
+    num_kv_heads, group_size = keys.shape[1], num_heads // keys.shape[1]
+    rows = query.view(num_requests, num_queries, num_kv_heads, group_size, head_dim).transpose(1, 2).flatten(2, 3)
+    num_rows = num_queries * group_size
+    rows = F.pad(rows, (0, 0, 0, -num_rows % _NUM_ROWS))  # [R, G, S * 16, D]
+    hidden = F.pad(hidden.repeat_interleave(group_size, dim=2), (0, 0, 0, rows.shape[2] - num_rows))
 
-    scores = _batched_matmul(rows.unsqueeze(2), keys.transpose(3, 4))  # [R, G, N, M, W]
-    scores.masked_fill_(_hidden(row_positions, num_tiles, sliding_window).unsqueeze(1), -torch.inf)
+    scores = _matmul_tiles(rows.unsqueeze(2), keys.transpose(3, 4))  # [R, G, N, S * 16, W]
+    scores.masked_fill_(hidden.unsqueeze(1), -torch.inf)
     scores -= scores.amax(dim=(2, 4), keepdim=True)
-    weights = scores.exp_()  # [R, G, N, M, W]; hidden ones are exact zeros
-    mixed = _sum_in_order(_batched_matmul(weights, values))  # [R, G, M, D]
-    result = mixed / _sum_in_order(weights.sum(-1, keepdim=True))
-    result = result[:, :, :num_rows].reshape(num_requests, num_kv_heads, num_queries, group_size, head_dim)
+    weights = scores.exp_()  # hidden ones are exact zeros
+    mixed = _sum_in_order(_matmul_tiles(weights, values))  # [R, G, S * 16, D]
+    result = (mixed / _sum_in_order(weights.sum(-1, keepdim=True)))[:, :, :num_rows]
+    result = result.reshape(num_requests, num_kv_heads, num_queries, group_size, head_dim)
     return result.transpose(1, 2).flatten(2, 3)
 
 
-def _batched_matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply [R, G, N or 1, M, K] by [R, G, N, K, W] as one batch of equal matmuls."""
-    left = left.expand(*right.shape[:3], *left.shape[3:]).flatten(0, 2)
-    return torch.bmm(left, right.flatten(0, 2)).view(*right.shape[:3], *left.shape[1:2], *right.shape[4:])
-
-
-def _hidden(positions: torch.Tensor, num_tiles: int, sliding_window: int | None) -> torch.Tensor:
-    """Say what each row may not see: [R, N, M, W] bool from row positions [R, M]."""
-    keys = torch.arange(num_tiles * _TILE_WIDTH, device=positions.device).view(1, num_tiles, 1, _TILE_WIDTH)
-    queries = positions[:, None, :, None]  # [R, 1, M, 1]
-    hidden = keys > queries
-    if sliding_window is not None:
-        hidden |= keys <= queries - sliding_window
-    return hidden
+def _matmul_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply [R, G, N or 1, S * 16, K] by [R, G, N, K, L] in matmuls of 16 rows, at least two of them."""
+    batch, num_sets = right.shape[:3], left.shape[3] // _NUM_ROWS
+    left = left.expand(*batch, *left.shape[3:]).reshape(-1, _NUM_ROWS, left.shape[4])  # [R * G * N * S, 16, K]
+    right = right.unsqueeze(3).expand(*batch, num_sets, *right.shape[3:]).flatten(0, 3)  # a copy only where S > 1
+    if len(left) == 1:
+        left, right = left.expand(2, -1, -1), right.expand(2, -1, -1)
+    return torch.bmm(left, right)[: batch.numel() * num_sets].view(*batch, -1, right.shape[-1])
 
 
 def _sum_in_order(tiles: torch.Tensor) -> torch.Tensor:

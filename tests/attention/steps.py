@@ -1,0 +1,133 @@
+"""Steps of made-up requests for attention backends, and what attention is, in float64.
+
+Legend: T = tokens of the step, H = query heads, G = kv heads, D = head size, C = context positions.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from octavo.attention.base import AttentionBackend
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What stays the same in a test."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16
+    num_blocks: int = 160
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequence:
+    """One request's queries, keys and values at all of its positions, and its blocks."""
+
+    query: torch.Tensor  # [C, H, D]
+    key: torch.Tensor  # [C, G, D]
+    value: torch.Tensor  # [C, G, D]
+    block_ids: list[int]
+
+    def slots(self, start: int, stop: int, block_size: int) -> list[int]:
+        """Return the slots of positions start ... stop - 1."""
+        return [self.block_ids[at // block_size] * block_size + at % block_size for at in range(start, stop)]
+
+
+class Pool:
+    """One layer's KV memory, rubbish until written, and blocks to give out."""
+
+    def __init__(self, shape: Shape, *, rubbish: float = 1e4, scattered: bool = True) -> None:
+        self.shape = shape
+        size = (shape.num_blocks * shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.kv_cache = LayerKVCache(
+            key=torch.full(size, rubbish, dtype=shape.dtype), value=torch.full(size, rubbish, dtype=shape.dtype)
+        )
+        order = torch.randperm(shape.num_blocks, generator=torch.Generator().manual_seed(9)).tolist()
+        self._free: list[int] = order if scattered else list(range(shape.num_blocks - 1, -1, -1))
+
+    def sequence(self, length: int, seed: int) -> Sequence:
+        """Return a request of `length` positions, the same values for the same seed, in blocks of its own."""
+        shape, generator = self.shape, torch.Generator().manual_seed(seed)
+
+        def random(num_heads: int) -> torch.Tensor:
+            # Drawn whole and then cut, so that a longer request begins like a shorter one.
+            drawn = torch.randn(2048, num_heads, shape.head_dim, generator=generator)
+            return drawn[:length].to(shape.dtype)
+
+        return Sequence(
+            query=random(shape.num_heads),
+            key=random(shape.num_kv_heads),
+            value=random(shape.num_kv_heads),
+            block_ids=[self._free.pop() for _ in range(-(-length // shape.block_size))],
+        )
+
+
+def run_step(
+    backend: AttentionBackend[Any],
+    pool: Pool,
+    parts: list[tuple[Sequence, int, int]],
+    *,
+    sliding_window: int | None = None,
+) -> list[torch.Tensor]:
+    """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D]."""
+    batch = make_batch(pool.shape.block_size, parts)
+    query, key, value = (
+        torch.cat([getattr(sequence, name)[start:stop] for sequence, start, stop in parts])
+        for name in ("query", "key", "value")
+    )
+    out = backend.forward(
+        query,
+        key,
+        value,
+        pool.kv_cache,
+        batch,
+        backend.plan(batch),
+        scale=pool.shape.head_dim**-0.5,
+        sliding_window=sliding_window,
+    )
+    assert out.shape == query.shape
+    assert out.dtype == query.dtype
+    return list(torch.split(out, [stop - start for _, start, stop in parts]))
+
+
+def make_batch(block_size: int, parts: list[tuple[Sequence, int, int]]) -> ForwardBatch:
+    """Return the step in which each (sequence, start, stop) computes its positions start ... stop - 1."""
+    starts = [0, *accumulate(stop - start for _, start, stop in parts)]
+    seq_lens = [stop for _, _, stop in parts]
+    num_blocks = [-(-length // block_size) for length in seq_lens]
+    positions = torch.cat([torch.arange(start, stop) for _, start, stop in parts])
+    return ForwardBatch(
+        input_ids=torch.zeros_like(positions),
+        positions=positions,
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        slot_mapping=torch.tensor([slot for part in parts for slot in part[0].slots(*part[1:], block_size)]),
+        block_table=torch.tensor(
+            [
+                part[0].block_ids[:count] + [0] * (max(num_blocks) - count)
+                for part, count in zip(parts, num_blocks, strict=True)
+            ],
+            dtype=torch.int32,
+        ),
+        logits_indices=torch.tensor(starts[1:]) - 1,
+        block_size=block_size,
+        query_start_loc_list=starts,
+        seq_lens_list=seq_lens,
+    )
+
+
+def exact_attention(sequence: Sequence, sliding_window: int | None = None) -> torch.Tensor:
+    """Return attention at every position, [C, H, D] in float64, from its definition."""
+    repeats = sequence.query.shape[1] // sequence.key.shape[1]
+    query = sequence.query.double()
+    key, value = (kv.double().repeat_interleave(repeats, dim=1) for kv in (sequence.key, sequence.value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
+    ahead = torch.arange(len(query)).unsqueeze(1) - torch.arange(len(query))  # [C, C], how far back a key lies
+    hidden = ahead < 0 if sliding_window is None else (ahead < 0) | (ahead >= sliding_window)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)
