@@ -169,15 +169,28 @@ def test_a_token_sampled_past_the_end_is_dropped() -> None:
 
 
 def test_a_token_past_the_end_enters_no_block_name() -> None:
-    """It would fill the block of a finished request; a later prompt must not find it under the wrong tokens."""
+    """8 would fill the block, but 7 has ended the request; a later prompt must not find it, under whatever tokens."""
     scheduler = make_scheduler(block_size=4)
-    scheduler.add_request(make_request("r", [1, 2, 3], eos_token_ids=[7], max_tokens=9))
+    scheduler.add_request(make_request("r", [1, 2], eos_token_ids=[7], max_tokens=9))
     orders = [scheduler.schedule() for _ in range(3)]
     for order, token_id in zip(orders, [7, 8, 9], strict=True):
         scheduler.update_from_output(order, answer_to(order, [token_id] * len(order.req_ids)))
-    for token_id in (0, 7):  # what stood in the row at that time, and what was sampled
-        scheduler.add_request(make_request(f"again-{token_id}", [1, 2, 3, token_id, 8], max_tokens=1))
+    for token_id in (0, 8):  # what stood in the row at that time, and what was sampled
+        scheduler.add_request(make_request(f"again-{token_id}", [1, 2, 7, token_id, 5], max_tokens=1))
     assert [new.num_computed_tokens for new in scheduler.schedule().scheduled_new_reqs] == [0, 0]
+
+
+def test_the_last_token_enters_a_name_when_a_step_computes_it() -> None:
+    """7 has ended the request, while a step in flight writes its keys: unless that step fails, they may be used."""
+    for has_failed, num_cached in ((False, 4), (True, 0)):
+        scheduler = make_scheduler(block_size=4)
+        scheduler.add_request(make_request("r", [1, 2, 3], eos_token_ids=[7], max_tokens=9))
+        first, second = scheduler.schedule(), scheduler.schedule()
+        scheduler.update_from_output(first, answer_to(first, [7]))
+        if has_failed:
+            scheduler.fail_step(second, "boom")
+        scheduler.add_request(make_request("again", [1, 2, 3, 7, 5], max_tokens=1))
+        assert [new.num_computed_tokens for new in scheduler.schedule().scheduled_new_reqs] == [num_cached]
 
 
 def test_the_context_ends_a_request_without_max_tokens() -> None:

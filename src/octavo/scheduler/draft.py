@@ -22,12 +22,15 @@ class StepInFlight:
     output: SchedulerOutput
     rows: RowIndices  # [R] `output.rows` as an index
     generations: NDArray[np.int64]  # [R] of each row when the step was made
-    named_blocks: list[int]  # became findable on the promise that this step fills them
+    named_blocks: list[int]  # findable on the promise of this step, or one before, to fill them
     admitted: dict[str, AdmittedRequest]
 
 
 class StepDraft:
-    """Made anew for every step by the scheduler, which decides; this one keeps the books."""
+    """Made anew for every step by the scheduler, which decides; this one keeps the books.
+
+    Blocks of a prompt get their names as they are filled; those of an output when the request gives them up.
+    """
 
     def __init__(self, running: RunningRows, blocks: BlockManager) -> None:
         self.num_tokens = 0
@@ -46,12 +49,8 @@ class StepDraft:
         """Take up running rows [R] with `counts` tokens each. Their blocks can hold them."""
         self._rows, self._req_ids, self._counts = rows, self._running.req_ids_of(rows), counts
         self.num_tokens += int(counts.sum())
-        if self._blocks.enable_prefix_caching:
-            running = self._running
-            num_filled = np.minimum(running.num_computed[rows] + counts, running.num_known[rows])
-            full = (num_filled - running.num_named[rows] >= self._blocks.block_size).nonzero()[0]
-            for row, num_tokens in zip(rows[full].tolist(), num_filled[full].tolist(), strict=True):
-                self._name_full_blocks(row, num_tokens)
+        for index in (counts > 1).nonzero()[0].tolist():
+            self._name_prompt_blocks(int(rows[index]), int(counts[index]))
 
     def add_blocks(self, row: int, count: int) -> None:
         """Give a running row more blocks, next to its last one where possible."""
@@ -63,8 +62,8 @@ class StepDraft:
     def add_admitted(self, request: Request, budget: int) -> int:
         """Take up a request that has just got its row; return how many tokens it computes in this step.
 
-        Its full blocks become findable at once: siblings that arrive together share them, because a step writes all
-        keys and values before it reads any.
+        The blocks that it fills become findable at once: siblings that arrive together share them, because a step
+        writes all keys and values before it reads any.
         """
         assert request.row is not None
         num_computed = int(self._running.num_computed[request.row])
@@ -72,8 +71,7 @@ class StepDraft:
         self._admitted.append(request)
         self._admitted_counts.append(count)
         self.num_tokens += count
-        if self._blocks.enable_prefix_caching:
-            self._name_full_blocks(request.row, num_computed + count)
+        self._name_prompt_blocks(request.row, count)
         return count
 
     def book(self, step: int, forgotten_req_ids: list[str], now_s: float) -> StepInFlight:
@@ -147,16 +145,24 @@ class StepDraft:
             if request.num_preemptions == 0
         }
 
-    def _name_full_blocks(self, row: int, num_tokens: int) -> None:
-        """Name the blocks that the first `num_tokens` tokens fill; those are known. One in flight enters no name."""
-        running, block_size = self._running, self._blocks.block_size
-        start, end = int(running.num_named[row]), num_tokens - num_tokens % block_size
-        if start == end:
-            return
-        running.last_hash[row], bearers = self._blocks.name_blocks(
-            running.block_ids[row][start // block_size : end // block_size],
-            running.last_hash[row],
-            running.tokens[row, start:end],
-        )
-        running.num_named[row] = end
-        self._named_blocks += bearers
+    def _name_prompt_blocks(self, row: int, count: int) -> None:
+        """Make the blocks findable that a chunk of `count` tokens fills."""
+        num_tokens = min(int(self._running.num_computed[row]) + count, int(self._running.num_known[row]))
+        self._named_blocks += name_full_blocks(row, num_tokens, self._running, self._blocks)
+
+
+def name_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: BlockManager) -> list[int]:
+    """Name the blocks that the first `num_tokens` tokens of a row fill; return those that now bear their names.
+
+    All of these tokens are known: a token in flight never enters a name.
+    """
+    start, end = int(running.num_named[row]), num_tokens - num_tokens % blocks.block_size
+    if start >= end or not blocks.enable_prefix_caching:
+        return []
+    running.last_hash[row], bearers = blocks.name_blocks(
+        running.block_ids[row][start // blocks.block_size : end // blocks.block_size],
+        running.last_hash[row],
+        running.tokens[row, start:end],
+    )
+    running.num_named[row] = end
+    return bearers

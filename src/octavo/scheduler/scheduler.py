@@ -26,7 +26,7 @@ from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.budget import split_budget
-from octavo.scheduler.draft import StepDraft, StepInFlight
+from octavo.scheduler.draft import StepDraft, StepInFlight, name_full_blocks
 from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
@@ -141,11 +141,21 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Free a running request's blocks and row. What it has sampled stays known; the rest is computed again."""
-        self.blocks.free_blocks(self.running.remove(request, RequestStatus.PREEMPTED))
+        self._release(request, RequestStatus.PREEMPTED)
         request.num_preemptions += 1
         self._num_preemptions += 1
-        self._forgotten_req_ids.append(request.request_id)
         self.waiting.add(request)
+
+    def _release(self, request: Request, status: RequestStatus) -> None:
+        """Take row and blocks from a running request. What the blocks hold stays findable, unless it failed."""
+        assert request.row is not None
+        if status is not RequestStatus.FAILED:
+            num_tokens = min(self.running.num_computed[request.row], self.running.num_known[request.row])
+            named_blocks = name_full_blocks(request.row, int(num_tokens), self.running, self.blocks)
+            if self._in_flight:  # it may be the last of these that fills them
+                self._in_flight[-1].named_blocks.extend(named_blocks)
+        self.blocks.free_blocks(self.running.remove(request, status))
+        self._forgotten_req_ids.append(request.request_id)
 
     # -- a step: the answer -------------------------------------------------------------------------------------
 
@@ -199,8 +209,7 @@ class Scheduler:
 
     def _end(self, request: Request, report: FinishedRequest, status: RequestStatus) -> None:
         if request.row is not None:
-            self.blocks.free_blocks(self.running.remove(request, status))
-            self._forgotten_req_ids.append(request.request_id)
+            self._release(request, status)
         else:
             request.status = status
             self.waiting.remove(request)
