@@ -107,7 +107,10 @@ def main() -> int:
 
 def _exit_when_parent_is_gone(parent: int) -> None:
     """Watch the pipe rather than ask the kernel for a death signal: that one fires when the parent's *thread* ends."""
-    sys.stdin.buffer.read()  # returns when the parent closes the pipe, or dies
+    # Returns when the parent closes the pipe, or dies. Not `sys.stdin.read`: its lock, held by a thread that waits,
+    # would abort the interpreter where it exits first.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     deadline_s = time.monotonic() + _LEAVE_S
     while os.getppid() == parent and time.monotonic() < deadline_s:
         time.sleep(0.05)
