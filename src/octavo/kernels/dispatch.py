@@ -60,13 +60,23 @@ class Kernels(Protocol):
         ...
 
 
-# (device type, dtype) -> module and class. What is not listed is computed by the reference, wherever torch runs.
 _REFERENCE = ("octavo.kernels.reference", "ReferenceKernels")
-_KERNELS: dict[tuple[str, torch.dtype], tuple[str, str]] = {}
+# Kernels of a CPU, where oneDNN computes with the dtype. All else is computed by the reference, wherever torch runs.
+_ONEDNN = {
+    torch.float32: ("octavo.kernels.cpu_float32", "Float32CpuKernels"),
+    torch.bfloat16: ("octavo.kernels.cpu_half", "HalfCpuKernels"),
+    torch.float16: ("octavo.kernels.cpu_half", "HalfCpuKernels"),
+}
 
 
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """Return the best kernels there are for this device and dtype."""
-    module, class_name = _KERNELS.get((device.type, dtype), _REFERENCE)
+    module, class_name = _ONEDNN[dtype] if device.type == "cpu" and _has_onednn(dtype) else _REFERENCE
     kernels: Kernels = getattr(import_module(module), class_name)()
     return kernels
+
+
+def _has_onednn(dtype: torch.dtype) -> bool:
+    from octavo.kernels import onednn
+
+    return onednn.is_supported(dtype)

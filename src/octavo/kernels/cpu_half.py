@@ -1,0 +1,52 @@
+"""bfloat16 and float16 on a CPU: as fast as torch's ops allow. Not row-invariant.
+
+Packed linear maps read weights at 14 to 16 GB/s per thread, plain ones at 10 (ceiling 15.4; AMX machine, bfloat16).
+The small ops work in place on one float32 copy: at 256 tokens that halves the norm's time and takes a third off the
+rotation's; at one token all forms cost the same, which is the price of their calls.
+
+Legend: T = tokens, H = heads, D = hidden or head size, I = intermediate size.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from octavo.kernels import onednn
+from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.reference import ReferenceKernels
+
+
+class HalfCpuKernels(ReferenceKernels):
+    """See `Kernels`."""
+
+    name = "onednn-half"
+    is_row_invariant = False
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return onednn.pack_linear(weight, bias)
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return onednn.linear(x, packed)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = _float32_copy(x)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # [..., 1], sqrt(sum of squares)
+        scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+        return wide.mul_(scale).mul_(weight).to(x.dtype)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)  # [T, I] each
+        return F.silu(gate).mul_(up)
+
+    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        wide = _float32_copy(x)
+        first, second = wide.chunk(2, dim=-1)  # [T, H, D / 2] each, views
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D / 2]
+        turned_first = (first * cos).addcmul_(second, sin, value=-1)
+        second.mul_(cos).addcmul_(first, sin)
+        first.copy_(turned_first)
+        return wide.to(x.dtype)
+
+
+def _float32_copy(x: torch.Tensor) -> torch.Tensor:
+    """Return a float32 copy of x that may be written to."""
+    return x.to(torch.float32, copy=True)

@@ -1,0 +1,34 @@
+"""Linear maps by oneDNN with weights packed once, for the kernels of a CPU.
+
+Legend: T = tokens, K = input size, N = output size.
+
+`torch.ops.mkldnn` is where torch's own compiler finds these ops; they have had these signatures since torch 2.0.
+"""
+
+import torch
+
+from octavo.kernels.dispatch import PackedLinear
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    """Say whether this processor, with this build of torch, computes linear maps of `dtype` by oneDNN."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
+def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    """Copy weight [N, K] into the blocks that oneDNN reads; the plain one can be freed afterwards."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+    return PackedLinear(weight=packed, bias=bias, num_outputs=weight.shape[0])
+
+
+def linear(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    """Map x [T, K] to [T, N]."""
+    linear_pointwise = torch.ops.mkldnn._linear_pointwise
+    result: torch.Tensor = linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
+    return result

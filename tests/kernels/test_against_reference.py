@@ -1,0 +1,71 @@
+"""The fast kernels compute what the reference says, to a few roundings of the dtype, in odd sizes."""
+
+import pytest
+import torch
+from tests.kernels.ops import CASES, MOST_ROWS, Case
+
+from octavo.kernels.dispatch import Kernels, PackedLinear, select_kernels
+from octavo.kernels.reference import ReferenceKernels
+
+
+def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Allow 4 roundings of the dtype on values of size 1 to 10, and float32 the noise of summing in another order."""
+    tolerance = 4 * torch.finfo(expected.dtype).eps + 4e-6
+    assert result.dtype == expected.dtype
+    torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 33, 129])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_fast_is_reference(case: Case, num_rows: int, dtype: torch.dtype, fast: Kernels) -> None:
+    op, rows = case.make(dtype), slice(3, 3 + num_rows)
+    with torch.inference_mode():
+        assert_close(op(fast, rows), op(ReferenceKernels(), rows))
+
+
+class WrongKernels(ReferenceKernels):
+    """Each op wrong in a small way."""
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return super().linear(x[:, 1:], super().pack_linear(packed.weight[:, 1:], packed.bias))
+
+    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return super().embedding(ids, table.roll(1, 0))
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return super().rms_norm(x, weight, eps + 0.5)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return super().silu_and_mul(torch.cat((up, gate), dim=-1))
+
+    def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return super().rotary(x, cos, -sin)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_wrong_kernel_is_noticed(case: Case, dtype: torch.dtype) -> None:
+    op, rows = case.make(dtype), slice(0, MOST_ROWS)
+    with torch.inference_mode(), pytest.raises(AssertionError):
+        assert_close(op(WrongKernels(), rows), op(ReferenceKernels(), rows))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_arguments_stay_as_they_are(case: Case, dtype: torch.dtype, fast: Kernels) -> None:
+    """Twice the same call, twice the same answer: nothing was written into what was read."""
+    op, rows = case.make(dtype), slice(0, 9)
+    with torch.inference_mode():
+        assert torch.equal(op(fast, rows), op(fast, rows))
+
+
+def test_silu_far_out() -> None:
+    """Where exp overflows, the answer is still gate or zero."""
+    gate = torch.tensor([[-1e4, -200.0, -89.0, 0.0, 89.0, 1e4]])
+    kernels = select_kernels(torch.device("cpu"), torch.float32)
+    result = kernels.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=-1))
+    torch.testing.assert_close(result, torch.tensor([[0.0, 0.0, 0.0, 0.0, 89.0, 1e4]]), atol=1e-30, rtol=0)
+
+
+def test_reference_is_for_devices_without_kernels_of_their_own() -> None:
+    assert select_kernels(torch.device("cuda"), torch.bfloat16).name == "torch-reference"
+    assert select_kernels(torch.device("cpu"), torch.float64).name == "torch-reference"

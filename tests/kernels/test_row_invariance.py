@@ -1,0 +1,49 @@
+"""A row's bits do not depend on the other rows, on its place among them, or on the number of threads."""
+
+import pytest
+import torch
+from tests.kernels.ops import CASES, MOST_ROWS, Case
+
+from octavo.kernels import onednn
+from octavo.kernels.cpu_float32 import Float32CpuKernels
+from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import ReferenceKernels
+
+pytestmark = pytest.mark.skipif(not onednn.is_supported(torch.float32), reason="no oneDNN here, so nothing is promised")
+
+
+def rows_that_differ(kernels: Kernels, case: Case) -> list[tuple[int, int]]:
+    """Return the (first row, number of rows) that give other bits than all rows at once."""
+    op = case.make(torch.float32)
+    with torch.inference_mode():
+        whole = op(kernels, slice(0, MOST_ROWS))
+        return [
+            (start, size)
+            for size in (1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 129, 255)
+            for start in (0, 1, 43)
+            if not torch.equal(op(kernels, slice(start, start + size)), whole[start : start + size])
+        ]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_float32_rows_are_independent(case: Case, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    assert rows_that_differ(Float32CpuKernels(), case) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_threads_do_not_show(case: Case) -> None:
+    op, results = case.make(torch.float32), []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        with torch.inference_mode():
+            results.append(op(Float32CpuKernels(), slice(0, MOST_ROWS)))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_the_check_notices_plain_torch() -> None:
+    """The reference does not promise it, and this is how that looks."""
+    [case] = [case for case in CASES if case.name == "linear-256x2048"]
+    assert rows_that_differ(ReferenceKernels(), case)
