@@ -184,6 +184,24 @@ def test_one_request_fails_alone() -> None:
     assert new.num_computed_tokens == 0
 
 
+def test_nothing_of_a_failed_request_is_found() -> None:
+    """Neither its prompt nor its output: somewhere in it the numbers went wrong."""
+    scheduler = make_scheduler(block_size=4)
+    worker = FakeWorker.of(scheduler)
+    request = make_request("a", [5, 6, 7], max_tokens=9)
+    scheduler.add_request(request)
+    for _ in range(4):
+        run_step(scheduler, worker)
+    order = scheduler.schedule()
+    answer = worker.execute(order)
+    answer.num_sampled[0] = 0
+    answer.errors["a"] = "logits are not a number"
+    scheduler.update_from_output(order, answer)
+    scheduler.add_request(make_request("b", [5, 6, 7, *expected_tokens(request, 128, 1000)[0]], max_tokens=1))
+    (new,) = scheduler.schedule().scheduled_new_reqs
+    assert new.num_computed_tokens == 0
+
+
 def test_a_request_may_fail_in_the_middle_of_its_prompt() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     worker = FakeWorker.of(scheduler)
