@@ -91,7 +91,7 @@ def fill(case: Case, num_steps: int) -> Scheduler:
 def measure(case: Case, num_steps: int) -> Cost:
     scheduler = fill(case, num_steps)
     gc.collect()
-    gc.freeze()  # as the engine does after start
+    gc.freeze()  # what the setup left behind is not the step's to scan
     costs_us = []
     for _ in range(num_steps):
         start_ns = time.thread_time_ns()
