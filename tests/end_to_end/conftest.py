@@ -55,19 +55,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GetCheckpoint:
 
 @pytest.fixture
 def make_llm(checkpoint: GetCheckpoint) -> Iterator[MakeLLM]:
-    """Build LLMs on a tiny model or `demo`, small blocks unless told otherwise; in the end no block may be lost."""
+    """Build LLMs on a tiny model or `demo`; in the end no block may be lost."""
     made: list[LLM] = []
 
     def make(name: str, **options: Any) -> LLM:
-        model = name if name == "demo" else str(checkpoint(name).folder)
-        defaults = {
-            "tokenizer": "demo",
-            "dtype": "float32",
-            "max_model_len": MAX_LEN,
-            "block_size": BLOCK_SIZE,
-            "num_kv_blocks": 512,
-        }
-        made.append(LLM(model, **{**defaults, **options}))
+        made.append(open_llm(checkpoint, name, **options))
         return made[-1]
 
     yield make
@@ -77,10 +69,14 @@ def make_llm(checkpoint: GetCheckpoint) -> Iterator[MakeLLM]:
         llm.exit()
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[LLM]:
-    """The bundled model, shared by a file's tests."""
-    with LLM("demo", dtype="float32", block_size=BLOCK_SIZE, num_kv_blocks=2048) as llm:
-        yield llm
-        assert not llm.engine.has_unfinished_requests()
-        llm.engine.check_integrity()
+def open_llm(checkpoint: GetCheckpoint, name: str, **options: Any) -> LLM:
+    """Load a tiny model or `demo`, in float32 and with small blocks unless told otherwise."""
+    model = name if name == "demo" else str(checkpoint(name).folder)
+    defaults = {
+        "tokenizer": "demo",
+        "dtype": "float32",
+        "max_model_len": MAX_LEN,
+        "block_size": BLOCK_SIZE,
+        "num_kv_blocks": 512,
+    }
+    return LLM(model, **{**defaults, **options})
