@@ -8,6 +8,7 @@ import torch
 from tests.end_to_end.conftest import Checkpoint, GetCheckpoint, MakeLLM
 from tests.end_to_end.support import random_prompt
 from tests.models.tiny import VOCAB_SIZE, TinyModel
+from tests.sampling.reference import draw
 
 from octavo import LLM
 from octavo.outputs import CompletionOutput
@@ -65,6 +66,29 @@ def test_the_models_own_end_token_stops_unless_ignored(ignore_eos: bool, llm: LL
         assert (ended.token_ids, ended.finish_reason) == ([2] * 24, "length")
     else:
         assert (ended.token_ids, ended.finish_reason, ended.stop_reason, ended.text) == ([2], "stop", None, "")
+
+
+def test_ends_and_defaults_come_from_the_generation_config(
+    tmp_path_factory: pytest.TempPathFactory, model: Checkpoint
+) -> None:
+    folder = tmp_path_factory.mktemp("defaults")
+    for file in model.folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 41], "temperature": 0.25, "top_k": 7}')
+    with LLM(str(folder), tokenizer="demo", dtype="float32", num_kv_blocks=8) as llm:
+        defaults = llm.get_default_sampling_params()
+        assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.25, 7, 1.0)
+        ended = complete(llm, logit_bias={41: 100.0}, ignore_eos=False)
+        assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ([41], "stop", None)
+    with LLM(str(folder), tokenizer="demo", dtype="float32", num_kv_blocks=8, generation_config="none") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
+
+
+def test_tenants_share_no_blocks(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    for salt, num_cached in (("a", 0), ("b", 0), (None, 0), ("a", 8), (None, 8)):
+        [output] = llm.engine.generate(PROMPT, params, cache_salt=salt)
+        assert output.metrics.num_cached_tokens == num_cached
 
 
 def test_min_tokens_holds_ends_back_and_no_longer(llm: LLM) -> None:
@@ -143,6 +167,16 @@ def test_what_transformers_also_does_it_does_alike(options: dict[str, Any], llm:
     renamed = {"min_tokens": options.get("min_new_tokens", 0), "ignore_eos": "eos_token_id" not in options}
     ours = complete(llm, repetition_penalty=options.get("repetition_penalty", 1.0), **renamed)
     assert ours.token_ids == whole[0, 11:].tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 9}, {"top_p": 0.8, "min_p": 0.02}])
+def test_a_token_is_a_pure_function(options: dict[str, Any], llm: LLM, model: Checkpoint) -> None:
+    """token[i] = sample(logits(prompt + token[:i]), params, noise(seed, i)), worked out from transformers' logits."""
+    params = SamplingParams.from_options({"seed": 2**63 + 17, "max_tokens": 24, "ignore_eos": True, **options})
+    tokens = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
+    with torch.inference_mode():
+        logits = model.reference(torch.tensor([PROMPT["prompt_token_ids"] + tokens])).logits[0, 10:-1]  # [24, V]
+    assert tokens == [draw(row, params, index) for index, row in enumerate(logits.tolist())]
 
 
 def test_logprobs_are_the_models(llm: LLM, model: Checkpoint) -> None:
