@@ -42,6 +42,18 @@ def test_a_neighbour_that_holds_a_prefix_is_spared() -> None:
     assert pool.find(name(1)) == 1
 
 
+def test_requests_of_a_second_round_lie_in_one_piece_too() -> None:
+    """Each grows by a block later, as decoding does; nobody may have begun in its path."""
+    pool = BlockPool(64)
+    for _ in range(3):
+        requests = [pool.allocate(3) for _ in range(8)]
+        for request in requests:
+            request.extend(pool.allocate(1, after=request[-1]))
+        assert all(request == list(range(request[0], request[0] + 4)) for request in requests)
+        for request in requests:
+            pool.release(request)
+
+
 def test_the_last_block_has_no_neighbour() -> None:
     pool = BlockPool(2)
     assert pool.allocate(1, after=1) == [0]
@@ -152,7 +164,8 @@ class NaivePool:
     """The same promises without regard to cost: a list of free blocks, searched each time."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.free = bit_reversed_order(num_blocks)
+        self.blank = bit_reversed_order(num_blocks)
+        self.named: list[int] = []
         self.owners = [0] * num_blocks
         self.names: dict[int, bytes] = {}
 
@@ -160,9 +173,10 @@ class NaivePool:
         block_ids = []
         for _ in range(count):
             neighbour = None if after is None else after + 1
-            after = neighbour if neighbour in self.free and neighbour not in self.names else self.free[0]
+            free = self.blank + self.named
+            after = neighbour if neighbour in free and neighbour not in self.names else free[0]
             assert after is not None
-            self.free.remove(after)
+            self.take(after)
             self.names.pop(after, None)
             self.owners[after] = 1
             block_ids.append(after)
@@ -174,8 +188,15 @@ class NaivePool:
     def release(self, block_ids: list[int]) -> None:
         for block_id in reversed(block_ids):
             self.owners[block_id] -= 1
-            if not self.owners[block_id]:
-                self.free.insert(len(self.free) if block_id in self.names else 0, block_id)
+            if not self.owners[block_id] and block_id in self.names:
+                self.named.append(block_id)
+            elif not self.owners[block_id]:
+                self.blank.insert(0 if block_id == block_ids[0] else len(self.blank), block_id)
+
+    def take(self, block_id: int) -> None:
+        for free in (self.blank, self.named):
+            if block_id in free:
+                free.remove(block_id)
 
 
 @settings(max_examples=150)
@@ -202,7 +223,7 @@ def test_the_pool_equals_a_naive_one(num_blocks: int, actions: list[tuple[str, i
             assert found == naive.find(name(number % 5))
             if found is not None:
                 pool.acquire(found)
-                naive.free = [block_id for block_id in naive.free if block_id != found]
+                naive.take(found)
                 naive.owners[found] += 1
                 held.append([found])
         pool.check_integrity()

@@ -1,15 +1,17 @@
 """Every KV block, owned or free, and the names under which free ones can still be found.
 
-    free list, least recently used first:   head <-> ... <-> tail
-    a block is in the free list  <=>  its ref_count is 0
+    free blocks:   blank <-> ... <-> blank   then   named <-> ... <-> named, least recently used first
+    a block is in one of these lists  <=>  its ref_count is 0
     a named block keeps its name while free, until it is handed out again
 
 Blocks are handed out so that one request's blocks tend to be neighbours: backends read a run of neighbours in place.
-The list starts in bit-reversed order, so that every new request begins in the middle of the widest gap, and a request
-that grows takes the block behind its last one where that is free and holds nothing worth keeping.
+The blank list starts in bit-reversed order, so that every new request begins in the middle of the widest gap, and a
+request that grows takes the block behind its last one where that is free and holds nothing worth keeping. When a
+request leaves, its first block goes to the front of the blank list and the others to the back: the next request
+begins where this one began, in memory that is warm, and nobody begins in its path.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.errors import OutOfBlocksError
 
@@ -23,11 +25,11 @@ class BlockPool:
         self._ref_count = [0] * num_blocks
         self._name: list[bytes | None] = [None] * num_blocks
         self._block_by_name: dict[bytes, int] = {}
-        self._head = num_blocks  # sentinel of the doubly linked free list
-        self._next = [self._head] * (num_blocks + 1)
-        self._prev = [self._head] * (num_blocks + 1)
+        self._blank, self._named = num_blocks, num_blocks + 1  # sentinels of two doubly linked lists
+        self._next = list(range(num_blocks + 2))
+        self._prev = list(range(num_blocks + 2))
         for block_id in bit_reversed_order(num_blocks):
-            self._link_before(self._head, block_id)
+            self._link_before(self._blank, block_id)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
         """Hand out `count` blocks, each with one owner, next to block `after` where possible.
@@ -58,12 +60,16 @@ class BlockPool:
 
         Later blocks become the older free ones, so a prefix outlives its tails; nameless ones are reused first.
         """
-        for block_id in reversed(block_ids):
+        for index in range(len(block_ids) - 1, -1, -1):
+            block_id = block_ids[index]
             assert self._ref_count[block_id] > 0, f"block {block_id} has no owner"
             self._ref_count[block_id] -= 1
-            if self._ref_count[block_id] == 0:
-                nameless = self._name[block_id] is None
-                self._link_before(self._next[self._head] if nameless else self._head, block_id)
+            if self._ref_count[block_id] > 0:
+                continue
+            if self._name[block_id] is not None:
+                self._link_before(self._named, block_id)
+            else:
+                self._link_before(self._blank if index > 0 else self._next[self._blank], block_id)
 
     def set_name(self, block_id: int, name: bytes) -> bool:
         """Make a full block findable. False when another block already bears the name: that one stays."""
@@ -89,21 +95,26 @@ class BlockPool:
         return self._ref_count[block_id]
 
     def check_integrity(self) -> None:
-        """Assert that every block is either owned or in the free list, and that names point both ways."""
-        free = []
-        block_id = self._next[self._head]
-        while block_id != self._head:
-            free.append(block_id)
-            assert self._prev[self._next[block_id]] == block_id
-            block_id = self._next[block_id]
+        """Assert that every block is either owned or in one free list, and that names point both ways."""
+        free = [*self._members(self._blank), *self._members(self._named)]
         assert len(free) == len(set(free)) == self.num_free
         assert set(free) == {b for b in range(self.num_blocks) if self._ref_count[b] == 0}
         assert self._block_by_name == {name: b for b, name in enumerate(self._name) if name is not None}
 
+    def _members(self, sentinel: int) -> Iterator[int]:
+        block_id = self._next[sentinel]
+        while block_id != sentinel:
+            assert self._prev[self._next[block_id]] == block_id
+            yield block_id
+            block_id = self._next[block_id]
+
     def _take(self, after: int | None) -> int:
-        block_id = self._next[self._head]
         if after is not None and after + 1 < self.num_blocks and self._is_blank(after + 1):
             block_id = after + 1
+        else:
+            block_id = self._next[self._blank]
+            if block_id == self._blank:
+                block_id = self._next[self._named]
         self._unlink(block_id)
         if self._name[block_id] is not None:
             self.forget_names((block_id,))
