@@ -69,6 +69,17 @@ def make_llm(checkpoint: GetCheckpoint) -> Iterator[MakeLLM]:
         llm.exit()
 
 
+@pytest.fixture
+def llm(make_llm: MakeLLM) -> LLM:
+    return make_llm("qwen3")
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: GetCheckpoint) -> Checkpoint:
+    """transformers' side of `llm`."""
+    return checkpoint("qwen3")
+
+
 def open_llm(checkpoint: GetCheckpoint, name: str, **options: Any) -> LLM:
     """Load a tiny model or `demo`, in float32 and with small blocks unless told otherwise."""
     model = name if name == "demo" else str(checkpoint(name).folder)

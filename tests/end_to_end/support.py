@@ -5,10 +5,14 @@ from typing import Any
 import torch
 from tests.models.tiny import VOCAB_SIZE
 
+from octavo import LLM
 from octavo.inputs import TokensPrompt
-from octavo.outputs import RequestOutput
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling_params import SamplingParams
 
 Answer = tuple[Any, ...]
+
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
 
 
 def random_tokens(length: int, seed: int) -> list[int]:
@@ -31,3 +35,12 @@ def answer(output: RequestOutput) -> list[Answer]:
 
 def answers(outputs: list[RequestOutput]) -> list[list[Answer]]:
     return [answer(output) for output in outputs]
+
+
+PROMPT = random_prompt(11, seed=3)
+
+
+def complete(llm: LLM, **options: Any) -> CompletionOutput:
+    """Continue PROMPT, greedily for 24 tokens unless told otherwise."""
+    params = SamplingParams.from_options({**GREEDY, **options})
+    return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
