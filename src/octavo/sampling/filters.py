@@ -42,46 +42,61 @@ def draw_filtered(logits: Tensor, filters: Filters, keys: NoiseKeys) -> Tensor:
 
     Every row needs a finite largest logit.
     """
-    relative = relative_logits(logits, filters.temperatures)  # [R, V]
-    totals = masses(relative).sum(-1)  # [R]
-    drawn = torch.empty(len(logits), dtype=torch.int64, device=logits.device)  # [R]
-    left = torch.arange(len(logits), device=logits.device)  # rows not drawn yet
-    for width in _VIEW_WIDTHS:
-        if width >= logits.shape[1] or not len(left):
-            break
-        view = _View(logits[left], relative[left], totals[left], width)
-        thresholds, is_inside = view.thresholds(filters.take(left))
-        drawn[left] = view.draw(thresholds, keys.take(left))  # drawn again below where not inside
-        left = left[~is_inside]
-    if len(left):
-        whole = _View(logits[left], relative[left], totals[left], logits.shape[1])
-        thresholds, _ = whole.thresholds(filters.take(left))
-        scores = relative[left] + gumbel_for_all(keys.take(left), logits.shape[1])  # [R, V]
-        drawn[left] = scores.masked_fill_(logits[left] < thresholds[:, None], -torch.inf).argmax(-1)
+    totals = _totals(logits, filters)  # [R]
+    drawn, is_sure = _draw_from_view(logits, totals, filters, keys, _VIEW_WIDTHS[0])
+    for width in (*_VIEW_WIDTHS[1:], logits.shape[1]):
+        for row in (~is_sure).nonzero():  # one by one: what is wide takes memory
+            drawn[row], is_sure[row] = _draw_from_view(
+                logits[row], totals[row], filters.take(row), keys.take(row), width
+            )
     return drawn
+
+
+def _totals(logits: Tensor, filters: Filters) -> Tensor:
+    """Return the mass of the whole vocabulary [R] for rows whose top-p has no top-k before it; 0 for others."""
+    totals = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    needs_total = (filters.top_p < 1.0) & (filters.top_k >= logits.shape[1])
+    for row in needs_total.nonzero():
+        totals[row] = masses(relative_logits(logits[row], filters.temperatures[row])).sum(-1)
+    return totals
+
+
+def _draw_from_view(
+    logits: Tensor, totals: Tensor, filters: Filters, keys: NoiseKeys, width: int
+) -> tuple[Tensor, Tensor]:
+    """Draw as if the `width` likeliest tokens were all; return token ids [R], and for which rows that is sure [R]."""
+    vocab_size = logits.shape[1]
+    view = _View(logits, totals, filters, min(width, vocab_size))
+    thresholds, is_inside = view.thresholds()
+    if width < vocab_size:
+        return view.draw(thresholds, keys), is_inside
+    scores = relative_logits(logits, filters.temperatures)  # [R, V]
+    scores += gumbel_for_all(keys, vocab_size)
+    drawn = scores.masked_fill_(logits < thresholds[:, None], -torch.inf).argmax(-1)
+    return drawn, torch.ones_like(is_inside)
 
 
 class _View:
     """The likeliest tokens of each row, in order."""
 
-    def __init__(self, logits: Tensor, relative: Tensor, totals: Tensor, width: int) -> None:
+    def __init__(self, logits: Tensor, totals: Tensor, filters: Filters, width: int) -> None:
         self.logits, self.token_ids = logits.topk(width)  # [R, K]
-        self.relative = relative.gather(-1, self.token_ids)  # [R, K]
-        self.totals = totals  # [R] mass of the whole vocabulary
+        self.relative = relative_logits(self.logits, filters.temperatures)  # [R, K]
+        self.filters = filters
+        self.totals = totals  # [R]
         self.vocab_size = logits.shape[-1]
 
-    def thresholds(self, filters: Filters) -> tuple[Tensor, Tensor]:
+    def thresholds(self) -> tuple[Tensor, Tensor]:
         """Return each row's least logit that all filters keep [R], and whether the view is sure to show it [R].
 
-        Equal logits share one fate, and what equals the last logit in view may go on outside.
+        Equal logits share one fate, and what equals the last logit in view may go on outside; unless that is -inf.
         """
-        num_in_top_k = filters.top_k.clamp(max=self.logits.shape[-1])  # [R]
-        end_of_top_k = self._logit_at(num_in_top_k)  # [R]
-        num_kept = torch.minimum(self._num_in_top_p(filters, end_of_top_k), self._num_in_min_p(filters))
+        end_of_top_k = self._logit_at(self.filters.top_k.clamp(max=self.logits.shape[-1]))  # [R]
+        num_kept = torch.minimum(self._num_in_top_p(end_of_top_k), self._num_in_min_p())
         thresholds = torch.maximum(self._logit_at(num_kept), end_of_top_k)
         least_in_view = self.logits[:, -1]
-        knows_top_k = (filters.top_k >= self.vocab_size) | (end_of_top_k > least_in_view)
-        return thresholds, knows_top_k & (thresholds > least_in_view)
+        knows_top_k = (self.filters.top_k >= self.vocab_size) | (end_of_top_k > least_in_view)
+        return thresholds, (knows_top_k & (thresholds > least_in_view)) | (least_in_view == -torch.inf)
 
     def draw(self, thresholds: Tensor, keys: NoiseKeys) -> Tensor:
         """Return the survivor with the highest score in each row [R]; of equal ones the lowest id."""
@@ -90,17 +105,17 @@ class _View:
         best = scores.amax(-1, keepdim=True)
         return self.token_ids.masked_fill(scores != best, self.vocab_size).amin(-1)
 
-    def _num_in_top_p(self, filters: Filters, end_of_top_k: Tensor) -> Tensor:
+    def _num_in_top_p(self, end_of_top_k: Tensor) -> Tensor:
         """Count tokens with less than p of the mass above them [R]; the whole is what top-k leaves."""
         mass = masses(self.relative).masked_fill_(self.logits < end_of_top_k[:, None], 0)  # [R, K]
-        totals = torch.where(filters.top_k < self.vocab_size, mass.sum(-1), self.totals)
-        wanted = (filters.top_p * totals.double()).ceil().to(torch.int64)
+        totals = torch.where(self.filters.top_k < self.vocab_size, mass.sum(-1), self.totals)
+        wanted = (self.filters.top_p * totals.double()).ceil().to(torch.int64)
         above = mass.cumsum(-1) - mass
-        return ((above < wanted[:, None]) | (filters.top_p == 1.0)[:, None]).sum(-1)
+        return ((above < wanted[:, None]) | (self.filters.top_p == 1.0)[:, None]).sum(-1)
 
-    def _num_in_min_p(self, filters: Filters) -> Tensor:
+    def _num_in_min_p(self) -> Tensor:
         """Count tokens with at least min_p of the likeliest one's probability [R]."""
-        return (self.relative >= filters.min_p.log()[:, None]).sum(-1)
+        return (self.relative >= self.filters.min_p.log()[:, None]).sum(-1)
 
     def _logit_at(self, counts: Tensor) -> Tensor:
         """Return the logit of the `counts`-th likeliest token, counted from 1: [R] -> [R]."""

@@ -19,8 +19,9 @@ from octavo.sampling.draw import Wishes, draw
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.rows import SamplingRows
 
-# Logits drawn at once. On a CPU float64 intermediates of more fall out of the cache; elsewhere memory is the limit.
-_CPU_SLICE = 2**18
+# Logits drawn at once. On a CPU, float64 intermediates of the whole vocabulary should stay in the cache; filtered rows
+# need few. Elsewhere memory is the limit.
+_CPU_SLICE, _CPU_FILTERED_SLICE = 2**18, 2**23
 _DEVICE_SLICE = 2**26
 
 
@@ -64,24 +65,30 @@ class _Step:
         """Replace the arg-max by what each row asked for, one kind of row after the other."""
         is_edited, is_filtered = self._records["is_edited"], self._records["is_filtered"]
         is_greedy = self._records["temperature"] == 0.0
-        for is_alike in (is_greedy & is_edited, ~is_greedy & is_filtered, ~is_greedy & ~is_filtered):
-            for part in self._slices(is_alike):
+        on_cpu = self._logits.device.type == "cpu"
+        for is_alike, cpu_slice in (
+            (is_greedy & is_edited, _CPU_SLICE),
+            (~is_greedy & is_filtered, _CPU_FILTERED_SLICE),
+            (~is_greedy & ~is_filtered, _CPU_SLICE),
+        ):
+            for part in self._slices(is_alike, cpu_slice if on_cpu else _DEVICE_SLICE):
                 wishes = Wishes.of(self._records[part], self._output_indices[part], self._logits.device)
                 self.token_ids[part] = draw(self._edited(part), wishes)
 
     def rate_all(self) -> dict[int, TokenLogprobs]:
         """Return the log-probabilities of every row that asked for them and has a token."""
-        counts = self._records["num_logprobs"].tolist()
+        counts = self._records["num_logprobs"]
         return {
-            at: token_logprobs(self._logits[at], int(self.token_ids[at]), count)
-            for at, count in enumerate(counts)
-            if count >= 0 and at not in self.errors
+            at: token_logprobs(self._logits[at], int(self.token_ids[at]), int(counts[at]))
+            for at in (counts >= 0).nonzero()[0].tolist()
+            if at not in self.errors
         }
 
-    def _slices(self, is_wanted: BoolArray) -> Iterator[NDArray[np.int64]]:
-        """Cut the wanted rows [L], less those that failed, into parts whose intermediates fit where they should."""
-        positions = np.array([at for at in is_wanted.nonzero()[0].tolist() if at not in self.errors], dtype=np.int64)
-        limit = _CPU_SLICE if self._logits.device.type == "cpu" else _DEVICE_SLICE
+    def _slices(self, is_wanted: BoolArray, limit: int) -> Iterator[NDArray[np.int64]]:
+        """Cut the wanted rows [L], less those that failed, into parts of at most `limit` logits."""
+        positions = is_wanted.nonzero()[0]
+        if self.errors:
+            positions = positions[~np.isin(positions, list(self.errors))]
         size = max(1, limit // self._logits.shape[1])
         for start in range(0, len(positions), size):
             yield positions[start : start + size]
@@ -90,7 +97,8 @@ class _Step:
         """Return the rows' logits after their edits [S, V]: a copy wherever something is edited."""
         is_edited = self._records["is_edited"][part]
         if not is_edited.any():
-            return self._logits[part] if len(part) > 1 else self._logits[part[0], None]  # one row: a view
+            is_run = part[-1] - part[0] + 1 == len(part)
+            return self._logits[part[0] : part[-1] + 1] if is_run else self._logits[part]  # neighbours: a view
         logits = self._logits[part]  # a copy
         for at in is_edited.nonzero()[0].tolist():
             edits = self._rows.edits_of(int(self._row_ids[part[at]]))
