@@ -3,6 +3,7 @@
 It ends with code 0 when told to or when its parent is gone, and with 1 when it could not start or go on.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from octavo.contracts.control import (
 )
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core import EngineCore
+from octavo.errors import UserError
 from octavo.executor.base import make_executor
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,8 @@ class CoreProc:
         """Serve until told to stop; return the exit code."""
         try:
             core = EngineCore(config, make_executor(config), epoch=os.getpid())
+            gc.collect()
+            gc.freeze()  # what is loaded stays: the collector need not walk it again in the middle of a step
             self._send(CoreReady())
             while self._carry_out_messages(core):
                 if core.has_work():
@@ -58,7 +62,8 @@ class CoreProc:
             core.close()
             return 0
         except Exception as error:
-            logger.exception("the engine core cannot go on")
+            if not isinstance(error, UserError):  # the user is told by the parent, without a traceback
+                logger.exception("the engine core cannot go on")
             self._send(CoreFailed(error_type=type(error).__name__, message=str(error)))
             return 1
         finally:
