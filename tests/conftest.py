@@ -1,12 +1,14 @@
-"""What every test shares: few threads, quiet libraries, and GPU tests that say why they are skipped."""
+"""What every test shares: one thread, quiet libraries, and GPU tests that say why they are skipped."""
 
 import os
 
 import pytest
 from hypothesis import settings
 
-# Before any test imports a library that reads them. Child processes inherit them.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Before any test imports a library that reads them. Child processes inherit them. One thread: matrices in tests are
+# tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
+# that are about threads set their own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM
@@ -25,15 +24,6 @@ class Checkpoint:
 
 GetCheckpoint = Callable[[str], Checkpoint]
 MakeLLM = Callable[..., LLM]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: on models this small, and beside other programs, a second one only waits."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")
