@@ -71,6 +71,19 @@ def test_short_dtypes(backend: AttentionBackend[Any], dtype: torch.dtype, scatte
     assert_exact(second, exact_attention(decode)[69:])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("scattered", [True, False])
+@pytest.mark.parametrize("length", [640, 641, 960])
+def test_decoding_over_a_long_context(
+    backend: AttentionBackend[Any], dtype: torch.dtype, scattered: bool, length: int
+) -> None:
+    pool = Pool(Shape(num_heads=6, head_dim=20, dtype=dtype), scattered=scattered)
+    sequence = pool.sequence(length, seed=length)
+    fill(backend, pool, sequence, length - 1)
+    [result] = run_step(backend, pool, [(sequence, length - 1, length)])
+    assert_exact(result, exact_attention(sequence)[length - 1 :])
+
+
 def test_blocks_in_order_with_one_pair_swapped(backend: AttentionBackend[Any]) -> None:
     """A context whose first and last slot are as far apart as if it lay in one piece, but does not."""
     pool = Pool(Shape(), scattered=False)

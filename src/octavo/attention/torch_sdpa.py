@@ -1,8 +1,8 @@
 """Attention by torch's own fused kernel, request by request. Fast, not row-invariant.
 
 A request whose blocks are neighbours in the pool is read where it lies; any other context is gathered, once per layer.
-On one core, 32 contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered they take
-1.2 to 3 times as long, and padded to one call for all, 3 to 5 times.
+On one core, contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered they take 1.2
+to 3 times as long, and padded to one call for all requests, 3 to 5 times.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, D = head size, Q = new tokens of one
 request, C = its context positions.
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
+from octavo.attention.split_decode import attend_in_tiles, is_worthwhile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,12 +105,15 @@ def _attend(
     sliding_window: int | None,
 ) -> torch.Tensor:  # [1, Q, H, D]
     start = span.start(sliding_window)
+    context_keys, context_values = span.read(keys, start), span.read(values, start)  # [1, G, C - start, D]
+    if span.num_queries == 1 and is_worthwhile(query, span.context_len - start):
+        return attend_in_tiles(query, context_keys, context_values, scale).transpose(1, 2)
     is_whole = span.num_queries == span.context_len and (sliding_window is None or sliding_window >= span.context_len)
     needs_mask = span.num_queries > 1 and not is_whole
     result = F.scaled_dot_product_attention(
         query,
-        span.read(keys, start),
-        span.read(values, start),
+        context_keys,
+        context_values,
         attn_mask=span.mask(sliding_window) if needs_mask else None,
         is_causal=is_whole,
         scale=scale,

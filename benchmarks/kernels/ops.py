@@ -1,0 +1,173 @@
+"""Every op of a decoder layer beside the roofline of this machine.
+
+    python -m benchmarks.kernels.ops [--dtype bfloat16] [--threads 2] [--rows 1 8 32 256] [--reference]
+
+Shapes are Qwen3-0.6B's. Weights and KV are taken in turn from copies of together 512 MiB, as in a model, where a layer's
+weights are cold when its turn comes. Each time is the best of many runs. "bytes" and
+"operations" are what the op cannot do without; the roofline is the longer of bytes over the read bandwidth and
+operations over the matmul rate, both measured in the same run; "of roof" is that time over the measured one. Above
+100 % the shared last-level cache helped. `--reference` measures the plain torch ops that define each kernel.
+
+Legend: T = rows (tokens, or requests that decode), C = context positions.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+
+from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.selector import select_attention
+from octavo.kernels.dispatch import Kernels, PackedLinear, select_kernels
+from octavo.kernels.reference import ReferenceKernels
+
+CPU = torch.device("cpu")
+HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
+LINEARS = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
+    "out": (HIDDEN, HEADS * HEAD_DIM),
+    "gate_up": (2 * INTERMEDIATE, HIDDEN),
+    "down": (HIDDEN, INTERMEDIATE),
+}
+CONTEXTS = (160, 1024)
+BLOCK_SIZE = 32
+COLD_BYTES = 1 << 29
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One line of the table."""
+
+    name: str
+    run: Callable[[], object]
+    num_bytes: int
+    num_operations: int = 0
+
+
+def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Time each linear map."""
+    for name, (num_outputs, in_size) in LINEARS.items():
+        weight, x = torch.randn(num_outputs, in_size).to(dtype), torch.randn(num_rows, in_size).to(dtype)
+        copies = [kernels.pack_linear(weight.clone(), None) for _ in range(num_copies(weight.nbytes))]
+        yield Case(
+            name=f"linear {name} {num_outputs}x{in_size}",
+            run=linear_run(kernels, x, copies),
+            num_bytes=weight.nbytes + x.nbytes + num_rows * num_outputs * dtype.itemsize,
+            num_operations=2 * num_rows * weight.numel(),
+        )
+
+
+def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) -> Callable[[], object]:
+    turns = cycle(copies)
+    return lambda: kernels.linear(x, next(turns))
+
+
+def num_copies(num_bytes: int) -> int:
+    """Return how many copies of so many bytes are together larger than caches, but no more than 64."""
+    return max(2, min(64, COLD_BYTES // num_bytes))
+
+
+def small_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Time the ops between the linear maps; all read and write each value once."""
+    x, residual = torch.randn(num_rows, HIDDEN).to(dtype), torch.randn(num_rows, HIDDEN).to(dtype)
+    heads = torch.randn(num_rows, HEADS, HEAD_DIM).to(dtype)
+    gate_up = torch.randn(num_rows, 2 * INTERMEDIATE).to(dtype)
+    weight, head_weight = torch.ones(HIDDEN, dtype=dtype), torch.ones(HEAD_DIM, dtype=dtype)
+    cos, sin = torch.randn(num_rows, HEAD_DIM // 2), torch.randn(num_rows, HEAD_DIM // 2)
+    runs: dict[str, tuple[Callable[[], object], int]] = {
+        "rms_norm": (lambda: kernels.rms_norm(x, weight, 1e-6), 2 * x.numel()),
+        "add_rms_norm": (lambda: kernels.add_rms_norm(x, residual, weight, 1e-6), 4 * x.numel()),
+        "rms_norm of heads": (lambda: kernels.rms_norm(heads, head_weight, 1e-6), 2 * heads.numel()),
+        "rotary": (lambda: kernels.rotary(heads, cos, sin), 2 * heads.numel()),
+        "silu_and_mul": (lambda: kernels.silu_and_mul(gate_up), gate_up.numel() * 3 // 2),
+    }
+    for name, (run, num_values) in runs.items():
+        yield Case(name=name, run=run, num_bytes=num_values * dtype.itemsize)
+
+
+def attention_cases(num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Time one decode step of T requests, and a prompt of T tokens, for each length of context."""
+    for context in CONTEXTS:
+        if num_rows * context <= 64 * 1024:
+            yield attention_case(f"decode, C = {context}", num_rows, 1, context, dtype)
+    if num_rows > 1:
+        yield attention_case("prompt", 1, num_rows, num_rows, dtype)
+
+
+def attention_case(name: str, num_requests: int, num_new: int, context: int, dtype: torch.dtype) -> Case:
+    """Return a case of equal requests whose blocks are neighbours, on the KV of as many layers as make it cold."""
+    backend, batch = select_attention(CPU, dtype), make_batch(num_requests, num_new, context)
+    num_slots = batch.block_table.numel() * BLOCK_SIZE
+    pool = torch.randn(2, num_slots, KV_HEADS, HEAD_DIM).to(dtype)
+    pools = [pool.clone() for _ in range(num_copies(pool.nbytes))]
+    layers = cycle([LayerKVCache(key=pool[0], value=pool[1]) for pool in pools])
+    num_tokens, plan = num_requests * num_new, backend.plan(batch)
+    query = torch.randn(num_tokens, HEADS, HEAD_DIM).to(dtype)
+    key, value = (torch.randn(num_tokens, KV_HEADS, HEAD_DIM).to(dtype) for _ in range(2))
+    pairs = num_requests * sum(range(context - num_new + 1, context + 1))  # of a query and a key that it sees
+    return Case(
+        name=f"{name} ({backend.name})",
+        run=lambda: backend.forward(
+            query, key, value, next(layers), batch, plan, scale=HEAD_DIM**-0.5, sliding_window=None
+        ),
+        num_bytes=2 * num_requests * context * KV_HEADS * HEAD_DIM * dtype.itemsize,
+        num_operations=4 * pairs * HEADS * HEAD_DIM,
+    )
+
+
+def make_batch(num_requests: int, num_new: int, context: int) -> ForwardBatch:
+    """Return a step in which each of R requests computes the last `num_new` positions of its context."""
+    num_blocks = -(-context // BLOCK_SIZE)
+    block_table = torch.arange(num_requests * num_blocks, dtype=torch.int32).view(num_requests, num_blocks)
+    positions = torch.arange(context - num_new, context).repeat(num_requests)  # [T]
+    first_slots = block_table[:, 0].long().repeat_interleave(num_new) * BLOCK_SIZE  # [T]
+    starts = list(range(0, num_requests * num_new + 1, num_new))
+    return ForwardBatch(
+        input_ids=torch.zeros_like(positions),
+        positions=positions,
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.full((num_requests,), context, dtype=torch.int32),
+        slot_mapping=first_slots + positions,
+        block_table=block_table,
+        logits_indices=torch.tensor(starts[1:]) - 1,
+        block_size=BLOCK_SIZE,
+        query_start_loc_list=starts,
+        seq_lens_list=[context] * num_requests,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 256])
+    parser.add_argument("--reference", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    dtype = getattr(torch, options.dtype)
+    kernels: Kernels = ReferenceKernels() if options.reference else select_kernels(CPU, dtype)
+    with torch.inference_mode():
+        bandwidth, rate = read_bandwidth(), matmul_rate(dtype)
+        print(f"{kernels.name}, {options.dtype}, {options.threads} threads, torch {torch.__version__}: ", end="")
+        print(f"reads {bandwidth / 1e9:.1f} GB/s, multiplies {rate / 1e12:.2f} T/s")
+        for num_rows in options.rows:
+            print(f"\n{f'T = {num_rows}':40}{'us':>10}{'GB/s':>8}{'T/s':>8}{'of roof':>10}")
+            for cases in (linear_cases, small_cases):
+                print_cases(cases(kernels, num_rows, dtype), bandwidth, rate)
+            print_cases(attention_cases(num_rows, dtype), bandwidth, rate)
+
+
+def print_cases(cases: Iterator[Case], bandwidth: float, rate: float) -> None:
+    """Run and print one line for each."""
+    for case in cases:
+        seconds = best_seconds(case.run)
+        roof = max(case.num_bytes / bandwidth, case.num_operations / rate)
+        print(f"{case.name:40}{seconds * 1e6:10.1f}{case.num_bytes / seconds / 1e9:8.1f}", end="")
+        print(f"{case.num_operations / seconds / 1e12:8.3f}{roof / seconds:10.0%}")
+
+
+if __name__ == "__main__":
+    main()
