@@ -52,15 +52,15 @@ def gumbel_for(keys: NoiseKeys, token_ids: Tensor) -> Tensor:
 def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Encrypt a 128-bit counter with a 64-bit key: four 32-bit words, each uniform.
 
-    Bits above the 32nd of the two low products are dropped late, by the next round's mask: two operations saved of
-    twelve.
+    Words 0 and 2 of the counter have the full shape; the others broadcast to it. Bits above the 32nd of the two low
+    products are dropped late, by the next round's mask: two operations saved of twelve.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
         product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0 = ((product1 >> 32) ^ c1 ^ k0) & _MASK
-        c2 = ((product0 >> 32) ^ c3 ^ k1) & _MASK
+        c0 = (product1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
+        c2 = (product0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
         c1, c3 = product1, product0
         k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
     return c0, c1 & _MASK, c2, c3 & _MASK
@@ -68,6 +68,7 @@ def philox4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 
 def _random_words(keys: NoiseKeys, blocks: Tensor) -> Words:
     """Return four words for each block of four token ids: `blocks` [R or 1, N] -> 4 x [R, N]."""
+    blocks = blocks.expand(len(keys.output_indices), -1)  # [R, N]
     zero = torch.zeros_like(blocks)
     counter = (blocks, keys.output_indices[:, None], zero, zero)
     return philox4x32(counter, (keys.seed_low[:, None], keys.seed_high[:, None]))
@@ -79,5 +80,5 @@ def gumbel_of(words: Tensor) -> Tensor:
     u = (word + 1/2) / 2^32 has 33 significant bits, so float64 holds it exactly, next to 1 as well as next to 0, and
     both logarithms are accurate to their last bits. Both are element-wise, so a value does not depend on its place.
     """
-    uniform = (words.contiguous().double() + 0.5) * 2.0**-32
+    uniform = words.contiguous().double().add_(0.5).mul_(2.0**-32)
     return uniform.log_().neg_().log_().neg_()
