@@ -2,11 +2,12 @@
 
     python -m benchmarks.kernels.ops [--dtype bfloat16] [--threads 2] [--rows 1 8 32 256] [--reference]
 
-Shapes are Qwen3-0.6B's. Weights and KV are taken in turn from copies of together 512 MiB, as in a model, where a layer's
-weights are cold when its turn comes. Each time is the best of many runs. "bytes" and
-"operations" are what the op cannot do without; the roofline is the longer of bytes over the read bandwidth and
+Shapes are Qwen3-0.6B's. Weights and KV are taken in turn from copies of together 512 MiB, as in a model, where a
+layer's weights are cold when its turn comes. Each time is the best of many runs. "GB/s" and "T/s" count the bytes and
+operations that the op cannot do without; the roofline is the longer of those bytes over the read bandwidth and those
 operations over the matmul rate, both measured in the same run; "of roof" is that time over the measured one. Above
-100 % the shared last-level cache helped. `--reference` measures the plain torch ops that define each kernel.
+100 % a shared last-level cache helped, or a neighbour disturbed the probe. `--reference` measures the plain torch ops
+that define each kernel.
 
 Legend: T = rows (tokens, or requests that decode), C = context positions.
 """

@@ -1,8 +1,8 @@
 """Attention by torch's own fused kernel, request by request. Fast, not row-invariant.
 
 A request whose blocks are neighbours in the pool is read where it lies; any other context is gathered, once per layer.
-On one core, contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered they take 1.2
-to 3 times as long, and padded to one call for all requests, 3 to 5 times.
+On one core contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered they take
+1.2 to 3 times as long, and padded to one call for all requests, 3 to 5 times.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, D = head size, Q = new tokens of one
 request, C = its context positions.
