@@ -24,8 +24,8 @@ class RequestSpan:
 
     num_queries: int  # Q
     context_len: int  # C
-    first_slot: int | None  # where the whole context lies in one piece; None: at `slots`
-    slots: torch.Tensor  # [C] int64
+    first_slot: int
+    slots: torch.Tensor | None  # [C] int64; None: those from `first_slot` on, in one piece
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, made by the first layer
 
     def start(self, sliding_window: int | None) -> int:
@@ -34,16 +34,16 @@ class RequestSpan:
 
     def read(self, pool: torch.Tensor, start: int) -> torch.Tensor:
         """Return positions `start` ... of the context, [1, G, C - start, D], out of pool [1, G, num_slots, D]."""
-        if self.first_slot is not None:
+        if self.slots is None:
             return pool.narrow(2, self.first_slot + start, self.context_len - start)
         # Whole slots, G * D values each, which lie together: three times as fast as to gather for each kv head.
         slots_first = pool[0].transpose(0, 1)  # [num_slots, G, D]
         return slots_first.index_select(0, self.slots[start:]).transpose(0, 1).unsqueeze(0)
 
-    def mask(self, sliding_window: int | None) -> torch.Tensor:
+    def mask(self, sliding_window: int | None, device: torch.device) -> torch.Tensor:
         """Return what each new token sees from `start` on: [Q, C - start] bool."""
         if sliding_window not in self.masks:
-            keys = torch.arange(self.start(sliding_window), self.context_len, device=self.slots.device)
+            keys = torch.arange(self.start(sliding_window), self.context_len, device=device)
             queries = keys[-self.num_queries :].unsqueeze(1)  # [Q, 1]
             visible = keys <= queries
             if sliding_window is not None:
@@ -60,19 +60,21 @@ class SdpaAttention:
 
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
         """Find where each request's context lies."""
-        starts = batch.query_start_loc_list
-        requests = torch.arange(len(batch.seq_lens_list), device=batch.seq_lens.device)
-        slots = context_slots(batch, requests, max(batch.seq_lens_list))  # [R, most C]
-        num_steps_of_one = (slots.diff(dim=1) == 1).cumprod(dim=1).sum(dim=1).tolist()  # [R], before the first jump
-        first_slots = slots[:, 0].tolist()
+        starts, lens = batch.query_start_loc_list, batch.seq_lens_list
+        first_blocks = batch.block_table[:, 0].tolist()  # [R]
+        neighbours = (batch.block_table.diff(dim=1) == 1).cumprod(dim=1).sum(dim=1).tolist()  # [R], behind the first
+        in_pieces = [
+            request for request in range(len(lens)) if (neighbours[request] + 1) * batch.block_size < lens[request]
+        ]
+        slots = _slots_of(batch, in_pieces)
         return [
             RequestSpan(
                 num_queries=starts[request + 1] - starts[request],
-                context_len=context_len,
-                first_slot=first_slots[request] if num_steps_of_one[request] >= context_len - 1 else None,
-                slots=slots[request, :context_len],
+                context_len=lens[request],
+                first_slot=first_blocks[request] * batch.block_size,
+                slots=slots.get(request),
             )
-            for request, context_len in enumerate(batch.seq_lens_list)
+            for request in range(len(lens))
         ]
 
     def forward(
@@ -96,6 +98,15 @@ class SdpaAttention:
         return torch.cat(results, dim=1)[0]
 
 
+def _slots_of(batch: ForwardBatch, requests: list[int]) -> dict[int, torch.Tensor]:
+    """Return the slots [C] of each of these requests."""
+    if not requests:
+        return {}
+    lens = [batch.seq_lens_list[request] for request in requests]
+    slots = context_slots(batch, torch.tensor(requests, device=batch.seq_lens.device), max(lens))  # [R, most C]
+    return {request: row[:length] for request, row, length in zip(requests, slots.unbind(), lens, strict=True)}
+
+
 def _attend(
     query: torch.Tensor,  # [1, H, Q, D]
     keys: torch.Tensor,  # [1, G, num_slots, D]
@@ -114,7 +125,7 @@ def _attend(
         query,
         context_keys,
         context_values,
-        attn_mask=span.mask(sliding_window) if needs_mask else None,
+        attn_mask=span.mask(sliding_window, query.device) if needs_mask else None,
         is_causal=is_whole,
         scale=scale,
         enable_gqa=True,
