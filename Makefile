@@ -23,7 +23,8 @@ help:
 	@echo "make demo    install Octavo into .venv and generate text from the bundled model"
 	@echo "make test    run the tests                (ARGS='-k scheduler' is handed to pytest)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
-	@echo "make bench   throughput and latency       (MODEL=folder ARGS='--load-format dummy'; default: the bundled model)"
+	@echo "make bench   host cost of a step, every op beside the roofline, Octavo beside transformers; on a quiet machine"
+	@echo "             (a model of your own: .venv/bin/octavo bench throughput --model FOLDER)"
 	@echo "make clean   remove .venv and all that tools have left"
 	@echo "PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with."
 
@@ -41,10 +42,10 @@ lint: $(TEST)
 	$(BIN)/mypy --strict src tests
 	$(BIN)/lint-imports
 
-MODEL ?= demo
-bench: $(RUNTIME)
-	$(BIN)/octavo bench throughput --model $(MODEL) $(ARGS)
-	$(BIN)/octavo bench latency --model $(MODEL) $(ARGS)
+bench: $(TEST)
+	$(BIN)/python -m benchmarks.host.step_cost
+	$(BIN)/python -m benchmarks.kernels.ops
+	$(BIN)/python -m benchmarks.offline.compare
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
