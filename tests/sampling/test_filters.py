@@ -70,13 +70,13 @@ def test_the_draw_is_the_reference(
     assert sample_one(logits, params, output_index) == reference.draw(logits, params, output_index)
 
 
-@pytest.mark.parametrize("vocab_size", [255, 256, 257, 1000, 9001])
+@pytest.mark.parametrize("vocab_size", [63, 64, 65, 1000, 1025, 9001])
 @pytest.mark.parametrize(
     "filters",
     [
         {"top_p": 0.9},
         {"top_p": 0.9, "top_k": 300},
-        {"top_k": 256},
+        {"top_k": 64},
         {"top_k": 8193},
         {"min_p": 0.9},
         {"top_k": 4, "min_p": 0.9},
@@ -100,7 +100,7 @@ def test_top_p_waits_until_all_that_equals_the_kth_is_in_view() -> None:
     params = [SamplingParams(seed=seed, top_k=20, top_p=0.02) for seed in range(4)]
     drawn = sample(logits.expand(4, -1).contiguous(), params).token_ids.tolist()
     assert drawn == [_draw_by_sorting(logits.double(), one) for one in params]
-    assert max(drawn) >= 256
+    assert max(drawn) >= 64  # outside the first view
 
 
 def _draw_by_sorting(logits: torch.Tensor, params: SamplingParams) -> int:
