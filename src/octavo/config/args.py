@@ -111,6 +111,8 @@ class EngineArgs:
     def _check_rest(self) -> None:
         if self.trust_remote_code:
             raise InvalidParameterError("trust_remote_code", True, "refused: Octavo never runs code from a checkpoint")
+        if self.max_model_len == 1:
+            raise InvalidParameterError("max_model_len", 1, "at least 2: one token of prompt and one of output")
         utilization = self.gpu_memory_utilization
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidParameterError("gpu_memory_utilization", utilization, "greater than 0 and at most 1")
