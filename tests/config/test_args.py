@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("dtype", "float8", "one of auto, float32, bfloat16, float16"),
     ("device", "tpu", "one of auto, cpu, cuda, mps, xpu"),
     ("max_model_len", 0, "an integer of at least 1"),
-    ("max_model_len", 1, "at least 2"),
+    ("max_model_len", 1, "at least 2: one token of prompt and one of output"),
     ("max_model_len", "4096", "must be an integer"),
     ("max_num_seqs", 0, "an integer of at least 1"),
     ("max_num_seqs", None, "must be an integer"),
