@@ -61,8 +61,9 @@ class SdpaAttention:
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
         """Find where each request's context lies."""
         starts, lens = batch.query_start_loc_list, batch.seq_lens_list
-        first_blocks = batch.block_table[:, 0].tolist()  # [R]
-        neighbours = (batch.block_table.diff(dim=1) == 1).cumprod(dim=1).sum(dim=1).tolist()  # [R], behind the first
+        blocks = batch.block_table.cpu()  # [R, B]
+        first_blocks = blocks[:, 0].tolist()  # [R]
+        neighbours = (blocks.diff(dim=1) == 1).cumprod(dim=1).sum(dim=1).tolist()  # [R], in a row behind the first
         in_pieces = [
             request for request in range(len(lens)) if (neighbours[request] + 1) * batch.block_size < lens[request]
         ]
