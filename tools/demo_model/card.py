@@ -27,13 +27,14 @@ CARD_PATH = Path(__file__).with_name("card.md")
 Scores = dict[str, tuple[int, int]]
 
 
-def card(direct: Scores, thinking: Scores, *, steps: int, minutes: float, date: str) -> str:
+def card(direct: Scores, thinking: Scores, *, count: int, steps: int, minutes: float, date: str) -> str:
     """The card's text for these scores."""
     rows = "\n".join(
         f"| {task} | {TASKS[task]} | {asked} | {right / asked:.1%} | {thinking[task][0] / thinking[task][1]:.1%} |"
         for task, (right, asked) in direct.items()
     )
     return CARD_PATH.read_text().format(
+        count=count,
         steps=steps,
         millions=steps * 4096 / 1e6,
         minutes=minutes,

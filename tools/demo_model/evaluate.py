@@ -32,10 +32,12 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(options.checkpoint / "tokenizer.json"))
     direct = scores(model, tokenizer, options.count)
     print("direct   ", in_words(direct))
-    thinking = scores(model, tokenizer, options.count, is_thinking=True)
+    thinking = scores(model, tokenizer, options.count // 2, is_thinking=True)
     print("thinking ", in_words(thinking))
     if options.card:
-        text = card(direct, thinking, steps=options.steps, minutes=options.minutes, date=options.date)
+        text = card(
+            direct, thinking, count=options.count, steps=options.steps, minutes=options.minutes, date=options.date
+        )
         (options.checkpoint / "README.md").write_text(text)
 
 

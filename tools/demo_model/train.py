@@ -27,31 +27,33 @@ from tools.demo_model.score import in_words, scores
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run does. Rows are short at first and long at the end, with as many tokens to a step."""
+    """What a run does. Rows are short, and now and then long near the end, with as many tokens to a step."""
 
     steps: int
     seed: int = 1
     tokens_per_step: int = 4096
     short_row: int = 512
     long_row: int = 2048
-    long_share: float = 0.1
+    long_every: int = 10
     peak_rate: float = 2e-3
     warmup_steps: int = 150
-    decay_share: float = 0.25
+    decay_steps: int = 400
     weight_decay: float = 0.1
     log_every: int = 50
-    save_every: int = 400
+    save_every: int = 100
+    score_every: int = 500
 
     def row_length(self, step: int) -> int:
-        """Tokens to a row at a step."""
-        return self.long_row if step >= self.steps * (1 - self.long_share) else self.short_row
+        """Tokens to a row at a step: long ones are dear, so they come late and seldom."""
+        is_long = step >= self.steps - self.decay_steps and step % self.long_every == 0
+        return self.long_row if is_long else self.short_row
 
     def rate(self, step: int) -> float:
         """The learning rate: up in a line, level, and down in a line to nothing.
 
         Only the way down depends on the number of steps, so a run may be made longer before it has begun.
         """
-        down = (self.steps - step) / (self.steps * self.decay_share)
+        down = (self.steps - step) / self.decay_steps
         return self.peak_rate * min(1.0, (step + 1) / self.warmup_steps, down)
 
 
@@ -125,6 +127,7 @@ class Run:
                 print(f"step {self.step}/{self.plan.steps} loss {loss:.4f} {minutes:.1f} core minutes", flush=True)
             if self.step % self.plan.save_every == 0:
                 self.save_state()
+            if self.step % self.plan.score_every == 0:
                 self.report()
 
     def report(self) -> None:
@@ -158,7 +161,7 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for state and checkpoint")
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=2300)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
