@@ -6,6 +6,7 @@ from typing import Protocol
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.device.threads import wait_without_spinning
 
 
 class Executor(Protocol):
@@ -30,6 +31,8 @@ class Executor(Protocol):
 
 def make_executor(config: EngineConfig) -> Executor:
     """Return the executor for this configuration. Imported here, because a rank needs torch."""
+    wait_without_spinning()  # before a rank imports torch
+
     from octavo.executor.uniproc import UniProcExecutor
 
     return UniProcExecutor(config)
