@@ -1,10 +1,12 @@
 """What the CPU says of itself: memory within the container's limits, cores, instruction sets."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from octavo.device import cpu
 from octavo.device.base import DeviceMemory
@@ -60,6 +62,29 @@ def test_the_tightest_limit_counts(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     monkeypatch.setattr(cpu, "cgroup_memory", lambda root: limit)
     assert cpu.CpuKind().memory() == expected
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max", 8), ("50000", 1), ("150000", 2), ("300000", 3), ("1600000", 8)]
+)
+def test_a_share_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert cpu.usable_cores(tmp_path) == 8
+    assert cpu.usable_cores(write(tmp_path, {"cpu.max": f"{quota} 100000\n"})) == expected
+
+
+def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        monkeypatch.setattr(cpu, "usable_cores", lambda: 2)
+        cpu.CpuKind().prepare()
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr(cpu, "usable_cores", lambda: 4)
+        cpu.CpuKind().prepare()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_this_machine() -> None:

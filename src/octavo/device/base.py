@@ -24,6 +24,10 @@ class DeviceKind(Protocol):
         """Say whether this machine, with this build of torch, has such a device."""
         ...
 
+    def prepare(self) -> None:
+        """Settle once what computing on it needs."""
+        ...
+
     def memory(self) -> DeviceMemory:
         """Read total and free memory."""
         ...

@@ -23,6 +23,11 @@ class CpuKind:
     def is_available(self) -> bool:
         return True
 
+    def prepare(self) -> None:
+        """Use no more threads than there are cores for them: torch does not know of a container's share of the CPU."""
+        if torch.get_num_threads() > usable_cores():
+            torch.set_num_threads(usable_cores())
+
     def memory(self) -> DeviceMemory:
         """Read RAM. A container's limit counts where it is lower, and so does what the container uses already."""
         system = psutil.virtual_memory()
@@ -48,11 +53,15 @@ class CpuKind:
         }
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may run on, which a container or `taskset` can make fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Return how many cores this process may keep busy: `taskset` or a container can allow fewer than there are."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota_path = cgroup / "cpu.max"  # "max 100000", or microseconds of CPU time per period of so many
+    if quota_path.is_file():
+        quota, period = quota_path.read_text().split()
+        if quota != "max":
+            cores = min(cores, max(1, round(int(quota) / int(period))))
+    return cores
 
 
 def cgroup_memory(root: Path) -> DeviceMemory | None:

@@ -14,6 +14,9 @@ class CudaKind:
     def is_available(self) -> bool:
         return torch.cuda.is_available()
 
+    def prepare(self) -> None:
+        """Nothing to settle."""
+
     def memory(self) -> DeviceMemory:
         """Read the device's memory; what torch has cached but not given out counts as free."""
         free, total = torch.cuda.mem_get_info()

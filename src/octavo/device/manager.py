@@ -43,6 +43,7 @@ class DeviceManager:
         if not self._kind.is_available():
             here = ", ".join(name for name in _KINDS if _load_kind(name).is_available())
             raise DeviceUnavailableError(f"device={device!r}: this machine, with this build of torch, has only: {here}")
+        self._kind.prepare()
         self.device = torch.device(kind)
 
     @staticmethod

@@ -16,6 +16,9 @@ class MpsKind:
     def is_available(self) -> bool:
         return torch.backends.mps.is_available()
 
+    def prepare(self) -> None:
+        """Nothing to settle."""
+
     def memory(self) -> DeviceMemory:
         """Read what Metal recommends as the most to use, and what of it is not taken yet."""
         total = torch.mps.recommended_max_memory()
