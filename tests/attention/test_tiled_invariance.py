@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from tests.attention.steps import Pool, Sequence, Shape, run_step
+from tests.attention.steps import Pool, Sequence, Shape, make_batch, run_step
 
+from octavo.attention import torch_tiled
 from octavo.attention.torch_tiled import TiledAttention
 
 SHAPES = [
@@ -76,6 +77,17 @@ def test_many_alike_in_one_step(shape: Shape) -> None:
     expected = alone(shape, None)
     for result, (_, start, stop) in zip(run_step(TiledAttention(), pool, parts), parts, strict=True):
         assert torch.equal(result, expected[start:stop])
+
+
+def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gathered at once is limited, and where the cut falls does not show."""
+    pool = Pool(Shape())
+    sequences = [pool.sequence(LENGTH, seed=1) for _ in range(5)]
+    parts = [(sequence, 0, LENGTH) for sequence in sequences]
+    monkeypatch.setattr(torch_tiled, "_MAX_POSITIONS", 400)
+    assert [len(group.tokens) for group in TiledAttention().plan(make_batch(16, parts))] == [2, 2, 1]
+    for result in run_step(TiledAttention(), pool, parts):
+        assert torch.equal(result, alone(Shape(), None))
 
 
 @pytest.mark.parametrize("block_size", [8, 32, 128])

@@ -20,6 +20,7 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
 
 _TILE_WIDTH = 64  # context positions
+_MAX_POSITIONS = 1 << 14  # of a group; bounds what is gathered, to 128 MiB with 8 kv heads of 128
 _NUM_ROWS = 16  # query rows of one matmul: all query heads of one kv head, of one or more tokens
 
 
@@ -52,11 +53,15 @@ class TiledAttention:
         def shape_of(request: int) -> tuple[int, int]:
             return starts[request + 1] - starts[request], _rounded_tiles(batch.seq_lens_list[request])
 
-        ordered = sorted(range(len(batch.seq_lens_list)), key=shape_of)
-        return [
-            _make_group(batch, list(requests), num_queries, num_tiles)
-            for (num_queries, num_tiles), requests in groupby(ordered, key=shape_of)
-        ]
+        groups: list[RequestGroup] = []
+        for shape, alike in groupby(sorted(range(len(batch.seq_lens_list)), key=shape_of), key=shape_of):
+            num_queries, num_tiles = shape
+            requests, size = list(alike), max(1, _MAX_POSITIONS // (num_tiles * _TILE_WIDTH))
+            groups += [
+                _make_group(batch, requests[first : first + size], num_queries, num_tiles)
+                for first in range(0, len(requests), size)
+            ]
+        return groups
 
     def forward(
         self,
