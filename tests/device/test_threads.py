@@ -1,4 +1,4 @@
-"""Waiting threads sleep, unless the user said otherwise."""
+"""Waiting threads sleep before long, unless the user said otherwise."""
 
 import os
 import subprocess
@@ -6,33 +6,35 @@ import sys
 
 import pytest
 
-from octavo.device.threads import wait_without_spinning
+from octavo.device.threads import limit_spinning
+
+SETTINGS = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"]
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+    for name in SETTINGS:
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
 
 
 def test_sleeping_is_asked_for() -> None:
-    wait_without_spinning()
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    limit_spinning()
     assert int(os.environ["GOMP_SPINCOUNT"]) > 0
+    assert int(os.environ["KMP_BLOCKTIME"]) > 0
 
 
-@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+@pytest.mark.parametrize("name", SETTINGS)
 def test_what_the_user_set_stands(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "7")
     before = dict(os.environ)
-    wait_without_spinning()
+    limit_spinning()
     assert dict(os.environ) == before
 
 
 def test_it_says_whether_it_came_in_time() -> None:
     program = (
-        "from octavo.device.threads import wait_without_spinning as ask\n"
+        "from octavo.device.threads import limit_spinning as ask\n"
         "early = ask()\n"
         "import torch\n"
         "assert (early, ask()) == (True, False)\n"

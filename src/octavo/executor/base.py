@@ -6,7 +6,8 @@ from typing import Protocol
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.device.threads import wait_without_spinning
+from octavo.device.host_memory import keep_freed_memory
+from octavo.device.threads import limit_spinning
 
 
 class Executor(Protocol):
@@ -31,7 +32,8 @@ class Executor(Protocol):
 
 def make_executor(config: EngineConfig) -> Executor:
     """Return the executor for this configuration. Imported here, because a rank needs torch."""
-    wait_without_spinning()  # before a rank imports torch
+    limit_spinning()  # before a rank imports torch
+    keep_freed_memory()
 
     from octavo.executor.uniproc import UniProcExecutor
 
