@@ -13,7 +13,7 @@ _COUNT_MAPPED = """
 import ctypes, sys
 from octavo.device.host_memory import keep_freed_memory
 class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks rest1 rest2 rest3 rest4 rest5 rest6".split()]
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks r4 r5 r6 r7 r8 r9".split()]
 libc = ctypes.CDLL(None)
 libc.mallinfo2.restype = Info
 libc.malloc.restype = ctypes.c_void_p
