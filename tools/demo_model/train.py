@@ -38,6 +38,8 @@ class Plan:
     peak_rate: float = 2e-3
     warmup_steps: int = 150
     decay_steps: int = 400
+    last_steps: int = 300
+    last_share: float = 0.4
     weight_decay: float = 0.1
     log_every: int = 50
     save_every: int = 100
@@ -45,16 +47,18 @@ class Plan:
 
     def row_length(self, step: int) -> int:
         """Tokens to a row at a step: long ones are dear, so they come late and seldom."""
-        is_long = step >= self.steps - self.decay_steps and step % self.long_every == 0
-        return self.long_row if is_long else self.short_row
+        is_late = step >= self.steps - self.last_steps - self.decay_steps
+        return self.long_row if is_late and step % self.long_every == 0 else self.short_row
 
     def rate(self, step: int) -> float:
-        """The learning rate: up in a line, level, and down in a line to nothing.
+        """The learning rate: up in a line, level, down in a line to nothing, and down once more from a lower level.
 
-        Only the way down depends on the number of steps, so a run may be made longer before it has begun.
+        Only what comes after the level depends on the number of steps, so that number may be set while it lasts.
         """
-        down = (self.steps - step) / self.decay_steps
-        return self.peak_rate * min(1.0, (step + 1) / self.warmup_steps, down)
+        left = self.steps - step
+        if left <= self.last_steps:
+            return self.peak_rate * self.last_share * left / self.last_steps
+        return self.peak_rate * min(1.0, (step + 1) / self.warmup_steps, (left - self.last_steps) / self.decay_steps)
 
 
 class Run:
@@ -161,7 +165,7 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for state and checkpoint")
-    parser.add_argument("--steps", type=int, default=2300)
+    parser.add_argument("--steps", type=int, default=2600)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
