@@ -118,7 +118,7 @@ def test_file_instead_of_folder(tmp_path: Path) -> None:
 
 def test_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").touch()
-    monkeypatch.setattr("octavo.loader.hub._DEMO_FOLDER", tmp_path)
+    monkeypatch.setattr("octavo.loader.hub.demo_model_path", lambda: tmp_path)
     assert resolve_model("demo") == tmp_path
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelNotFoundError, match="bundled model is missing"):

@@ -13,7 +13,7 @@ from octavo.config.model import ModelConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.errors import InsufficientMemoryError
 from octavo.loader.hub import resolve_model
-from octavo.worker.memory import check_weights_fit, choose_num_blocks, count_parameters, kv_budget
+from octavo.worker.memory import check_weights_fit, choose_num_blocks, count_parameters, kv_budget, weights_bytes
 
 SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, dtype_bytes=2)
 CACHE = CacheConfig(block_size=16, num_kv_blocks=None, gpu_memory_utilization=None, enable_prefix_caching=True)
@@ -35,6 +35,13 @@ def test_parameters_are_counted_as_transformers_counts_them(tiny: TinyModel, tmp
     reference = tiny.save(tmp_path)
     expected = sum(parameter.numel() for parameter in reference.parameters())
     assert count_parameters(read_model_config(tmp_path, model="tiny")) == expected
+
+
+def test_a_tied_head_counts_twice_where_packing_copies_it(model: ModelConfig) -> None:
+    assert model.tie_word_embeddings
+    plain = weights_bytes(model, 2, packing_copies=False)
+    assert plain == 2 * count_parameters(model)
+    assert weights_bytes(model, 2, packing_copies=True) == plain + 2 * model.vocab_size * model.hidden_size
 
 
 def test_a_model_that_cannot_fit_is_refused_with_both_numbers(model: ModelConfig) -> None:

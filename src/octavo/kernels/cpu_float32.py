@@ -18,6 +18,7 @@ class Float32CpuKernels(ReferenceKernels):
 
     name = "onednn-float32"
     is_row_invariant = True
+    packing_copies = True
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return onednn.pack_linear(weight, bias)

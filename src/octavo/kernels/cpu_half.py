@@ -22,6 +22,7 @@ class HalfCpuKernels(ReferenceKernels):
 
     name = "onednn-half"
     is_row_invariant = False
+    packing_copies = True
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return onednn.pack_linear(weight, bias)

@@ -28,6 +28,7 @@ class Kernels(Protocol):
 
     name: str
     is_row_invariant: bool  # a row's result has the same bits whatever other rows are computed with it
+    packing_copies: bool  # a weight that is packed and also read plain (a tied logits head) exists twice
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Bring weight [N, K] and bias [N] into the layout that `linear` reads. Once, at load."""

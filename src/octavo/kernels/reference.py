@@ -17,6 +17,7 @@ class ReferenceKernels:
 
     name = "torch-reference"
     is_row_invariant = False  # torch chooses its way through a matmul by the number of rows
+    packing_copies = False
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Keep the plain layout, [N, K]."""

@@ -7,12 +7,12 @@ import logging
 import re
 from pathlib import Path
 
+from octavo.demo import demo_model_path
 from octavo.errors import ModelNotFoundError
 
 logger = logging.getLogger(__name__)
 
 DEMO_MODEL = "demo"
-_DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
 _WEIGHT_FILES = ["*.safetensors"]
@@ -42,9 +42,10 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
 
 
 def _demo_folder() -> Path:
-    if not (_DEMO_FOLDER / "config.json").is_file():
-        raise ModelNotFoundError(f"the bundled model is missing from this installation: no {_DEMO_FOLDER}/config.json")
-    return _DEMO_FOLDER
+    folder = demo_model_path()
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"the bundled model is missing from this installation: no {folder}/config.json")
+    return folder
 
 
 def _download(name: str, revision: str | None, patterns: list[str]) -> Path:

@@ -32,6 +32,12 @@ def count_parameters(model: ModelConfig) -> int:
     return model.num_layers * (attention + mlp + norms) + embeddings + model.hidden_size
 
 
+def weights_bytes(model: ModelConfig, dtype_bytes: int, *, packing_copies: bool) -> int:
+    """Return what the weights take in memory; a tied logits head counts twice where packing copies it."""
+    num_copied = model.vocab_size * model.hidden_size if packing_copies and model.tie_word_embeddings else 0
+    return (count_parameters(model) + num_copied) * dtype_bytes
+
+
 def activation_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int) -> int:
     """Return an upper estimate of what one step holds beside weights and KV.
 

@@ -17,9 +17,9 @@ from octavo.worker.memory import (
     activation_bytes,
     check_weights_fit,
     choose_num_blocks,
-    count_parameters,
     gib,
     kv_budget,
+    weights_bytes,
 )
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.request_rows import RequestRows
@@ -63,7 +63,7 @@ class Worker:
         """
         start_s = time.perf_counter()
         model = self._config.model
-        check_weights_fit(model, count_parameters(model) * self._dtype.itemsize, self._memory_budget())
+        check_weights_fit(model, self._weights_bytes(), self._memory_budget())
         context = BuildContext(
             kernels=self.devices.kernels(self._dtype),
             attention=self.devices.attention(self._dtype),
@@ -95,7 +95,7 @@ class Worker:
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with the weights loaded and no KV yet."""
         model, limits = self._config.model, self._config.scheduler
-        weights = count_parameters(model) * self._dtype.itemsize
+        weights = self._weights_bytes()
         activations = activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize)
         budget, memory = self._memory_budget(), self.devices.memory()
         report = MemoryReport(
@@ -118,6 +118,10 @@ class Worker:
     def warmup(self) -> WarmupReport:
         """Run a small prefill and a few decode steps that leave no trace; return how long each took."""
         return Warmup(self.runner, self._config).run()
+
+    def _weights_bytes(self) -> int:
+        packing_copies = self.devices.kernels(self._dtype).packing_copies
+        return weights_bytes(self._config.model, self._dtype.itemsize, packing_copies=packing_copies)
 
     def _memory_budget(self) -> int:
         """Return what Octavo may use of the device: the share asked for, or the device's own default."""
