@@ -1,6 +1,8 @@
 """The KV tensors of a rank."""
 
-import numpy as np
+import math
+import mmap
+
 import torch
 
 from octavo.attention.metadata import LayerKVCache
@@ -21,6 +23,10 @@ def allocate_kv_caches(
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy takes untouched zero pages from the system: blocks never used cost no memory, and start-up no time.
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    # Untouched zero pages from the system: blocks never used cost no memory, and start-up no time. Small pages, because
+    # a request's first block would otherwise clear 2 MiB in each of these tensors: measured 900 MB, and 1.5 s, for
+    # eight prompts of 128 tokens of Qwen3-0.6B.
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
