@@ -14,8 +14,6 @@ from octavo.kernels import onednn
 from octavo.kernels.dispatch import PackedLinear
 from octavo.kernels.reference import ReferenceKernels
 
-_FEW_ROWS = 4
-
 
 class HalfCpuKernels(ReferenceKernels):
     """See `Kernels`."""
@@ -28,9 +26,6 @@ class HalfCpuKernels(ReferenceKernels):
         return onednn.pack_linear(weight, bias)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        num_rows = x.shape[0]
-        if num_rows < _FEW_ROWS:  # oneDNN reads weights at 24 GB/s for one row, at 36 for four (two threads)
-            return onednn.linear(F.pad(x, (0, 0, 0, _FEW_ROWS - num_rows)), packed)[:num_rows]
         return onednn.linear(x, packed)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
