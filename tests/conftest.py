@@ -1,6 +1,7 @@
 """What every test shares: one thread, quiet libraries, and GPU tests that say why they are skipped."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,10 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+# A job started in the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test measures time: a busy machine must not fail one. The same examples each run: a failure can be repeated.
 settings.register_profile("octavo", deadline=None, derandomize=True)
