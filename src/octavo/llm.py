@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from octavo.engine.front import ModelName
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import InvalidParameterError
 from octavo.inputs import ChatMessage, Prompt
@@ -24,7 +25,7 @@ class LLM:
         UserError: a misspelt or unfit option, a model that is missing, broken, unsupported or too large.
     """
 
-    def __init__(self, model_name: str | None = None, **options: Any) -> None:
+    def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         self.engine = LLMEngine(model_name, **options)
 
     def get_tokenizer(self) -> Tokenizer:

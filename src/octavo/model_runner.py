@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from octavo.attention.metadata import ForwardBatch
-from octavo.engine.front import engine_args
+from octavo.engine.front import ModelName, engine_args
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.scheduler.block_pool import BlockPool
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model_name: str | None = None, device: str = "auto", dtype: str | None = None, **options: Any
+        self, model_name: ModelName | None = None, device: str = "auto", dtype: str | None = None, **options: Any
     ) -> None:
         config = engine_args(model_name, {"device": device, "dtype": dtype or "auto", **options}).resolve()
         self._tokenizer = Tokenizer.from_path(config.tokenizer_path)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.engine.conftest import FAILURES, MakeEngine
 
+from octavo.demo import demo_model_path
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import InvalidParameterError, PromptTooLongError, UnknownOptionError
 from octavo.outputs import RequestOutput
@@ -186,6 +187,12 @@ def test_a_misspelt_option_names_the_nearest(fake_executors: list[FakeExecutor])
     with pytest.raises(UnknownOptionError, match="did you mean 'max_model_len'"):
         LLMEngine("demo", max_model_length=5)
     assert not fake_executors
+
+
+def test_a_model_may_be_named_by_its_path(fake_executors: list[FakeExecutor]) -> None:
+    engine = LLMEngine(demo_model_path(), max_model_len=64)
+    assert engine.generate("Hi", SamplingParams(max_tokens=1))[0].finished
+    engine.exit()
 
 
 def test_exit_may_be_called_twice_and_ends_the_engine(engine: LLMEngine, fake_executors: list[FakeExecutor]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
-from octavo.config.engine import CacheConfig, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
+from octavo.config.engine import LATER_LOAD_FORMATS, CacheConfig, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
 from octavo.config.hf import read_model_config
 from octavo.config.model import DType
 from octavo.errors import InvalidParameterError, UnknownOptionError
@@ -61,6 +61,9 @@ class EngineArgs:
     trust_remote_code: bool = option(False, "refused: Octavo never runs code from a checkpoint")
 
     def __post_init__(self) -> None:
+        if self.load_format in LATER_LOAD_FORMATS:
+            limit = "not read by this version yet; one of " + ", ".join(get_args(LoadFormat))
+            raise InvalidParameterError("load_format", self.load_format, limit)
         for spec in fields(self):
             _check_type(spec.name, spec.type, getattr(self, spec.name))
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "num_kv_blocks"):

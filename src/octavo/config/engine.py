@@ -6,6 +6,7 @@ from typing import Literal
 from octavo.config.model import ModelConfig
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+LATER_LOAD_FORMATS = ("pt", "gguf", "tensorizer")  # known, and not read yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Self
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core_client import CoreMethod
-from octavo.engine.front import EngineFront, engine_args, params_per_prompt
+from octavo.engine.front import EngineFront, ModelName, engine_args, params_per_prompt
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import RequestState
@@ -31,7 +31,7 @@ class AsyncLLMEngine:
     Options are those of `octavo.config.args.EngineArgs`.
     """
 
-    def __init__(self, model_name: str | None = None, **options: Any) -> None:
+    def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         self._open(engine_args(model_name, options))
 
     @classmethod

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -70,12 +71,15 @@ class EngineFront:
         return self.inputs.process(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
 
 
-def engine_args(model_name: str | None, options: Mapping[str, Any]) -> EngineArgs:
+ModelName = str | os.PathLike[str]
+
+
+def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
     """Return the options of an engine; without a model's name it is the bundled one, and a log line says so."""
     if model_name is None:
         logger.info("no model named: using the bundled model %r", DEFAULT_MODEL)
         model_name = DEFAULT_MODEL
-    return EngineArgs.from_options({"model_name": model_name, **options})
+    return EngineArgs.from_options({"model_name": os.fspath(model_name), **options})
 
 
 def params_per_prompt(params: object, num_prompts: int) -> list[SamplingParams | None]:

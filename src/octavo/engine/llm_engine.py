@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.engine.front import EngineFront, engine_args, params_per_prompt
+from octavo.engine.front import EngineFront, ModelName, engine_args, params_per_prompt
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.progress_bar import ProgressBar
 from octavo.engine.request_state import RequestState
@@ -26,7 +26,7 @@ class LLMEngine:
         UserError: about the options, the model or the memory.
     """
 
-    def __init__(self, model_name: str | None = None, **options: Any) -> None:
+    def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         self._front = EngineFront.open(engine_args(model_name, options))
         self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran for others; `step` returns them
         self._close = weakref.finalize(self, self._front.client.close)  # also when the program ends

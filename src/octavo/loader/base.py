@@ -8,7 +8,7 @@ from importlib import import_module
 
 import torch
 
-from octavo.config.engine import LoadConfig
+from octavo.config.engine import LATER_LOAD_FORMATS, LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
@@ -24,7 +24,6 @@ _LOADERS = {
     "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),
 }
-_LATER_FORMATS = frozenset({"pt", "gguf", "tensorizer"})
 
 
 class ModelLoader(ABC):
@@ -61,7 +60,7 @@ def get_model_loader(load_config: LoadConfig) -> ModelLoader:
     """
     name = load_config.load_format
     if name not in _LOADERS:
-        which = "not read by this version yet" if name in _LATER_FORMATS else "unknown"
+        which = "not read by this version yet" if name in LATER_LOAD_FORMATS else "unknown"
         raise InvalidParameterError("load_format", name, f"{which}; one of " + ", ".join(_LOADERS))
     module, class_name = _LOADERS[name]
     loader: ModelLoader = getattr(import_module(module), class_name)(load_config)
