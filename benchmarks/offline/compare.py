@@ -147,7 +147,9 @@ def compare(cells: list[str], repeats: int) -> dict[str, Any]:
     }
     return {
         "command": " ".join(["python -m benchmarks.offline.compare", *sys.argv[1:]]),
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),  # noqa: PLW1510
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip(),
         "cpu": platform.processor() or platform.machine(),
         "machine": machine,
         "roofline": {cell: roofline(cell, machine) for cell in cells},

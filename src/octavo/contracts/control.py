@@ -1,8 +1,8 @@
-"""What crosses the process line between a client and its engine core, apart from the outputs."""
+"""What crosses the process line between a client and its engine core, in both directions."""
 
 import msgspec
 
-from octavo.contracts.engine import EngineCoreRequest
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 
 
 class AddRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -49,4 +49,4 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str | None = None
 
 
-FromCore = CoreReady | CoreFailed | CallResult
+FromCore = EngineCoreOutputs | CoreReady | CoreFailed | CallResult

@@ -23,10 +23,10 @@ from octavo.contracts.control import (
     CallResult,
     CoreFailed,
     CoreReady,
+    FromCore,
     Shutdown,
     ToCore,
 )
-from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core import EngineCore
 from octavo.errors import UserError
 from octavo.executor.base import make_executor
@@ -98,7 +98,7 @@ class CoreProc:
         else:
             self._send(CallResult(call_id=message.call_id))
 
-    def _send(self, message: EngineCoreOutputs | CoreReady | CoreFailed | CallResult) -> None:
+    def _send(self, message: FromCore) -> None:
         self._outbox.send(msgspec.msgpack.encode(message))
 
 

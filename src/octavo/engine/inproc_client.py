@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.engine.core import EngineCore
@@ -20,10 +21,10 @@ class InprocClient:
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
         for request in requests:
-            self._inbox.put(lambda request=request: self._core.add_request(request))  # type: ignore[misc]
+            self._inbox.put(partial(self._core.add_request, request))
 
     def abort(self, request_ids: list[str]) -> None:
-        self._inbox.put(lambda: self._core.abort(request_ids))
+        self._inbox.put(partial(self._core.abort, request_ids))
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
         self._core_thread = threading.get_ident()
@@ -34,7 +35,7 @@ class InprocClient:
 
     def call(self, method: CoreMethod) -> None:
         done: Future[None] = Future()
-        self._inbox.put(lambda: _run(getattr(self._core, method), done))
+        self._inbox.put(partial(_run, getattr(self._core, method), done))
         if self._core_thread in (None, threading.get_ident()):
             self._carry_out(0.0)  # nobody else will
         done.result()

@@ -25,6 +25,7 @@ from octavo.contracts.control import (
     CallResult,
     CoreFailed,
     CoreReady,
+    FromCore,
     Shutdown,
     ToCore,
 )
@@ -34,8 +35,6 @@ from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 
 _POLL_MS = 100  # how often a quiet wait looks whether the child still lives
 _CLOSE_S = 5.0  # how long the child may take to leave on its own
-
-_FromCore = EngineCoreOutputs | CoreReady | CoreFailed | CallResult
 
 
 class ProcessClient:
@@ -129,7 +128,7 @@ class ProcessClient:
 
     def _listen(self) -> None:
         """Sort what comes from the child, until it is gone."""
-        decode = msgspec.msgpack.Decoder(_FromCore).decode
+        decode = msgspec.msgpack.Decoder(FromCore).decode
         while True:
             if self._from_core.poll(_POLL_MS):
                 self._settle(decode(self._from_core.recv()))
@@ -137,7 +136,7 @@ class ProcessClient:
                 break
         self._bury(EngineDeadError(f"the engine process ended ({_how_it_ended(self._child.returncode)})"))
 
-    def _settle(self, message: EngineCoreOutputs | CoreReady | CoreFailed | CallResult) -> None:
+    def _settle(self, message: FromCore) -> None:
         match message:
             case EngineCoreOutputs():
                 self._outputs.put(message)
