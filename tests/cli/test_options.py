@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from octavo.cli import chat
 from octavo.cli.options import SAMPLING_HELP, TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
 from octavo.config.args import EngineArgs
 from octavo.sampling_params import SamplingParams
@@ -87,3 +88,8 @@ def test_a_mistake_is_named_with_what_would_be_right(arguments: list[str], hint:
     code, _, text = run(*arguments)
     assert code == 2
     assert hint in text
+
+
+@pytest.mark.parametrize("flag", ["--n", "--logprobs"])
+def test_chat_has_no_flag_whose_effect_it_could_not_show(flag: str) -> None:
+    assert CliRunner().invoke(chat.app, [flag, "2"]).exit_code == 2

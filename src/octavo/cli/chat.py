@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
+from octavo.cli.options import TYPER_SETTINGS, AnswerOptions, EngineOptions, with_derived_flags
 from octavo.errors import EngineDeadError, OctavoError, nearest_hint
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def chat(
         str | None, typer.Option("--system", help="what the model is told before the conversation", metavar="<str>")
     ] = None,
     *,
-    sampling: SamplingOptions,
+    sampling: AnswerOptions,
     engine: EngineOptions,
 ) -> None:
     """Talk with a model. /help lists what else can be typed."""

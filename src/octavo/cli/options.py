@@ -1,11 +1,12 @@
 """Flags made from definitions that exist already: those of the engine from the fields of `EngineArgs`.
 
-A command asks for them with parameters annotated `EngineOptions` and `SamplingOptions`; it receives dicts that hold
+A command asks for them with parameters annotated `EngineOptions` and `SamplingOptions` (or `AnswerOptions`, without
+what a conversation cannot show); it receives dicts that hold
 what was given on the command line and nothing else, so every default stays where it is defined.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, NewType, get_args
@@ -26,6 +27,7 @@ TYPER_SETTINGS: dict[str, Any] = {
 
 EngineOptions = NewType("EngineOptions", dict[str, Any])
 SamplingOptions = NewType("SamplingOptions", dict[str, Any])
+AnswerOptions = NewType("AnswerOptions", dict[str, Any])
 
 # The sampling parameters that make sense as flags: what the field is for, in the words of a help page.
 SAMPLING_HELP = {
@@ -45,6 +47,10 @@ SAMPLING_HELP = {
     "seed": "same seed, same text",
 }
 REPEATABLE = ("stop",)
+_SAMPLING_FIELDS = {
+    SamplingOptions: frozenset(SAMPLING_HELP),
+    AnswerOptions: frozenset(SAMPLING_HELP) - {"n", "logprobs"},
+}
 
 
 def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -53,10 +59,15 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     Where a sampling parameter and an engine option share a name, the engine's flag is spelled `--engine-...`.
     """
     parameters = inspect.signature(command).parameters
-    kinds = {name: p.annotation for name, p in parameters.items() if p.annotation in (EngineOptions, SamplingOptions)}
-    taken = set(SAMPLING_HELP) if SamplingOptions in kinds.values() else set()
+    kinds = {
+        name: p.annotation
+        for name, p in parameters.items()
+        if p.annotation is EngineOptions or p.annotation in _SAMPLING_FIELDS
+    }
+    taken = {field for kind in kinds.values() for field in _SAMPLING_FIELDS.get(kind, ())}
     groups = {
-        name: _sampling_flags() if kind is SamplingOptions else _engine_flags(taken) for name, kind in kinds.items()
+        name: _engine_flags(taken) if kind is EngineOptions else _sampling_flags(_SAMPLING_FIELDS[kind])
+        for name, kind in kinds.items()
     }
 
     @wraps(command)
@@ -85,11 +96,11 @@ def _engine_flags(taken: set[str]) -> dict[str, inspect.Parameter]:
     return flags
 
 
-def _sampling_flags() -> dict[str, inspect.Parameter]:
-    """Field name -> parameter, for the fields of `SamplingParams` that `SAMPLING_HELP` describes."""
+def _sampling_flags(names: Collection[str]) -> dict[str, inspect.Parameter]:
+    """Field name -> parameter, for these fields of `SamplingParams`."""
     flags = {}
     for spec in fields(SamplingParams):
-        if spec.name in SAMPLING_HELP:
+        if spec.name in names:
             kind = list[str] if spec.name in REPEATABLE else spec.type
             flags[spec.name] = _flag("sampling", spec.name, kind, SAMPLING_HELP[spec.name], None)
     return flags
