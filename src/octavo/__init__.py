@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.model_runner import ModelRunner
     from octavo.outputs import CompletionOutput, RequestOutput
     from octavo.sampling_params import RequestPriority, SamplingParams
+    from octavo.structured_output import StructuralTag, StructuredOutput
 
 _HOMES = {
     "LLM": "octavo.llm",
@@ -30,6 +31,8 @@ _HOMES = {
     "DeviceManager": "octavo.device.manager",
     "SamplingParams": "octavo.sampling_params",
     "RequestPriority": "octavo.sampling_params",
+    "StructuredOutput": "octavo.structured_output",
+    "StructuralTag": "octavo.structured_output",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
 }
@@ -45,6 +48,8 @@ __all__ = [
     "RequestOutput",
     "RequestPriority",
     "SamplingParams",
+    "StructuralTag",
+    "StructuredOutput",
     "__version__",
 ]
 

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Any, Self
 
 from octavo.errors import InvalidParameterError, UnknownOptionError
+from octavo.structured_output import StructuredOutput
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -55,6 +56,7 @@ class SamplingParams:
     logprobs: int | None = None  # how many of the most likely, beside the sampled one
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_output: StructuredOutput | None = None  # the form that the answer must have
 
     def __post_init__(self) -> None:
         self._store_tuples()
@@ -123,6 +125,8 @@ class SamplingParams:
             _check_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
 
     def _check_lists(self) -> None:
+        if self.structured_output is not None and not isinstance(self.structured_output, StructuredOutput):
+            raise InvalidParameterError("structured_output", self.structured_output, "must be a StructuredOutput")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameterError("stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         for name in ("stop", "bad_words"):

@@ -1,0 +1,189 @@
+"""What a request asks of the *form* of its answer: JSON, one of some strings, a pattern, a grammar, tagged parts.
+
+Only what the caller says is here; what it means in tokens is `octavo.structured`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.errors import InvalidParameterError
+
+MAX_SPEC_BYTES = 1 << 20  # of all texts of one request together
+MAX_SCHEMA_DEPTH = 128  # lists and objects inside one another
+MAX_CHOICES = 10_000
+MAX_TAGS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructuralTag:
+    """A part of the answer with a form of its own: `begin`, then what the schema or the grammar says, then `end`.
+
+    A tool call is one: `StructuralTag(begin="<tool_call>\\n", json_schema={...}, end="\\n</tool_call>")`. Where `begin`
+    or `end` contains the text of a special token of the model, that token itself is meant. `trigger` is the head of
+    `begin` at which free text ends; the whole of `begin` when not given. Tags that open alike share one.
+
+    Raises:
+        InvalidParameterError: naming the field, the value and the limit.
+    """
+
+    begin: str = ""
+    json_schema: Mapping[str, Any] | str | None = None  # stored as JSON text
+    grammar: str | None = None  # Lark
+    end: str = ""
+    trigger: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("begin", "end"):
+            _check_text(f"tags.{name}", getattr(self, name))
+        if (self.json_schema is None) == (self.grammar is None):
+            raise InvalidParameterError("tags", "json_schema, grammar", "exactly one of them")
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema_text("tags.json_schema", self.json_schema))
+        else:
+            _check_text("tags.grammar", self.grammar)
+        if self.trigger is None:
+            object.__setattr__(self, "trigger", self.begin)
+        _check_text("tags.trigger", self.trigger)
+        if not self.begin.startswith(self.trigger or ""):
+            raise InvalidParameterError("tags.trigger", self.trigger, f"must be how `begin` ({self.begin!r}) starts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StructuredOutput:
+    """The form that an answer must have: exactly one of the first six fields. Frozen and self-validating.
+
+    Whatever the model would rather say, the answer has this form, unless `max_tokens` or a stop string cut it short
+    (`finish_reason` says so). A schema may be given as a `dict` or as JSON text; JSON text is stored. Lists may be
+    given; tuples are stored.
+
+    `tags` are parts with a form of their own inside free text; `free_text=False` leaves no room around them but
+    `separator`. At least `min_tags` come and at most `max_tags`; with the last of these the answer ends.
+
+    What only the grammar compiler can tell (an unknown keyword, a pattern that does not parse) is told where the
+    request enters the engine.
+
+    Raises:
+        InvalidParameterError: naming the field, the value and the limit.
+    """
+
+    json_schema: Mapping[str, Any] | str | None = None
+    json_object: bool = False  # any JSON object
+    regex: str | None = None  # the whole answer matches
+    choice: Sequence[str] = ()
+    grammar: str | None = None  # Lark, or EBNF as GBNF writes it (`root ::= ...`)
+    tags: Sequence[StructuralTag] = ()
+    free_text: bool = True  # before and between the tags
+    separator: str = ""  # between tags when there is no free text
+    min_tags: int = 0
+    max_tags: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("choice", "tags"):
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
+        if not isinstance(self.json_object, bool):
+            raise InvalidParameterError("json_object", self.json_object, "must be true or false")
+        given = [name for name in KINDS if getattr(self, name) not in (None, False, ())]
+        if len(given) != 1:
+            raise InvalidParameterError("structured_output", ", ".join(given), f"exactly one of {', '.join(KINDS)}")
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema_text("json_schema", self.json_schema))
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                _check_text(name, getattr(self, name), low=1)
+        self._check_choice()
+        self._check_tags()
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that was given."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False, ()))
+
+    def _check_choice(self) -> None:
+        if len(self.choice) > MAX_CHOICES:
+            raise InvalidParameterError("choice", len(self.choice), f"at most {MAX_CHOICES} strings")
+        for text in self.choice:
+            _check_text("choice", text, low=1)
+        _check_total("choice", self.choice)
+
+    def _check_tags(self) -> None:
+        if len(self.tags) > MAX_TAGS:
+            raise InvalidParameterError("tags", len(self.tags), f"at most {MAX_TAGS}")
+        if not all(isinstance(tag, StructuralTag) for tag in self.tags):
+            raise InvalidParameterError("tags", self.tags, "every entry must be a StructuralTag")
+        _check_total("tags", [str(tag.json_schema or tag.grammar) for tag in self.tags])
+        if not isinstance(self.free_text, bool):
+            raise InvalidParameterError("free_text", self.free_text, "must be true or false")
+        if self.tags and self.free_text and not all(tag.trigger for tag in self.tags):
+            raise InvalidParameterError("tags.begin", "", "must not be empty where free text may come before it")
+        _check_text("separator", self.separator)
+        if self.separator and (self.free_text or not self.tags):
+            raise InvalidParameterError("separator", self.separator, "only between tags, with free_text=False")
+        _check_count("min_tags", self.min_tags, 0)
+        if self.max_tags is not None:
+            _check_count("max_tags", self.max_tags, max(1, self.min_tags))
+        if not self.tags and (self.min_tags or self.max_tags is not None or not self.free_text):
+            raise InvalidParameterError("min_tags, max_tags, free_text", self.kind, "only together with tags")
+
+
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "tags")
+
+
+def _as_tuple(field: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise InvalidParameterError(field, value, "must be a list")
+    return tuple(value)
+
+
+def _check_text(field: str, value: object, *, low: int = 0) -> None:
+    if not isinstance(value, str):
+        raise InvalidParameterError(field, value, "must be a string")
+    if len(value) < low:
+        raise InvalidParameterError(field, value, "must not be empty")
+    _check_total(field, [value])
+
+
+def _check_total(field: str, texts: Sequence[str]) -> None:
+    try:
+        num_bytes = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError as error:
+        raise InvalidParameterError(field, "...", "holds half of a surrogate pair, which is no text") from error
+    if num_bytes > MAX_SPEC_BYTES:
+        raise InvalidParameterError(field, f"{num_bytes} bytes", f"at most {MAX_SPEC_BYTES} bytes")
+
+
+def _check_count(field: str, value: object, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InvalidParameterError(field, value, f"must be an integer, at least {low}")
+
+
+def _schema_text(field: str, schema: object) -> str:
+    """Return a JSON schema as JSON text, small and shallow enough to be looked at."""
+    if isinstance(schema, str):
+        _check_text(field, schema, low=1)
+    try:
+        tree = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(tree, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except json.JSONDecodeError as error:
+        where = f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        raise InvalidParameterError(field, "...", where) from error
+    except RecursionError as error:
+        raise InvalidParameterError(field, "...", f"at most {MAX_SCHEMA_DEPTH} levels deep") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError(field, "...", f"not JSON: {error}") from error
+    if not isinstance(tree, Mapping):
+        raise InvalidParameterError(field, type(tree).__name__, "a JSON schema must be an object")
+    _check_text(field, text)
+    if (depth := _depth(tree)) > MAX_SCHEMA_DEPTH:
+        raise InvalidParameterError(field, f"{depth} levels", f"at most {MAX_SCHEMA_DEPTH} levels deep")
+    return text
+
+
+def _depth(tree: object) -> int:
+    """Count how many lists and objects lie inside one another, level by level: a deep one must not end the stack."""
+    level, depth = [tree], 0
+    while level := [node for node in level if isinstance(node, (Mapping, list, tuple))]:
+        depth += 1
+        level = [child for node in level for child in (node.values() if isinstance(node, Mapping) else node)]
+    return depth
