@@ -8,7 +8,7 @@ needs the checkpoint is checked in `resolve`, what needs the device in the worke
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args, get_origin
 
 from octavo.config.engine import LATER_LOAD_FORMATS, CacheConfig, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
 from octavo.config.hf import read_model_config
@@ -22,9 +22,9 @@ DEFAULT_MODEL = "demo"
 _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
-def option(default: Any, help_text: str) -> Any:
-    """A dataclass field that also carries the text of its command-line flag."""
-    return field(default=default, metadata={"help": help_text})
+def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
+    """A dataclass field that also carries the text of its command-line flag; a secret one is never printed."""
+    return field(default=default, metadata={"help": help_text, "is_secret": is_secret})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class EngineArgs:
             limit = "not read by this version yet; one of " + ", ".join(get_args(LoadFormat))
             raise InvalidParameterError("load_format", self.load_format, limit)
         for spec in fields(self):
-            _check_type(spec.name, spec.type, getattr(self, spec.name))
+            check_type(spec.name, spec.type, getattr(self, spec.name))
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "num_kv_blocks"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -125,10 +125,17 @@ class EngineArgs:
             raise InvalidParameterError("seed", self.seed, "between 0 and 2^64 - 1")
 
 
-def _check_type(name: str, annotation: Any, value: object) -> None:
-    """Hold an option to its annotation: a Literal, a plain type, or a plain type and None."""
+def check_type(name: str, annotation: Any, value: object) -> None:
+    """Hold an option to its annotation: a Literal, a plain type, a plain type and None, or a tuple of strings.
+
+    Raises:
+        InvalidParameterError: naming the option, its value and what it may be.
+    """
     allowed = get_args(annotation) or (annotation,)
-    if isinstance(allowed[0], str):
+    if get_origin(annotation) is tuple:
+        if not (isinstance(value, tuple) and all(type(item) is str for item in value)):
+            raise InvalidParameterError(name, value, "must be a list of strings")
+    elif isinstance(allowed[0], str):
         if value not in allowed:
             raise InvalidParameterError(name, value, "one of " + ", ".join(allowed))
     elif type(value) not in allowed and not (type(value) is int and float in allowed):  # exact: True is no int here
