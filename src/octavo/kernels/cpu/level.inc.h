@@ -1,0 +1,42 @@
+// One level of all ops. A file level_<name>.cpp defines OCTAVO_LEVEL, the OCTAVO_HAS_... that are true of it and its
+// constants, includes this, and is compiled with the flags of its level.
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "ops.h"
+
+#define OCTAVO_JOIN_(a, b) a##b
+#define OCTAVO_JOIN(a, b) OCTAVO_JOIN_(a, b)
+#define OCTAVO_TEXT_(a) #a
+#define OCTAVO_TEXT(a) OCTAVO_TEXT_(a)
+
+namespace octavo::OCTAVO_LEVEL {
+namespace {
+
+constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows of a product that is made of vectors
+constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
+constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
+constexpr std::int64_t kChunksPerThread = 8;
+
+#include "simd.inc.h"
+#include "tiles.inc.h"
+#include "linear.inc.h"
+#include "norm.inc.h"
+
+}  // namespace
+}  // namespace octavo::OCTAVO_LEVEL
+
+namespace octavo {
+
+const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
+    .name = OCTAVO_TEXT(OCTAVO_LEVEL),
+    .pack_linear = OCTAVO_LEVEL::pack_linear,
+    .linear = OCTAVO_LEVEL::linear,
+    .rms_norm = OCTAVO_LEVEL::rms_norm,
+};
+
+}  // namespace octavo

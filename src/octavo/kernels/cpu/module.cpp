@@ -1,0 +1,109 @@
+// `octavo.kernels.cpu._cpu`: the ops for Python. Not linked to torch: tensors come as addresses and sizes, and
+// `kernels/native.py` is the one place that makes them. The GIL is free while an op runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "level.h"
+#include "ops.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+
+std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated) {
+  const std::int64_t outputs_per_panel = is_gated ? 16 : 32;
+  return (out_size + outputs_per_panel - 1) / outputs_per_panel * ((in_size + 31) / 32) * 1024;
+}
+
+namespace {
+
+// The levels that this processor has, best first.
+std::vector<const Ops*> available_ops() {
+  std::vector<const Ops*> ops;
+#if defined(__x86_64__)
+  const Level best = best_level();
+  if (best >= Level::amx) ops.push_back(&ops_amx);
+  if (best >= Level::avx512) ops.push_back(&ops_avx512);
+  if (best >= Level::avx2) ops.push_back(&ops_avx2);
+#endif
+  ops.push_back(&ops_portable);
+  return ops;
+}
+
+// Addresses are integers for Python.
+template <class T>
+T* at(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// One level's ops and the threads that run them.
+class Kernels {
+ public:
+  Kernels(const std::string& level, int num_threads) : ops_(find(level)), pool_(num_threads) {}
+
+  std::string level() const { return ops_.name; }
+  int num_threads() const { return pool_.num_threads(); }
+
+  void pack_linear(std::uintptr_t weight, std::int64_t in_size, std::int64_t out_size, bool is_gated,
+                   std::uintptr_t packed) {
+    run(ops_.pack_linear, PackArgs{at<const bf16>(weight), in_size, out_size, is_gated, at<bf16>(packed)});
+  }
+
+  void linear(std::uintptr_t x, std::int64_t rows, std::int64_t in_size, std::int64_t out_size, std::uintptr_t weight,
+              std::uintptr_t bias, std::uintptr_t out, Output output) {
+    run(ops_.linear, LinearArgs{at<const bf16>(x), rows, in_size, out_size, at<const bf16>(weight),
+                                at<const float>(bias), at<void>(out), output});
+  }
+
+  void rms_norm(std::uintptr_t x, std::uintptr_t residual, std::uintptr_t weight, std::int64_t rows, std::int64_t size,
+                float eps, std::uintptr_t out, std::uintptr_t total) {
+    run(ops_.rms_norm, NormArgs{at<const bf16>(x), at<const bf16>(residual), at<const float>(weight), rows, size, eps,
+                                at<bf16>(out), at<bf16>(total)});
+  }
+
+ private:
+  static const Ops& find(const std::string& level) {
+    for (const Ops* ops : available_ops())
+      if (level == ops->name) return *ops;
+    throw std::invalid_argument("this processor has no level " + level);
+  }
+
+  template <class Args>
+  void run(void (*op)(const Args&, Pool&), const Args& args) {
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(pool_.mutex());
+    op(args, pool_);
+  }
+
+  const Ops& ops_;
+  Pool pool_;
+};
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_cpu, m) {
+  using namespace octavo;
+  m.def("levels", [] {
+    std::vector<std::string> names;
+    for (const Ops* ops : available_ops()) names.emplace_back(ops->name);
+    return names;
+  });
+  m.def("packed_size", &packed_size);
+  nb::enum_<Output>(m, "Output")
+      .value("BF16", Output::bf16)
+      .value("FLOAT32", Output::float32)
+      .value("GATED", Output::gated);
+  nb::class_<Kernels>(m, "Kernels")
+      .def(nb::init<const std::string&, int>())
+      .def_prop_ro("level", &Kernels::level)
+      .def_prop_ro("num_threads", &Kernels::num_threads)
+      .def("pack_linear", &Kernels::pack_linear)
+      .def("linear", &Kernels::linear)
+      .def("rms_norm", &Kernels::rms_norm);
+}

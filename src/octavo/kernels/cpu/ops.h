@@ -1,0 +1,64 @@
+// The ops, and the table of one ISA level's versions of them.
+//
+// Legend: T = tokens (rows), K = input size, N = output size, D = hidden size.
+#pragma once
+
+#include <cstdint>
+
+#include "pool.h"
+
+namespace octavo {
+
+using bf16 = std::uint16_t;
+
+// A weight [N, K] is packed for matrix tiles: panels of 32 outputs, each [ceil(K / 32)][2 tiles][16 pairs of k][16
+// outputs][2], padded with zeros. It is read once, from front to back.
+//
+// An activation is [T, K], row by row.
+
+enum class Output { bf16, float32, gated };
+
+struct LinearArgs {
+  const bf16* x;        // [T, K]
+  std::int64_t rows;    // T
+  std::int64_t in_size;   // K
+  std::int64_t out_size;  // N; with a gate half of the panels' outputs
+  const bf16* weight;   // packed
+  const float* bias;    // [panels * 32], in the order of the panels' outputs, or null
+  void* out;            // [T, N] bf16 or float32
+  Output output;        // gated: panels hold 16 gates and their 16 ups; the result is silu(gate) * up
+};
+
+struct PackArgs {
+  const bf16* weight;     // [N, K]; gated: [2 * N, K], gates first
+  std::int64_t in_size;   // K
+  std::int64_t out_size;  // N
+  bool is_gated;
+  bf16* packed;
+};
+
+struct NormArgs {
+  const bf16* x;         // [T, D]
+  const bf16* residual;  // [T, D] or null
+  const float* weight;   // [D]
+  std::int64_t rows, size;
+  float eps;
+  bf16* out;    // [T, D], normalised x + residual
+  bf16* total;  // [T, D], x + residual; null without residual
+};
+
+struct Ops {
+  const char* name;
+  void (*pack_linear)(const PackArgs&, Pool&);
+  void (*linear)(const LinearArgs&, Pool&);
+  void (*rms_norm)(const NormArgs&, Pool&);
+};
+
+std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements
+
+extern const Ops ops_portable;
+#if defined(__x86_64__)
+extern const Ops ops_avx2, ops_avx512, ops_amx;
+#endif
+
+}  // namespace octavo

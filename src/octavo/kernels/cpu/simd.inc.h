@@ -1,0 +1,111 @@
+// Vectors of 16 floats, for every level: the compiler splits them for registers that are narrower. Included inside
+// namespace octavo::OCTAVO_LEVEL. No templates of the standard library here: the linker keeps one version of each, and
+// that one may be of a level that this processor lacks.
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef std::int32_t i32x16 __attribute__((vector_size(64)));
+typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
+typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+
+static inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+static inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+static inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+static inline f32x16 splat(float value) { return f32x16{} + value; }
+
+static inline f32x16 load_f32(const float* from) {
+  f32x16 result;
+  __builtin_memcpy(&result, from, sizeof result);
+  return result;
+}
+
+static inline void store_f32(float* to, f32x16 value) { __builtin_memcpy(to, &value, sizeof value); }
+
+static inline f32x16 widen(u16x16 half) {
+  return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+
+static inline f32x16 load_bf16(const bf16* from) {
+  u16x16 half;
+  __builtin_memcpy(&half, from, sizeof half);
+  return widen(half);
+}
+
+// The first `count` of 16; the others are zero.
+static inline f32x16 load_bf16_part(const bf16* from, std::int64_t count) {
+  u16x16 half = {};
+  __builtin_memcpy(&half, from, static_cast<std::size_t>(count) * sizeof(bf16));
+  return widen(half);
+}
+
+// To the nearest, ties to even, NaN stays NaN: as torch rounds.
+static inline u16x16 narrow(f32x16 value) {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  u16x16 result;
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)value);
+  __builtin_memcpy(&result, &half, sizeof result);
+  return result;
+#else
+  const u32x16 bits = (u32x16)value;
+  const u32x16 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const u32x16 is_nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000);
+  return __builtin_convertvector((rounded & ~is_nan) | ((bits >> 16 | 0x40) & is_nan), u16x16);
+#endif
+}
+
+static inline void store_bf16(bf16* to, f32x16 value) {
+  const u16x16 half = narrow(value);
+  __builtin_memcpy(to, &half, sizeof half);
+}
+
+static inline void store_bf16_part(bf16* to, f32x16 value, std::int64_t count) {
+  const u16x16 half = narrow(value);
+  __builtin_memcpy(to, &half, static_cast<std::size_t>(count) * sizeof(bf16));
+}
+
+// Always in the same order.
+static inline float sum_of_lanes(f32x16 value) {
+  float lanes[16];
+  store_f32(lanes, value);
+  for (int width = 8; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return lanes[0];
+}
+
+static inline float max_of_lanes(f32x16 value) {
+  float lanes[16];
+  store_f32(lanes, value);
+  for (int width = 8; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane)
+      lanes[lane] = lanes[lane] > lanes[lane + width] ? lanes[lane] : lanes[lane + width];
+  return lanes[0];
+}
+
+// e^x to 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN. e^x = 2^n * e^r with
+// |r| <= ln(2) / 2, and e^r by its Taylor polynomial of degree 7 (remainder below 1e-8).
+static inline f32x16 exponential(f32x16 x) {
+  const f32x16 low = splat(-87.33654f), high = splat(88.72284f);
+  const i32x16 is_low = x < low, is_high = x > high;
+  const f32x16 bounded = (f32x16)(((i32x16)x & ~is_low & ~is_high) | ((i32x16)low & is_low) | ((i32x16)high & is_high));
+  const f32x16 shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const f32x16 shifted = bounded * 1.44269504f + shift;
+  const f32x16 n = shifted - shift;
+  const f32x16 r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
+  f32x16 p = splat(1.98412698e-4f);
+  p = p * r + 1.38888889e-3f;
+  p = p * r + 8.33333333e-3f;
+  p = p * r + 4.16666667e-2f;
+  p = p * r + 1.66666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  // 2^n in two factors: n reaches 128, which no float's exponent holds.
+  const i32x16 exponent = (i32x16)shifted - (i32x16)shift;
+  const i32x16 half = exponent >> 1;
+  const f32x16 result = p * (f32x16)((half + 127) << 23) * (f32x16)((exponent - half + 127) << 23);
+  const i32x16 infinity = (i32x16)splat(__builtin_inff());
+  return (f32x16)(((i32x16)result & ~is_low & ~is_high) | (infinity & is_high));
+}
+
+// x / (1 + e^-x)
+static inline f32x16 silu(f32x16 x) { return x / (1.0f + exponential(-x)); }
