@@ -1,4 +1,4 @@
-"""The flags of the command line are the fields of `EngineArgs` and `SamplingParams`, and nothing besides."""
+"""The flags of the command line are the fields of `EngineArgs`, `ServerArgs`, `SamplingParams`, and no others."""
 
 from dataclasses import fields
 from typing import Any
@@ -8,9 +8,17 @@ import typer
 from typer.testing import CliRunner
 
 from octavo.cli import chat
-from octavo.cli.options import SAMPLING_HELP, TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
+from octavo.cli.options import (
+    SAMPLING_HELP,
+    TYPER_SETTINGS,
+    EngineOptions,
+    SamplingOptions,
+    ServerOptions,
+    with_derived_flags,
+)
 from octavo.config.args import EngineArgs
 from octavo.sampling_params import SamplingParams
+from octavo.server.args import ServerArgs
 
 
 def run(*arguments: str, with_sampling: bool = True) -> tuple[int, dict[str, Any], str]:
@@ -93,3 +101,36 @@ def test_a_mistake_is_named_with_what_would_be_right(arguments: list[str], hint:
 @pytest.mark.parametrize("flag", ["--n", "--logprobs"])
 def test_chat_has_no_flag_whose_effect_it_could_not_show(flag: str) -> None:
     assert CliRunner().invoke(chat.app, [flag, "2"]).exit_code == 2
+
+
+def serve(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run a command with the flags of a server."""
+    app = typer.Typer(**TYPER_SETTINGS)
+    seen: dict[str, Any] = {}
+
+    @app.command()
+    @with_derived_flags
+    def serve(*, server: ServerOptions, engine: EngineOptions) -> None:
+        """Take the options of server and engine."""
+        seen.update(server=server, engine=engine)
+
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, seen, result.output
+
+
+def test_server_flags_arrive_beside_the_engines() -> None:
+    code, seen, _ = serve(
+        "--port", "0", "--api-key", "a", "--api-key", "b", "--no-auth", "--seed", "3", "--no-access-log"
+    )
+    assert code == 0
+    assert seen == {
+        "server": {"port": 0, "api_key": ["a", "b"], "auth": False, "access_log": False},
+        "engine": {"seed": 3},
+    }
+
+
+def test_every_server_option_has_a_flag_and_its_help() -> None:
+    words = " ".join(serve("--help")[2].split())
+    for spec in fields(ServerArgs):
+        assert f"--{spec.name.replace('_', '-')} " in words
+        assert " ".join(spec.metadata["help"].split()) in words

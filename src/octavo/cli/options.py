@@ -1,7 +1,7 @@
 """Flags made from definitions that exist already: those of the engine from the fields of `EngineArgs`.
 
-A command asks for them with parameters annotated `EngineOptions` and `SamplingOptions` (or `AnswerOptions`, without
-what a conversation cannot show); it receives dicts that hold
+A command asks for them with parameters annotated `EngineOptions`, `ServerOptions` and `SamplingOptions` (or
+`AnswerOptions`, without what a conversation cannot show); it receives dicts that hold
 what was given on the command line and nothing else, so every default stays where it is defined.
 """
 
@@ -9,12 +9,13 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any, NewType, get_args
+from typing import Annotated, Any, NewType, get_args, get_origin
 
 import typer
 
 from octavo.config.args import EngineArgs
 from octavo.sampling_params import SamplingParams
+from octavo.server.args import ServerArgs
 
 # Help in plain columns: panels cut long flag names short on a terminal of usual width.
 TYPER_SETTINGS: dict[str, Any] = {
@@ -26,6 +27,7 @@ TYPER_SETTINGS: dict[str, Any] = {
 }
 
 EngineOptions = NewType("EngineOptions", dict[str, Any])
+ServerOptions = NewType("ServerOptions", dict[str, Any])
 SamplingOptions = NewType("SamplingOptions", dict[str, Any])
 AnswerOptions = NewType("AnswerOptions", dict[str, Any])
 
@@ -47,6 +49,10 @@ SAMPLING_HELP = {
     "seed": "same seed, same text",
 }
 REPEATABLE = ("stop",)
+_DEFINITIONS: dict[Any, tuple[str, type]] = {
+    EngineOptions: ("engine", EngineArgs),
+    ServerOptions: ("server", ServerArgs),
+}
 _SAMPLING_FIELDS = {
     SamplingOptions: frozenset(SAMPLING_HELP),
     AnswerOptions: frozenset(SAMPLING_HELP) - {"n", "logprobs"},
@@ -62,11 +68,11 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     kinds = {
         name: p.annotation
         for name, p in parameters.items()
-        if p.annotation is EngineOptions or p.annotation in _SAMPLING_FIELDS
+        if p.annotation in _DEFINITIONS or p.annotation in _SAMPLING_FIELDS
     }
     taken = {field for kind in kinds.values() for field in _SAMPLING_FIELDS.get(kind, ())}
     groups = {
-        name: _engine_flags(taken) if kind is EngineOptions else _sampling_flags(_SAMPLING_FIELDS[kind])
+        name: _defined_flags(kind, taken) if kind in _DEFINITIONS else _sampling_flags(_SAMPLING_FIELDS[kind])
         for name, kind in kinds.items()
     }
 
@@ -87,12 +93,16 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _engine_flags(taken: set[str]) -> dict[str, inspect.Parameter]:
-    """Field name -> parameter, for every field of `EngineArgs`."""
+def _defined_flags(kind: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
+    """Field name -> parameter, for every field of `EngineArgs` or `ServerArgs`."""
+    group, definition = _DEFINITIONS[kind]
     flags = {}
-    for spec in fields(EngineArgs):
-        name = "model" if spec.name == "model_name" else f"engine_{spec.name}" if spec.name in taken else spec.name
-        flags[spec.name] = _flag("engine", name, spec.type, spec.metadata["help"], spec.default)
+    for spec in fields(definition):
+        name = "model" if spec.name == "model_name" else f"{group}_{spec.name}" if spec.name in taken else spec.name
+        is_list = get_origin(spec.type) is tuple
+        help_text = f"{spec.metadata['help']} (repeatable)" if is_list else spec.metadata["help"]
+        default = None if spec.default in ((), "") else spec.default
+        flags[spec.name] = _flag(group, name, list[str] if is_list else spec.type, help_text, default)
     return flags
 
 
