@@ -14,6 +14,7 @@ from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core_client import CoreMethod
 from octavo.engine.front import EngineFront, ModelName, engine_args, params_per_prompt
 from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.live_request import LiveRequest
 from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import RequestState
 from octavo.errors import EngineDeadError, OctavoError
@@ -45,6 +46,7 @@ class AsyncLLMEngine:
         self._front = EngineFront.open(args)
         self._news: dict[str, asyncio.Event] = {}  # by request id: set when its state changed
         self._death: OctavoError | None = None
+        self._has_died = asyncio.Event()
         self._pump: OutputPump | None = None
         self._close = weakref.finalize(self, self._front.client.close)
 
@@ -88,6 +90,24 @@ class AsyncLLMEngine:
                 yield output
         finally:
             self._forget(state)
+
+    def open(self, processed: ProcessedRequest, news: asyncio.Event) -> LiveRequest:
+        """Start a request for a reader that wants only what is new; `news` is set whenever there is something.
+
+        Several requests may share an event. The processed request comes from `front.process`.
+
+        Raises:
+            EngineDeadError: the engine has ended.
+        """
+        state, _ = self._start(processed, news)
+        return LiveRequest(state, lambda: self._death, self._forget)
+
+    async def died(self) -> OctavoError:
+        """Wait until the engine cannot go on; return why. From the first call on, it is watched."""
+        self._start_pump()
+        await self._has_died.wait()
+        assert self._death is not None
+        return self._death
 
     async def generate(
         self, prompt: object, sampling_params: SamplingParams | None = None, **options: Any
@@ -134,12 +154,14 @@ class AsyncLLMEngine:
             self._pump.stop(EngineDeadError("the engine was closed"))
         self._close()
 
-    def _start(self, processed: ProcessedRequest) -> tuple[RequestState, asyncio.Event]:
+    def _start(
+        self, processed: ProcessedRequest, news: asyncio.Event | None = None
+    ) -> tuple[RequestState, asyncio.Event]:
         if self._death is not None:
             raise self._death
         self._start_pump()
         state = self.front.outputs.add(processed)
-        news = self._news[state.request_id] = asyncio.Event()
+        news = self._news[state.request_id] = news or asyncio.Event()
         self.front.client.add(processed.samples)
         return state, news
 
@@ -176,5 +198,6 @@ class AsyncLLMEngine:
     def _die(self, death: OctavoError) -> None:
         """Wake everyone who waits: nothing more will come."""
         self._death = self._death or death
+        self._has_died.set()
         for news in self._news.values():
             news.set()

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from octavo.contracts.engine import AdmittedRequest, FinishedRequest, TokenLogprobs
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.stop_strings import StopStringMatcher
@@ -11,6 +13,18 @@ from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
+class CompletionDelta(msgspec.Struct, frozen=True):
+    """What is new of one sample since somebody last looked; `finish_reason` comes with the last of them."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None  # one entry for each of `token_ids`
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
 class CompletionState:
     """One sample: a detokeniser, a watch for stop strings, and everything that came out so far."""
 
@@ -18,12 +32,14 @@ class CompletionState:
         "_detokenizer",
         "_matcher",
         "_min_tokens",
+        "_num_taken",
         "_params",
         "_text",
         "_tokenizer",
         "cumulative_logprob",
         "error",
         "finish_reason",
+        "is_taken",
         "logprobs",
         "request_id",
         "seed",
@@ -41,6 +57,8 @@ class CompletionState:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
+        self.is_taken = False  # whether `take` has told the end
+        self._num_taken = 0  # tokens that `take` has returned
         self._params = params
         self._text: list[str] = []
         self._tokenizer = tokenizer
@@ -97,6 +115,24 @@ class CompletionState:
             error=self.error,
         )
 
+    def take(self, index: int) -> CompletionDelta | None:
+        """Return what came since the last call, None if nothing did. Text that was taken is not kept for `snapshot`."""
+        start, self._num_taken = self._num_taken, len(self.token_ids)
+        if (start == self._num_taken and self.finish_reason is None) or self.is_taken:
+            return None
+        self.is_taken = self.finish_reason is not None
+        text = self.text
+        self._text.clear()
+        return CompletionDelta(
+            index,
+            text,
+            self.token_ids[start:],
+            None if self.logprobs is None else self.logprobs[start:],
+            self.finish_reason,
+            self.stop_reason,
+            self.error,
+        )
+
     def _show(self, delta: str) -> None:
         """Add text, as far as it cannot be part of a stop string; end at one that is complete."""
         if self._matcher is not None and len(self.token_ids) >= self._params.min_tokens:
@@ -151,8 +187,21 @@ class RequestState:
         return sum(len(sample.token_ids) for sample in self.samples)
 
     @property
+    def prompt(self) -> str | None:
+        return self._processed.prompt
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._processed.prompt_token_ids
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self._processed.prompt_token_ids)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose KV was found in the prefix cache."""
+        return self.admitted.num_cached_tokens if self.admitted else 0
 
     def note_token(self, now_s: float) -> None:
         if self._first_token_time_s is None:
@@ -162,6 +211,10 @@ class RequestState:
         self.prompt_logprobs = [
             None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
         ]
+
+    def take(self) -> list[CompletionDelta]:
+        """Return what is new of every sample; see `CompletionState.take`."""
+        return [delta for index, sample in enumerate(self.samples) if (delta := sample.take(index)) is not None]
 
     def snapshot(self) -> RequestOutput:
         """Return everything so far as the user sees it."""
@@ -177,7 +230,7 @@ class RequestState:
                 first_scheduled_time_s=self.admitted.scheduled_time_s if self.admitted else None,
                 first_token_time_s=self._first_token_time_s,
                 finished_time_s=self.finished_time_s,
-                num_cached_tokens=self.admitted.num_cached_tokens if self.admitted else 0,
+                num_cached_tokens=self.num_cached_tokens,
                 num_preemptions=self.num_preemptions,
             ),
         )

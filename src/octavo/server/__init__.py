@@ -1,1 +1,1 @@
-"""The HTTP server: the OpenAI API, and what it takes to operate it."""
+"""The HTTP server: routes, middleware and streams around one engine, in the words of OpenAI's API."""

@@ -1,0 +1,104 @@
+"""Every answer that is not 2xx: one shape, `{"error": {"message", "type", "param", "code"}}`, for whatever went wrong.
+
+`ApiError` is raised anywhere below a route; what else is raised becomes one in `as_api_error`. A client's fault is
+always 4xx: official clients repeat a 5xx twice, so a 500 for a bad request would cost three executions.
+"""
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from octavo.errors import EngineDeadError, EngineError, InvalidParameterError, PromptTooLongError, UserError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = "1"
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_MAX_SHOWN = 200  # characters of a client's value that an error repeats
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong. `param` is the dotted path of the field at fault, `code` a word for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not 2xx."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer other than 2xx, with all that it needs to be sent."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str | None = None,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.detail = ErrorDetail(message=message, type=kind or error_type(status), param=param, code=code)
+
+    @property
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorReply(error=self.detail))
+
+
+def error_type(status: int) -> str:
+    """Return the `type` that OpenAI gives errors of this status."""
+    return _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(message: str, type: str, param: str | None = None, code: str | None = None) -> bytes:
+    """Return an error as JSON, for those who have no `ApiError` to raise."""
+    return msgspec.json.encode(ErrorReply(error=ErrorDetail(message=message, type=type, param=param, code=code)))
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """Not now: loading, draining, dead. Clients may try again."""
+    return ApiError(503, message, code=code, headers={"Retry-After": RETRY_AFTER_S})
+
+
+def as_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
+    """Return what a client is told about an exception. `names` are wire names of fields that are spelt otherwise here.
+
+    What is not an Octavo error is a fault of ours: it is logged, and the client learns nothing of its insides.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UserError):
+        return _user_error(error, names or {})
+    if isinstance(error, EngineDeadError):
+        return unavailable(str(error), "engine_dead")
+    if isinstance(error, EngineError):
+        return ApiError(500, str(error), code="engine_error")
+    logger.error("a request ended in a fault of ours", exc_info=error)
+    return ApiError(500, "Internal server error.", code="internal_error")
+
+
+def _user_error(error: UserError, names: Mapping[str, str]) -> ApiError:
+    if isinstance(error, PromptTooLongError):
+        text = f"{error.limit}. However, you asked for {error.value}. Please shorten the prompt."
+        return bad_request(text, names.get(error.field, error.field), "context_length_exceeded")
+    if isinstance(error, InvalidParameterError):
+        param = names.get(error.field, error.field)
+        shown = repr(error.value)
+        shown = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "..."
+        return bad_request(f"{param}={shown}: {error.limit}", param)
+    return bad_request(str(error))
