@@ -20,6 +20,7 @@ from itertools import cycle
 import torch
 
 from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
+from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
 from octavo.kernels.dispatch import Kernels, PackedLinear, select_kernels
@@ -101,19 +102,18 @@ def attention_cases(num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
 def attention_case(name: str, num_requests: int, num_new: int, context: int, dtype: torch.dtype) -> Case:
     """Return a case of equal requests whose blocks are neighbours, on the KV of as many layers as make it cold."""
     backend, batch = select_attention(CPU, dtype), make_batch(num_requests, num_new, context)
-    num_slots = batch.block_table.numel() * BLOCK_SIZE
-    pool = torch.randn(2, num_slots, KV_HEADS, HEAD_DIM).to(dtype)
+    num_slots, layout = batch.block_table.numel() * BLOCK_SIZE, backend.kv_layout(HEAD_DIM)
+    pool = torch.randn(2, num_slots, KV_HEADS, layout.head_size).to(layout.dtype)
     pools = [pool.clone() for _ in range(num_copies(pool.nbytes))]
-    layers = cycle([LayerKVCache(key=pool[0], value=pool[1]) for pool in pools])
+    caches = cycle([LayerKVCache(key=pool[0], value=pool[1]) for pool in pools])
+    layer = AttentionLayer(num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, sliding_window=None)
     num_tokens, plan = num_requests * num_new, backend.plan(batch)
-    query = torch.randn(num_tokens, HEADS, HEAD_DIM).to(dtype)
-    key, value = (torch.randn(num_tokens, KV_HEADS, HEAD_DIM).to(dtype) for _ in range(2))
+    qkv = torch.randn(num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype)
+    cos, sin = torch.randn(2, num_tokens, HEAD_DIM // 2)
     pairs = num_requests * sum(range(context - num_new + 1, context + 1))  # of a query and a key that it sees
     return Case(
         name=f"{name} ({backend.name})",
-        run=lambda: backend.forward(
-            query, key, value, next(layers), batch, plan, scale=HEAD_DIM**-0.5, sliding_window=None
-        ),
+        run=lambda: backend.forward(qkv, cos, sin, next(caches), batch, plan, layer),
         num_bytes=2 * num_requests * context * KV_HEADS * HEAD_DIM * dtype.itemsize,
         num_operations=4 * pairs * HEADS * HEAD_DIM,
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from octavo.attention.base import AttentionBackend
+from octavo.attention.base import AttentionBackend, AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.selector import select_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +41,15 @@ class Sequence:
 
 
 class Pool:
-    """One layer's KV memory, rubbish until written, and blocks to give out."""
+    """A backend, one layer's KV memory for it, rubbish until written, and blocks to give out."""
 
-    def __init__(self, shape: Shape, *, rubbish: float = 1e4, scattered: bool = True) -> None:
+    def __init__(self, backend: str, shape: Shape, *, rubbish: float = 1e4, scattered: bool = True) -> None:
         self.shape = shape
-        size = (shape.num_blocks * shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.backend: AttentionBackend[Any] = select_attention(torch.device("cpu"), shape.dtype, backend)
+        layout = self.backend.kv_layout(shape.head_dim)
+        size = (shape.num_blocks * shape.block_size, shape.num_kv_heads, layout.head_size)
         self.kv_cache = LayerKVCache(
-            key=torch.full(size, rubbish, dtype=shape.dtype), value=torch.full(size, rubbish, dtype=shape.dtype)
+            key=torch.full(size, rubbish, dtype=layout.dtype), value=torch.full(size, rubbish, dtype=layout.dtype)
         )
         order = torch.randperm(shape.num_blocks, generator=torch.Generator().manual_seed(9)).tolist()
         self._free: list[int] = order if scattered else list(range(shape.num_blocks - 1, -1, -1))
@@ -69,31 +72,32 @@ class Pool:
 
 
 def run_step(
-    backend: AttentionBackend[Any],
-    pool: Pool,
-    parts: list[tuple[Sequence, int, int]],
-    *,
-    sliding_window: int | None = None,
+    pool: Pool, parts: list[tuple[Sequence, int, int]], *, sliding_window: int | None = None
 ) -> list[torch.Tensor]:
-    """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D]."""
-    batch = make_batch(pool.shape.block_size, parts)
-    query, key, value = (
-        torch.cat([getattr(sequence, name)[start:stop] for sequence, start, stop in parts])
-        for name in ("query", "key", "value")
-    )
-    out = backend.forward(
-        query,
-        key,
-        value,
-        pool.kv_cache,
-        batch,
-        backend.plan(batch),
-        scale=pool.shape.head_dim**-0.5,
+    """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D].
+
+    Without norms, and with a rotation by nothing: queries, keys and values are attended with as they are.
+    """
+    shape, batch = pool.shape, make_batch(pool.shape.block_size, parts)
+    qkv = torch.cat([_project(sequence)[start:stop] for sequence, start, stop in parts])
+    angles = torch.zeros(len(qkv), shape.head_dim // 2)  # [T, D / 2]
+    layer = AttentionLayer(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
         sliding_window=sliding_window,
     )
-    assert out.shape == query.shape
-    assert out.dtype == query.dtype
-    return list(torch.split(out, [stop - start for _, start, stop in parts]))
+    plan = pool.backend.plan(batch)
+    out = pool.backend.forward(qkv, angles.cos(), angles.sin(), pool.kv_cache, batch, plan, layer)
+    assert out.shape == (len(qkv), shape.num_heads * shape.head_dim)
+    assert out.dtype == qkv.dtype
+    results = out.view(len(qkv), shape.num_heads, shape.head_dim)
+    return list(torch.split(results, [stop - start for _, start, stop in parts]))
+
+
+def _project(sequence: Sequence) -> torch.Tensor:
+    """Return the sequence as a layer's projection would give it, [C, (H + 2 * G) * D]."""
+    return torch.cat((sequence.query, sequence.key, sequence.value), dim=1).flatten(1)
 
 
 def make_batch(block_size: int, parts: list[tuple[Sequence, int, int]]) -> ForwardBatch:

@@ -5,7 +5,6 @@ import torch
 from tests.attention.steps import Pool, Sequence, Shape, make_batch, run_step
 
 from octavo.attention import torch_tiled
-from octavo.attention.torch_tiled import TiledAttention
 
 SHAPES = [
     Shape(),
@@ -32,21 +31,17 @@ def sliding_window(request: pytest.FixtureRequest) -> int | None:
 
 def alone(shape: Shape, sliding_window: int | None, seed: int = 1) -> torch.Tensor:
     """Return the request computed in one step by itself, [LENGTH, H, D]."""
-    pool = Pool(shape)
-    [result] = run_step(
-        TiledAttention(), pool, [(pool.sequence(LENGTH, seed), 0, LENGTH)], sliding_window=sliding_window
-    )
+    pool = Pool("tiled", shape)
+    [result] = run_step(pool, [(pool.sequence(LENGTH, seed), 0, LENGTH)], sliding_window=sliding_window)
     return result
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 31, 64, 65, 149])
 def test_chunked_is_whole(shape: Shape, sliding_window: int | None, chunk: int) -> None:
-    pool = Pool(shape)
+    pool = Pool("tiled", shape)
     sequence = pool.sequence(LENGTH, seed=1)
     results = [
-        run_step(
-            TiledAttention(), pool, [(sequence, start, min(start + chunk, LENGTH))], sliding_window=sliding_window
-        )[0]
+        run_step(pool, [(sequence, start, min(start + chunk, LENGTH))], sliding_window=sliding_window)[0]
         for start in range(0, LENGTH, chunk)
     ]
     assert torch.equal(torch.cat(results), alone(shape, sliding_window))
@@ -54,47 +49,47 @@ def test_chunked_is_whole(shape: Shape, sliding_window: int | None, chunk: int) 
 
 def test_among_strangers(shape: Shape, sliding_window: int | None) -> None:
     """Decode the second half beside prompts and decodes that come, grow and go."""
-    pool = Pool(shape)
-    backend, sequence = TiledAttention(), pool.sequence(LENGTH, seed=1)
+    pool = Pool("tiled", shape)
+    sequence = pool.sequence(LENGTH, seed=1)
     strangers = [pool.sequence(200, seed=10 + number) for number in range(5)]
-    results = run_step(backend, pool, [(strangers[0], 0, 77), (sequence, 0, 100)], sliding_window=sliding_window)[1:]
+    results = run_step(pool, [(strangers[0], 0, 77), (sequence, 0, 100)], sliding_window=sliding_window)[1:]
     for position in range(100, LENGTH):
         parts: list[tuple[Sequence, int, int]] = [(sequence, position, position + 1)]
         parts += [(stranger, 0, 1 + position - 90) for stranger in strangers[: position % 5]]
         parts += [(strangers[4], 100, 101)] * (position % 2)
         where = position % len(parts)
         parts[0], parts[where] = parts[where], parts[0]
-        results.append(run_step(backend, pool, parts, sliding_window=sliding_window)[where])
+        results.append(run_step(pool, parts, sliding_window=sliding_window)[where])
     assert torch.equal(torch.cat(results), alone(shape, sliding_window))
 
 
 def test_many_alike_in_one_step(shape: Shape) -> None:
     """Decodes are computed together: each as if by itself, in every place of the batch."""
-    pool = Pool(shape)
+    pool = Pool("tiled", shape)
     sequences = [pool.sequence(LENGTH - 5 * number, seed=1) for number in range(9)]
-    run_step(TiledAttention(), pool, [(sequence, 0, len(sequence.query) - 1) for sequence in sequences])
+    run_step(pool, [(sequence, 0, len(sequence.query) - 1) for sequence in sequences])
     parts = [(sequence, len(sequence.query) - 1, len(sequence.query)) for sequence in sequences]
     expected = alone(shape, None)
-    for result, (_, start, stop) in zip(run_step(TiledAttention(), pool, parts), parts, strict=True):
+    for result, (_, start, stop) in zip(run_step(pool, parts), parts, strict=True):
         assert torch.equal(result, expected[start:stop])
 
 
 def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gathered at once is limited, and where the cut falls does not show."""
-    pool = Pool(Shape())
+    pool = Pool("tiled", Shape())
     sequences = [pool.sequence(LENGTH, seed=1) for _ in range(5)]
     parts = [(sequence, 0, LENGTH) for sequence in sequences]
     monkeypatch.setattr(torch_tiled, "_MAX_POSITIONS", 400)
-    assert [len(group.tokens) for group in TiledAttention().plan(make_batch(16, parts))] == [2, 2, 1]
-    for result in run_step(TiledAttention(), pool, parts):
+    assert [len(group.tokens) for group in pool.backend.plan(make_batch(16, parts))] == [2, 2, 1]
+    for result in run_step(pool, parts):
         assert torch.equal(result, alone(Shape(), None))
 
 
 @pytest.mark.parametrize("block_size", [8, 32, 128])
 def test_blocks_do_not_show(block_size: int) -> None:
     plain = alone(Shape(), None)
-    pool = Pool(Shape(block_size=block_size), scattered=False)
-    [result] = run_step(TiledAttention(), pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
+    pool = Pool("tiled", Shape(block_size=block_size), scattered=False)
+    [result] = run_step(pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
     assert torch.equal(result, plain)
 
 
@@ -111,6 +106,6 @@ def test_threads_do_not_show(num_threads: int) -> None:
 
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 0.0])
 def test_rubbish_changes_no_bit(rubbish: float) -> None:
-    pool = Pool(Shape(), rubbish=rubbish)
-    [result] = run_step(TiledAttention(), pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
+    pool = Pool("tiled", Shape(), rubbish=rubbish)
+    [result] = run_step(pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
     assert torch.equal(result, alone(Shape(), None))

@@ -110,6 +110,6 @@ def test_usage_is_a_fraction_of_the_blocks() -> None:
 
 def test_cache_geometry_in_bytes() -> None:
     """Keys and values, 28 layers of 8 heads of 128 numbers of 2 bytes: Qwen3-0.6B in bf16."""
-    spec = KVCacheSpec(num_layers=28, num_kv_heads=8, head_dim=128, block_size=32, dtype_bytes=2)
+    spec = KVCacheSpec(num_layers=28, num_kv_heads=8, head_size=128, block_size=32, dtype_bytes=2)
     assert (spec.bytes_per_token, spec.bytes_per_block) == (114_688, 3_670_016)
     assert pickle.loads(pickle.dumps(spec)) == spec

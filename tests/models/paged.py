@@ -39,11 +39,13 @@ class PagedRunner:
 
     def __init__(self, model: CausalLM, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
         self._model, self._block_size = model, block_size
-        shape = (num_blocks * block_size, model.num_kv_heads, model.head_dim)
-        dtype = model.context.dtype
+        layout = model.context.attention.kv_layout(model.head_dim)
+        shape = (num_blocks * block_size, model.num_kv_heads, layout.head_size)
         # Rubbish in unwritten slots must not show, so it is large.
         self._caches = [
-            LayerKVCache(key=torch.full(shape, 1e4, dtype=dtype), value=torch.full(shape, 1e4, dtype=dtype))
+            LayerKVCache(
+                key=torch.full(shape, 1e4, dtype=layout.dtype), value=torch.full(shape, 1e4, dtype=layout.dtype)
+            )
             for _ in range(model.num_layers)
         ]
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()

@@ -15,7 +15,7 @@ from octavo.errors import InsufficientMemoryError
 from octavo.loader.hub import resolve_model
 from octavo.worker.memory import check_weights_fit, choose_num_blocks, count_parameters, kv_budget, weights_bytes
 
-SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, dtype_bytes=2)
+SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_size=8, block_size=16, dtype_bytes=2)
 CACHE = CacheConfig(block_size=16, num_kv_blocks=None, gpu_memory_utilization=None, enable_prefix_caching=True)
 
 

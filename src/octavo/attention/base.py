@@ -1,5 +1,9 @@
-"""What an attention backend is."""
+"""What an attention backend is, and what it is told of a layer.
 
+Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size.
+"""
+
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
@@ -10,8 +14,44 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 PlanT = TypeVar("PlanT")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadNorms:
+    """Norms over each head of queries and keys, taken before rotation; one weight for all heads of a kind."""
+
+    query: torch.Tensor  # [E] float32
+    key: torch.Tensor  # [E] float32
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionLayer:
+    """What one layer's attention is, the same in every step."""
+
+    num_heads: int  # H
+    num_kv_heads: int  # G
+    head_dim: int  # E
+    sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
+    norms: HeadNorms | None = None
+
+    @property
+    def scale(self) -> float:
+        """The factor on products of queries and keys."""
+        return float(self.head_dim**-0.5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVLayout:
+    """What a token's key, or its value, takes in a layer's pool: `head_size` elements of `dtype` for each kv head.
+
+    In what order they lie is the backend's own business, except that one block's are together, and blocks in a row.
+    """
+
+    head_size: int
+    dtype: torch.dtype
+
+
 class AttentionBackend(Protocol[PlanT]):
-    """Causal attention of T new tokens over paged context. Legend: H = query heads, G = kv heads, D = head size.
+    """Causal attention of T new tokens over paged context.
 
     A backend writes all keys and values of the step before it reads any (see `ForwardBatch`).
     """
@@ -19,21 +59,23 @@ class AttentionBackend(Protocol[PlanT]):
     name: str
     is_row_invariant: bool  # a token's result has the same bits whatever else is in the step, and however it is chunked
 
+    def kv_layout(self, head_dim: int) -> KVLayout:
+        """Say what the pool must hold for heads of this size."""
+        ...
+
     def plan(self, batch: ForwardBatch) -> PlanT:
         """Derive from the batch what every layer needs."""
         ...
 
     def forward(
         self,
-        query: torch.Tensor,  # [T, H, D]
-        key: torch.Tensor,  # [T, G, D]
-        value: torch.Tensor,  # [T, G, D]
+        qkv: torch.Tensor,  # [T, (H + 2 * G) * E], as projected: queries, keys, values
+        cos: torch.Tensor,  # [T, E / 2] float32
+        sin: torch.Tensor,  # [T, E / 2] float32
         kv_cache: LayerKVCache,
         batch: ForwardBatch,
         plan: PlanT,
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> torch.Tensor:  # [T, H, D]
-        """Store key and value at `batch.slot_mapping`, then attend. Position p sees p - sliding_window + 1 ... p."""
+        layer: AttentionLayer,
+    ) -> torch.Tensor:  # [T, H * E]
+        """Normalise and rotate queries and keys, store keys and values at `batch.slot_mapping`, then attend."""
         ...

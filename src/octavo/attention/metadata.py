@@ -11,10 +11,13 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerKVCache:
-    """One layer's keys and values. Slot `block_id * block_size + offset` holds one token."""
+    """One layer's keys and values. Slot `block_id * block_size + offset` holds one token.
 
-    key: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
-    value: torch.Tensor  # [num_slots, num_kv_heads, head_dim]
+    `KVLayout` gives head size and dtype. A backend may arrange the elements of one block as it likes.
+    """
+
+    key: torch.Tensor  # [num_slots, num_kv_heads, head_size]
+    value: torch.Tensor  # [num_slots, num_kv_heads, head_size]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

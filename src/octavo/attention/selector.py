@@ -7,6 +7,7 @@ import torch
 
 from octavo.attention.base import AttentionBackend
 from octavo.errors import UnknownOptionError
+from octavo.kernels.dispatch import select_kernels
 
 _BACKENDS = {
     "tiled": ("octavo.attention.torch_tiled", "TiledAttention"),
@@ -25,5 +26,6 @@ def select_attention(device: torch.device, dtype: torch.dtype, name: str = "auto
     if name not in _BACKENDS:
         raise UnknownOptionError("attention backend", name, ["auto", *_BACKENDS])
     module, class_name = _BACKENDS[name]
-    backend: AttentionBackend[Any] = getattr(import_module(module), class_name)()
+    make = getattr(import_module(module), class_name)
+    backend: AttentionBackend[Any] = make(select_kernels(device, dtype), dtype)
     return backend

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from octavo.attention.base import AttentionLayer, KVLayout
+from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
 from octavo.attention.split_decode import attend_in_tiles, is_worthwhile
+from octavo.kernels.dispatch import Kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,12 @@ class SdpaAttention:
     name = "torch-sdpa"
     is_row_invariant = False
 
+    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        self._kernels, self._dtype = kernels, dtype
+
+    def kv_layout(self, head_dim: int) -> KVLayout:
+        return KVLayout(head_size=head_dim, dtype=self._dtype)
+
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
         """Find where each request's context lies."""
         starts, lens = batch.query_start_loc_list, batch.seq_lens_list
@@ -80,23 +89,23 @@ class SdpaAttention:
 
     def forward(
         self,
-        query: torch.Tensor,  # [T, H, D]
-        key: torch.Tensor,  # [T, G, D]
-        value: torch.Tensor,  # [T, G, D]
+        qkv: torch.Tensor,  # [T, (H + 2 * G) * D]
+        cos: torch.Tensor,  # [T, D / 2] float32
+        sin: torch.Tensor,  # [T, D / 2] float32
         kv_cache: LayerKVCache,
         batch: ForwardBatch,
         plan: list[RequestSpan],
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> torch.Tensor:  # [T, H, D]
+        layer: AttentionLayer,
+    ) -> torch.Tensor:  # [T, H * D]
+        query, key, value = split_heads(qkv, cos, sin, layer, self._kernels)  # [T, H, D], [T, G, D] twice
         write_kv(key, value, kv_cache, batch.slot_mapping)
         keys, values = (pool.transpose(0, 1).unsqueeze(0) for pool in (kv_cache.key, kv_cache.value))
         queries = torch.split(query.transpose(0, 1).unsqueeze(0), [span.num_queries for span in plan], dim=2)
         results = [
-            _attend(rows, keys, values, span, scale, sliding_window) for rows, span in zip(queries, plan, strict=True)
+            _attend(rows, keys, values, span, layer.scale, layer.sliding_window)
+            for rows, span in zip(queries, plan, strict=True)
         ]
-        return torch.cat(results, dim=1)[0]
+        return torch.cat(results, dim=1)[0].flatten(1)
 
 
 def _slots_of(batch: ForwardBatch, requests: list[int]) -> dict[int, torch.Tensor]:

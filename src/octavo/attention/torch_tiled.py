@@ -16,8 +16,11 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
+from octavo.attention.base import AttentionLayer, KVLayout
+from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
+from octavo.kernels.dispatch import Kernels
 
 _TILE_WIDTH = 64  # context positions
 _MAX_POSITIONS = 1 << 14  # of a group; bounds what is gathered, to 128 MiB with 8 kv heads of 128
@@ -46,6 +49,12 @@ class TiledAttention:
     name = "torch-tiled"
     is_row_invariant = True
 
+    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        self._kernels, self._dtype = kernels, dtype
+
+    def kv_layout(self, head_dim: int) -> KVLayout:
+        return KVLayout(head_size=head_dim, dtype=self._dtype)
+
     def plan(self, batch: ForwardBatch) -> list[RequestGroup]:
         """Group the step's requests by number of new tokens and by length of context."""
         starts = batch.query_start_loc_list
@@ -65,16 +74,15 @@ class TiledAttention:
 
     def forward(
         self,
-        query: torch.Tensor,  # [T, H, D]
-        key: torch.Tensor,  # [T, G, D]
-        value: torch.Tensor,  # [T, G, D]
+        qkv: torch.Tensor,  # [T, (H + 2 * G) * D]
+        cos: torch.Tensor,  # [T, D / 2] float32
+        sin: torch.Tensor,  # [T, D / 2] float32
         kv_cache: LayerKVCache,
         batch: ForwardBatch,
         plan: list[RequestGroup],
-        *,
-        scale: float,
-        sliding_window: int | None,
-    ) -> torch.Tensor:  # [T, H, D]
+        layer: AttentionLayer,
+    ) -> torch.Tensor:  # [T, H * D]
+        query, key, value = split_heads(qkv, cos, sin, layer, self._kernels)  # [T, H, D], [T, G, D] twice
         write_kv(key, value, kv_cache, batch.slot_mapping)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         tokens_per_pass = max(1, _NUM_ROWS * key.shape[1] // query.shape[1])
@@ -83,11 +91,11 @@ class TiledAttention:
             for start in range(0, group.tokens.shape[1], tokens_per_pass):
                 part = range(start, min(start + tokens_per_pass, group.tokens.shape[1]))
                 tokens, positions = (rows[:, part.start : part.stop] for rows in (group.tokens, group.positions))
-                tiles = group.tiles_seen(part, sliding_window)
-                hidden = _hidden(positions, tiles, sliding_window)  # [R, N, Q, W]
-                rows = query[tokens].float() * scale  # [R, Q, H, D]
+                tiles = group.tiles_seen(part, layer.sliding_window)
+                hidden = _hidden(positions, tiles, layer.sliding_window)  # [R, N, Q, W]
+                rows = query[tokens].float() * layer.scale  # [R, Q, H, D]
                 out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden).to(out.dtype)
-        return out
+        return out.flatten(1)
 
 
 def _rounded_tiles(seq_len: int) -> int:

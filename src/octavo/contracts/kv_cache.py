@@ -9,13 +9,13 @@ class KVCacheSpec:
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int
+    head_size: int  # elements of one head of a token's key, or of its value, with whatever padding they have
     block_size: int
     dtype_bytes: int
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype_bytes
 
     @property
     def bytes_per_block(self) -> int:

@@ -1,6 +1,6 @@
-"""Attention of one layer: rotate queries and keys, then let the backend store and attend.
+"""Attention of one layer: hand the projection to the backend with all that it needs to know.
 
-Legend: T = tokens, H = query heads, G = kv heads, D = head size.
+Legend: T = tokens, H = query heads, G = kv heads, E = head size.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.layers.context import BuildContext
+from octavo.layers.weight_owner import WeightOwner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,35 +21,37 @@ class AttentionStep:
 
     batch: ForwardBatch
     plan: Any  # of the attention backend
-    cos: torch.Tensor  # [T, D / 2] float32
-    sin: torch.Tensor  # [T, D / 2] float32
+    cos: torch.Tensor  # [T, E / 2] float32
+    sin: torch.Tensor  # [T, E / 2] float32
+
+
+class HeadNormWeights(WeightOwner):
+    """The weights of norms over each head of queries and keys; `values` is what a backend reads."""
+
+    def __init__(self, head_dim: int, eps: float, *, context: BuildContext) -> None:
+        super().__init__()
+        query, key = torch.empty(2, head_dim, dtype=torch.float32, device=context.device)  # [E] each
+        self.values = HeadNorms(query=query, key=key, eps=eps)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"query.weight": tuple(self.values.query.shape), "key.weight": tuple(self.values.key.shape)}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        {"query.weight": self.values.query, "key.weight": self.values.key}[name].copy_(tensor)
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions. No parameters: those are the projections' around it."""
+    """Causal attention of one layer, without the projections around it."""
 
-    def __init__(self, head_dim: int, sliding_window: int | None, *, context: BuildContext) -> None:
+    def __init__(self, layer: AttentionLayer, *, context: BuildContext) -> None:
         super().__init__()
-        self._kernels, self._backend = context.kernels, context.attention
-        self._scale = head_dim**-0.5
-        self._sliding_window = sliding_window
+        self._layer, self._backend = layer, context.attention
 
     def forward(
         self,
-        query: torch.Tensor,  # [T, H, D]
-        key: torch.Tensor,  # [T, G, D]
-        value: torch.Tensor,  # [T, G, D]
+        qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
         kv_cache: LayerKVCache,
         step: AttentionStep,
-    ) -> torch.Tensor:  # [T, H, D]
+    ) -> torch.Tensor:  # [T, H * E]
         """Write this step's keys and values to the cache, and attend to all of each request's context."""
-        return self._backend.forward(
-            self._kernels.rotary(query, step.cos, step.sin),
-            self._kernels.rotary(key, step.cos, step.sin),
-            value,
-            kv_cache,
-            step.batch,
-            step.plan,
-            scale=self._scale,
-            sliding_window=self._sliding_window,
-        )
+        return self._backend.forward(qkv, step.cos, step.sin, kv_cache, step.batch, step.plan, self._layer)

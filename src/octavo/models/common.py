@@ -9,10 +9,11 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.layers.activation import SiluAndMul
-from octavo.layers.attention import Attention, AttentionStep
+from octavo.layers.attention import Attention, AttentionStep, HeadNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear, MergedLinear
@@ -44,25 +45,30 @@ class DecoderAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
-        self._head_dim = config.head_dim
         query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self._sizes = [query_size, kv_size, kv_size]
         parts = {"q": query_size, "k": kv_size, "v": kv_size}
         self.qkv = MergedLinear(config.hidden_size, parts, has_bias=config.attention_bias, context=context)
+        self.head_norms = self.build_head_norms(config, context)
+        self.attention = Attention(self._describe(config, layer), context=context)
         self.out = Linear(query_size, config.hidden_size, has_bias=config.attention_out_bias, context=context)
-        self.attention = Attention(config.head_dim, config.sliding_windows[layer], context=context)
+
+    def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
+        """Hook for families that normalise each head of queries and keys before rotation; here they pass."""
+        return None
 
     def forward(self, x: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep) -> torch.Tensor:
         """Map x [T, D] to [T, D]."""
-        parts = self.qkv(x).split_with_sizes(self._sizes, dim=-1)  # [T, H * E], [T, G * E] twice
-        query, key, value = (part.view(x.shape[0], -1, self._head_dim) for part in parts)
-        query, key = self.normalise_heads(query, key)
-        out: torch.Tensor = self.out(self.attention(query, key, value, kv_cache, step).flatten(1))
+        out: torch.Tensor = self.out(self.attention(self.qkv(x), kv_cache, step))
         return out
 
-    def normalise_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hook for families that normalise query [T, H, E] and key [T, G, E] before rotation; here they pass."""
-        return query, key
+    def _describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
+        return AttentionLayer(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            sliding_window=config.sliding_windows[layer],
+            norms=self.head_norms.values if self.head_norms is not None else None,
+        )
 
 
 class GatedMLP(nn.Module):

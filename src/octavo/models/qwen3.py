@@ -1,30 +1,20 @@
-"""Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): Llama whose queries and keys are normalised head by head.
-
-Legend: T = tokens, H = query heads, G = kv heads, E = head size.
-"""
+"""Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): Llama whose queries and keys are normalised head by head."""
 
 from types import MappingProxyType
 
-import torch
 from torch import nn
 
 from octavo.config.model import ModelConfig
+from octavo.layers.attention import HeadNormWeights
 from octavo.layers.context import BuildContext
-from octavo.layers.norm import RMSNorm
 from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM
 
 
 class Qwen3Attention(DecoderAttention):
-    """Attention with a norm over each head of queries and keys; one weight for all heads of a kind."""
+    """Attention with a norm over each head of queries and keys."""
 
-    def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
-        super().__init__(config, layer, context)
-        self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps, context=context)
-        self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps, context=context)
-
-    def normalise_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalise query [T, H, E] and key [T, G, E] over E."""
-        return self.query_norm(query), self.key_norm(key)
+    def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights:
+        return HeadNormWeights(config.head_dim, config.rms_norm_eps, context=context)
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
@@ -33,8 +23,8 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
     weight_names = MappingProxyType(
         {
             **DECODER_WEIGHT_NAMES,
-            "model.layers.{layer}.self_attn.q_norm": "layers.{layer}.attention.query_norm",
-            "model.layers.{layer}.self_attn.k_norm": "layers.{layer}.attention.key_norm",
+            "model.layers.{layer}.self_attn.q_norm": "layers.{layer}.attention.head_norms:query",
+            "model.layers.{layer}.self_attn.k_norm": "layers.{layer}.attention.head_norms:key",
         }
     )
 

@@ -13,7 +13,7 @@ def allocate_kv_caches(
     spec: KVCacheSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> list[LayerKVCache]:
     """Return one cache per layer, zeroed, so that an unwritten slot never holds a NaN."""
-    shape = (num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim)
+    shape = (num_blocks * spec.block_size, spec.num_kv_heads, spec.head_size)
     return [
         LayerKVCache(key=_zeros(shape, dtype, device), value=_zeros(shape, dtype, device))
         for _ in range(spec.num_layers)

@@ -3,6 +3,7 @@
 import logging
 import time
 
+from octavo.attention.base import KVLayout
 from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
@@ -35,18 +36,19 @@ class Worker:
         self._config = config
         self.devices = DeviceManager(config.device)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
+        self._attention = self.devices.attention(self._dtype)
         self._model: CausalLM | None = None
         self._runner: ModelRunner | None = None
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        model = self._config.model
+        model, layout = self._config.model, self._kv_layout
         return KVCacheSpec(
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
+            head_size=layout.head_size,
             block_size=self._config.cache.block_size,
-            dtype_bytes=self._dtype.itemsize,
+            dtype_bytes=layout.dtype.itemsize,
         )
 
     @property
@@ -66,7 +68,7 @@ class Worker:
         check_weights_fit(model, self._weights_bytes(), self._memory_budget())
         context = BuildContext(
             kernels=self.devices.kernels(self._dtype),
-            attention=self.devices.attention(self._dtype),
+            attention=self._attention,
             dtype=self._dtype,
             device=self.devices.device,
         )
@@ -80,7 +82,7 @@ class Worker:
         num_blocks = choose_num_blocks(
             config.model, config.cache, self.kv_cache_spec, self.measure_memory(), config.scheduler.max_num_seqs
         )
-        kv_caches = allocate_kv_caches(self.kv_cache_spec, num_blocks, self._dtype, self.devices.device)
+        kv_caches = allocate_kv_caches(self.kv_cache_spec, num_blocks, self._kv_layout.dtype, self.devices.device)
         num_rows = config.scheduler.max_num_seqs
         rows = RequestRows(
             num_rows=num_rows,
@@ -118,6 +120,10 @@ class Worker:
     def warmup(self) -> WarmupReport:
         """Run a small prefill and a few decode steps that leave no trace; return how long each took."""
         return Warmup(self.runner, self._config).run()
+
+    @property
+    def _kv_layout(self) -> KVLayout:
+        return self._attention.kv_layout(self._config.model.head_dim)
 
     def _weights_bytes(self) -> int:
         packing_copies = self.devices.kernels(self._dtype).packing_copies
