@@ -6,6 +6,7 @@ needs the checkpoint is checked in `resolve`, what needs the device in the worke
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, get_args, get_origin
@@ -58,6 +59,7 @@ class EngineArgs:
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
     )
+    stats_interval_s: float = option(10.0, "seconds between log lines about the engine's load; 0: none")
     trust_remote_code: bool = option(False, "refused: Octavo never runs code from a checkpoint")
 
     def __post_init__(self) -> None:
@@ -121,6 +123,8 @@ class EngineArgs:
             raise InvalidParameterError("gpu_memory_utilization", utilization, "greater than 0 and at most 1")
         if not self.priority_ageing_s > 0.0:  # also catches NaN
             raise InvalidParameterError("priority_ageing_s", self.priority_ageing_s, "greater than 0")
+        if not 0.0 <= self.stats_interval_s < math.inf:
+            raise InvalidParameterError("stats_interval_s", self.stats_interval_s, "a finite number of at least 0")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidParameterError("seed", self.seed, "between 0 and 2^64 - 1")
 

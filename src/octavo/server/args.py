@@ -62,7 +62,6 @@ class ServerArgs:
     log_level: LogLevel = option("info", "least important messages to log")
     log_format: LogFormat = option("text", "lines for people, or JSON for programs")
     access_log: bool = option(True, "log each request: status, time, tokens")
-    stats_interval_s: float = option(10.0, "seconds between log lines about the engine's load; 0: none")
     vllm_metrics: bool = option(False, "show metrics under vLLM's names too, for its dashboards")
 
     def __post_init__(self) -> None:
@@ -96,9 +95,8 @@ class ServerArgs:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < math.inf:  # also catches NaN
                 raise InvalidParameterError(name, value, "a finite number greater than 0")
-        for name in ("drain_timeout_s", "stats_interval_s"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise InvalidParameterError(name, getattr(self, name), "a finite number of at least 0")
+        if not 0.0 <= self.drain_timeout_s < math.inf:
+            raise InvalidParameterError("drain_timeout_s", self.drain_timeout_s, "a finite number of at least 0")
 
     def _check_texts(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

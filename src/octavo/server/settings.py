@@ -1,0 +1,149 @@
+"""Where each option comes from: flag, else environment, else YAML file, else default.
+
+All three are derived from the fields of `EngineArgs` and `ServerArgs`: the option `max_num_seqs` is `--max-num-seqs`,
+`OCTAVO_MAX_NUM_SEQS` and `max_num_seqs:` (or `max-num-seqs:`). `model_name` is called `model` everywhere outside.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+from octavo.config.args import EngineArgs
+from octavo.errors import InvalidParameterError, UnknownOptionError
+from octavo.server.args import ServerArgs
+from octavo.server.settings_file import read_settings_file
+
+logger = logging.getLogger(__name__)
+
+_ArgsT = TypeVar("_ArgsT", EngineArgs, ServerArgs)
+
+PREFIX = "OCTAVO_"
+CONFIG_VARIABLE = "OCTAVO_CONFIG"  # names the YAML file, where no flag does
+HIDDEN = "(hidden)"
+_FIELDS: dict[str, "Field[Any]"] = {
+    "model" if spec.name == "model_name" else spec.name: spec for spec in (*fields(EngineArgs), *fields(ServerArgs))
+}
+_SWITCH_WORDS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
+# What Kubernetes puts into every container beside a Service that is named `octavo`.
+_SERVICE_LINK = re.compile(r"OCTAVO_(SERVICE_(HOST|PORT)\w*|PORT_\d+_(TCP|UDP)\w*)$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """All options of one server, and for each of them where it came from."""
+
+    engine: EngineArgs
+    server: ServerArgs
+    origins: Mapping[str, str]  # by option, those that were set: `--port`, `OCTAVO_PORT`, or the file's path
+
+    def lines(self, *, with_defaults: bool = False) -> list[str]:
+        """Return one line of YAML for each option, with its origin as a comment. Secrets are hidden."""
+        names = [name for name in _FIELDS if with_defaults or name in self.origins]
+        return [f"{name}: {self._shown(name)}  # {self.origins.get(name, 'default')}" for name in names]
+
+    def _shown(self, name: str) -> str:
+        spec = _FIELDS[name]
+        value = getattr(self.server if hasattr(self.server, spec.name) else self.engine, spec.name)
+        is_hidden = spec.metadata["is_secret"] and value != spec.default
+        return f'"{HIDDEN}"' if is_hidden else msgspec.json.encode(value).decode()
+
+
+def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None) -> Settings:
+    """Put all options together. `flags` holds, by field name, what was given on the command line and nothing else.
+
+    Raises:
+        UnknownOptionError: a variable or a key of the file that names no option; the message offers the nearest.
+        InvalidParameterError: naming the option, its value and the limit, and where the value came from.
+    """
+    if config_file is None and environ.get(CONFIG_VARIABLE):
+        config_file = Path(environ[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if config_file is not None:
+        values = _from_file(config_file)
+        origins = dict.fromkeys(values, str(config_file))
+    for variable, text in _own_variables(environ).items():
+        name = variable.removeprefix(PREFIX).lower()
+        values[name], origins[name] = _parse(variable, text, _FIELDS[name].type), variable
+    for field_name, value in flags.items():
+        name = "model" if field_name == "model_name" else field_name
+        values[name] = tuple(value) if isinstance(value, list) else value
+        origins[name] = f"--{name.replace('_', '-')}"
+    return Settings(
+        engine=_build(EngineArgs, values, origins), server=_build(ServerArgs, values, origins), origins=origins
+    )
+
+
+def _build(kind: type[_ArgsT], values: Mapping[str, Any], origins: Mapping[str, str]) -> _ArgsT:
+    own = {_FIELDS[name].name: value for name, value in values.items() if _FIELDS[name] in fields(kind)}
+    try:
+        return kind(**own)
+    except InvalidParameterError as error:
+        name = "model" if error.field == "model_name" else error.field
+        origin = f" (from {origins[name]})" if name in origins else ""
+        value = HIDDEN if _FIELDS[name].metadata["is_secret"] else error.value
+        raise InvalidParameterError(name, value, error.limit + origin) from None
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    values = {}
+    for key, value in read_settings_file(path).items():
+        name = str(key).replace("-", "_")
+        if name not in _FIELDS:
+            raise UnknownOptionError(f"option in {path}:", str(key), _FIELDS)
+        is_list = get_origin(_FIELDS[name].type) is tuple
+        values[name] = (
+            (value,) if is_list and isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+        )
+    return values
+
+
+def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that set an option. An empty one counts as absent."""
+    known = {PREFIX + name.upper() for name in _FIELDS}
+    own = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not text:
+            continue
+        if _SERVICE_LINK.match(variable) or text.startswith("tcp://"):
+            logger.warning(
+                "%s is Kubernetes' own and sets nothing here; `enableServiceLinks: false` avoids it", variable
+            )
+        elif variable not in known:
+            raise UnknownOptionError("environment variable", variable, known | {CONFIG_VARIABLE})
+        else:
+            own[variable] = text
+    return own
+
+
+def _parse(variable: str, text: str, annotation: Any) -> Any:
+    """Read the text of a variable as its option's type."""
+    if get_origin(annotation) is tuple:
+        return tuple(item for item in (part.strip() for part in text.split(",")) if item)
+    kind = (get_args(annotation) or (annotation,))[0]
+    if kind is bool:
+        if text.lower() not in _SWITCH_WORDS:
+            raise InvalidParameterError(variable, text, "must be true or false")
+        return _SWITCH_WORDS[text.lower()]
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            raise InvalidParameterError(
+                variable, text, f"must be {'an integer' if kind is int else 'a number'}"
+            ) from None
+    return text
