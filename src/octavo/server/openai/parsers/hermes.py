@@ -1,0 +1,35 @@
+"""Calls of Hermes and Qwen models: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one after another."""
+
+from octavo.server.openai.parsers.json_call import CallSink, read_json_call
+from octavo.server.openai.parsers.reader import Steps, copy_until
+from octavo.server.openai.parsers.tool_calls import ToolCallParser
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(ToolCallParser):
+    """Text, and among it calls in tags. A call that lacks its end tag, at the end or before the next, is still one."""
+
+    markers = (BEGIN, END)
+
+    def _read(self) -> Steps[None]:
+        while (yield from copy_until(self._reader, (BEGIN,), self._content)):
+            if not (yield from self._attempt(self._read_call())):
+                self._pass_over(BEGIN)
+        self._close_text()
+
+    def _read_call(self) -> Steps[None]:
+        reader = self._reader
+        yield from reader.skip_space()
+        yield from reader.expect(BEGIN)
+        yield from reader.skip_space()
+        sink = CallSink(start=self._start, arguments=self._arguments)
+        if not (yield from read_json_call(reader, sink)):
+            yield from copy_until(reader, (END,), self._arguments)
+        yield from self._take_end()
+
+    def _take_end(self) -> Steps[None]:
+        self._reader.mark()
+        yield from self._reader.skip_space()
+        if not (yield from self._reader.takes(END)):
+            self._reader.rewind()

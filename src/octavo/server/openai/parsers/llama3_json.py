@@ -1,0 +1,41 @@
+"""Calls of Llama 3.1 to 3.3: the answer is JSON, `{"name": "f", "parameters": {...}}`, several joined by `;`.
+
+There is no tag around them, at most `<|python_tag|>` before. So an answer is a call only if it begins as one and names
+a tool of the request: any other JSON is what the user asked for.
+"""
+
+from octavo.server.openai.parsers.json_call import CallSink, read_json_call
+from octavo.server.openai.parsers.reader import Steps, copy_rest, copy_until
+from octavo.server.openai.parsers.tool_calls import ToolCallParser
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+class Llama3JsonParser(ToolCallParser):
+    """Calls from the beginning of the text or from the tag on; what follows the last is text."""
+
+    markers = (PYTHON_TAG,)
+
+    def _read(self) -> Steps[None]:
+        is_call = yield from self._attempt(self._read_call())
+        if not is_call and (yield from copy_until(self._reader, (PYTHON_TAG,), self._content)):
+            is_call = yield from self._attempt(self._read_call())
+        while is_call:
+            is_call = yield from self._attempt(self._read_next_call())
+        yield from copy_until(self._reader, (), self._content)
+        self._close_text()
+
+    def _read_next_call(self) -> Steps[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.takes(";")
+        yield from self._read_call()
+
+    def _read_call(self) -> Steps[None]:
+        reader = self._reader
+        yield from reader.skip_space()
+        yield from reader.takes(PYTHON_TAG)
+        yield from reader.skip_space()
+        known = self._schemas.__contains__
+        sink = CallSink(start=self._start, arguments=self._arguments, allows=known, is_strict=True)
+        if not (yield from read_json_call(reader, sink)):
+            yield from copy_rest(reader, self._arguments)

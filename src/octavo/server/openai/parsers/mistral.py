@@ -1,0 +1,78 @@
+"""Calls of Mistral models, behind `[TOOL_CALLS]`: a JSON list of `{"name": ..., "arguments": ...}`, or, in newer ones,
+`name[ARGS]{...}`, each call with a mark of its own.
+
+Their chat templates insist on ids of nine letters and digits, so those are what calls get here.
+"""
+
+import re
+import secrets
+from collections.abc import Callable
+
+from octavo.server.openai.parsers.json_call import CallSink, read_json_call
+from octavo.server.openai.parsers.json_value import copy_json
+from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_rest, copy_until, read_while
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
+
+BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_WORD = re.compile(r"[\w.\-]*")
+_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def new_mistral_id() -> str:
+    """Return an id that no other call is likely to have: 53 random bits."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+
+
+class MistralParser(ToolCallParser):
+    """Text, and calls behind marks."""
+
+    markers = (BEGIN, CALL_ID, ARGS)
+
+    def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_mistral_id) -> None:
+        super().__init__(schemas, new_id)
+
+    def _read(self) -> Steps[None]:
+        reader = self._reader
+        while (yield from copy_until(reader, (BEGIN,), self._content)):
+            if not (yield from self._attempt(self._read_marked())):
+                self._pass_over(BEGIN)
+        self._close_text()
+
+    def _read_marked(self) -> Steps[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.expect(BEGIN)
+        yield from self._reader.skip_space()
+        if (yield from self._reader.peek()) == "[":
+            yield from self._read_list()
+        else:
+            yield from self._read_named_call()
+
+    def _read_list(self) -> Steps[None]:
+        yield from self._read_list_item("[")
+        while (yield from self._attempt(self._read_list_item(","))):
+            pass
+        yield from self._attempt(self._read_list_end())
+
+    def _read_list_item(self, before: str) -> Steps[None]:
+        reader = self._reader
+        yield from reader.skip_space()
+        yield from reader.expect(before)
+        yield from reader.skip_space()
+        if not (yield from read_json_call(reader, CallSink(start=self._start, arguments=self._arguments))):
+            yield from copy_rest(reader, self._arguments)
+
+    def _read_list_end(self) -> Steps[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.expect("]")
+
+    def _read_named_call(self) -> Steps[None]:
+        reader = self._reader
+        name = yield from read_while(reader, _WORD)
+        call_id = (yield from read_while(reader, _WORD)) if (yield from reader.takes(CALL_ID)) else None
+        yield from reader.takes(ARGS)
+        yield from reader.skip_space()
+        if not name or (yield from reader.peek()) != "{":
+            raise MalformedError("call")
+        self._start(name, call_id)
+        if not (yield from copy_json(reader, self._arguments)):
+            yield from copy_rest(reader, self._arguments)

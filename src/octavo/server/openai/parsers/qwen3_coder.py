@@ -1,0 +1,107 @@
+"""Calls of Qwen3-Coder: tags instead of JSON, so that code in an argument needs no escapes.
+
+    <tool_call><function=f><parameter=a>text</parameter></function></tool_call>
+
+One line break at either end of a value belongs to the tags. A value has no type of its own: what the tool's schema
+calls a string is one as it stands (and streams), anything else is read as JSON if it can be.
+"""
+
+import json
+import re
+
+from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
+from octavo.server.openai.parsers.tool_calls import ToolCallParser
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_NAME = re.compile(r"[^<>\n]*")
+
+
+class Qwen3CoderParser(ToolCallParser):
+    """Text, and among it calls in tags."""
+
+    markers = (BEGIN, END)
+
+    def _read(self) -> Steps[None]:
+        while (yield from copy_until(self._reader, (BEGIN,), self._content)):
+            if not (yield from self._attempt(self._read_call())):
+                self._pass_over(BEGIN)
+        self._close_text()
+
+    def _read_call(self) -> Steps[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.expect(BEGIN)
+        name = yield from self._read_tag(_FUNCTION)
+        self._start(name)
+        self._arguments("{")
+        if (yield from self._read_parameters(name)):
+            self._arguments("}")
+        for tag in (_FUNCTION_END, END):
+            yield from self._attempt(self._take(tag))
+
+    def _read_parameters(self, name: str) -> Steps[bool]:
+        """Read all parameters; False if the text ends within one."""
+        separator = ""
+        while (yield from self._attempt(self._begin_parameter(name, separator))):
+            separator = ", "
+            if not (yield from self._reader.takes(_PARAMETER_END)):
+                return False
+        return (yield from self._reader.peek()) != ""
+
+    def _begin_parameter(self, function: str, separator: str) -> Steps[None]:
+        key = yield from self._read_tag(_PARAMETER)
+        self._reader.unmark()
+        self._arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+        yield from self._reader.takes("\n")
+        if self._is_string(function, key):
+            yield from self._stream_string()
+        else:
+            yield from self._read_value()
+
+    def _stream_string(self) -> Steps[None]:
+        self._arguments('"')
+        if (yield from copy_until(self._reader, (_PARAMETER_END,), self._escaped)):
+            self._escaped(self._space_before_end().removesuffix("\n"))
+            self._arguments('"')
+
+    def _read_value(self) -> Steps[None]:
+        pieces: list[str] = []
+        if (yield from copy_until(self._reader, (_PARAMETER_END,), pieces.append)):
+            pieces.append(self._space_before_end().removesuffix("\n"))
+            self._arguments(_as_json("".join(pieces)))
+
+    def _space_before_end(self) -> str:
+        space = self._reader.rest.partition(_PARAMETER_END)[0]
+        self._reader.skip(len(space))
+        return space
+
+    def _escaped(self, text: str) -> None:
+        self._arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _is_string(self, function: str, key: str) -> bool:
+        properties = self._schemas.get(function, {}).get("properties")
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        return not isinstance(schema, dict) or schema.get("type") == "string"
+
+    def _read_tag(self, opening: str) -> Steps[str]:
+        """Read `<opening=name>` and return the name."""
+        yield from self._take(opening)
+        name = (yield from read_while(self._reader, _NAME)).strip()
+        yield from self._reader.expect(">")
+        if not name or not name.isprintable():
+            raise MalformedError(opening)
+        return name
+
+    def _take(self, tag: str) -> Steps[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.expect(tag)
+
+
+def _as_json(text: str) -> str:
+    """Return `text` if it is JSON, and otherwise the JSON string that stands for it."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return text.strip()

@@ -1,0 +1,164 @@
+"""Reads text that is still arriving, as if all of it were there.
+
+A format is written as a generator over a `TextReader`, top down, like any parser of whole texts. Where it needs a
+character that has not come yet it yields, and the next piece resumes it there. What it sees is the text and never the
+cuts, so that the cuts cannot change the outcome.
+"""
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]  # a part of a parser: yields for more text, returns what it read
+Emit: TypeAlias = Callable[[str], None]
+
+
+class MalformedError(Exception):
+    """The text is not of the format after all; internal to the parsers."""
+
+
+class TextReader:
+    """The text that has come and is not read yet, with one place to go back to."""
+
+    __slots__ = ("_closed", "_mark", "_position", "_text")
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._position = 0  # the first character that is not read
+        self._mark: int | None = None  # at most `_position`
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more text will come."""
+        return self._closed
+
+    @property
+    def rest(self) -> str:
+        """All that is here and not read."""
+        return self._text[self._position :]
+
+    def feed(self, text: str) -> None:
+        """Add text at the end."""
+        first_kept = self._position if self._mark is None else self._mark
+        self._text = self._text[first_kept:] + text
+        self._position -= first_kept
+        self._mark = None if self._mark is None else 0
+
+    def close(self) -> None:
+        """Say that the text has ended."""
+        self._closed = True
+
+    def skip(self, num_characters: int) -> None:
+        """Count characters of `rest` as read."""
+        self._position += num_characters
+
+    def mark(self) -> None:
+        """Remember this place."""
+        self._mark = self._position
+
+    def unmark(self) -> None:
+        """Forget the place: from now on there is no way back, and no need to keep the text."""
+        self._mark = None
+
+    def rewind(self) -> None:
+        """Go back to the mark."""
+        assert self._mark is not None
+        self._position, self._mark = self._mark, None
+
+    def peek(self) -> Steps[str]:
+        """Return the next character, unread; empty at the end."""
+        while self._position == len(self._text):
+            if self._closed:
+                return ""
+            yield
+        return self._text[self._position]
+
+    def skip_space(self) -> Steps[None]:
+        """Read white space, if there is any."""
+        while True:
+            rest = self.rest
+            rest_size = len(rest.lstrip())
+            self.skip(len(rest) - rest_size)
+            if rest_size or self._closed:
+                return
+            yield
+
+    def takes(self, marker: str) -> Steps[bool]:
+        """Read `marker` if it comes next; otherwise read nothing. Waits only while it still may."""
+        while not self._text.startswith(marker, self._position):
+            if self._closed or not marker.startswith(self.rest):
+                return False
+            yield
+        self.skip(len(marker))
+        return True
+
+    def expect(self, marker: str) -> Steps[None]:
+        """Read `marker`.
+
+        Raises:
+            MalformedError: when something else comes.
+        """
+        if not (yield from self.takes(marker)):
+            raise MalformedError(marker)
+
+
+def copy_until(reader: TextReader, markers: Sequence[str], emit: Emit) -> Steps[bool]:
+    """Hand on text up to the first of `markers` and the white space before it, which stay unread.
+
+    Returns False if the text ends without one; the white space and the part of a marker that it may end in are then
+    unread, and all there is.
+    """
+    while True:
+        text = reader.rest
+        end = first_place(text, markers)
+        found = end < len(text)
+        shown = text[: end if found else len(text) - open_tail(text, markers)].rstrip()
+        reader.skip(len(shown))
+        emit(shown)
+        if found or reader.closed:
+            return found
+        yield
+
+
+def copy_rest(reader: TextReader, emit: Emit) -> Steps[None]:
+    """Hand on all text to the end."""
+    while True:
+        text = reader.rest
+        reader.skip(len(text))
+        emit(text)
+        if reader.closed:
+            return
+        yield
+
+
+def read_while(reader: TextReader, characters: re.Pattern[str]) -> Steps[str]:
+    """Return the longest text from here on that consists of `characters`, a pattern of any number of them."""
+    pieces: list[str] = []
+    while (yield from reader.peek()):
+        found = characters.match(reader.rest)
+        if found is None or not found[0]:
+            break
+        reader.skip(len(found[0]))
+        pieces.append(found[0])
+    return "".join(pieces)
+
+
+def first_place(text: str, markers: Sequence[str]) -> int:
+    """Return where the first of `markers` begins in `text`; its length when there is none."""
+    return min((place for marker in markers if (place := text.find(marker)) >= 0), default=len(text))
+
+
+def open_tail(text: str, markers: Sequence[str]) -> int:
+    """Return how many characters at the end of `text` may be the beginning of a marker."""
+    return max((_open_tail(text, marker) for marker in markers), default=0)
+
+
+def _open_tail(text: str, marker: str) -> int:
+    place = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+    while place >= 0:
+        if marker.startswith(text[place:]):
+            return len(text) - place
+        place = text.find(marker[0], place + 1)
+    return 0

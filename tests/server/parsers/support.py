@@ -1,0 +1,43 @@
+"""Ways to run a parser: whole, in pieces, and against what was meant."""
+
+from collections.abc import Iterable, Sequence
+from itertools import count, pairwise
+
+from hypothesis import strategies as st
+
+from octavo.server.openai.parsers.base import OutputParser, ParsedMessage, parse_all
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
+
+SCHEMAS: Schemas = {
+    "f": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {}}},
+    "get_weather": {"type": "object", "properties": {}},
+}
+
+cut_places = st.lists(st.integers(0, 300), max_size=30)
+
+
+def make(kind: type[ToolCallParser]) -> ToolCallParser:
+    """A parser whose ids are 0, 1, ..."""
+    numbers = count()
+    return kind(SCHEMAS, lambda: str(next(numbers)))
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
+    return [text[begin:end] for begin, end in pairwise(edges)]
+
+
+def parse_pieces(parser: OutputParser, pieces: Sequence[str]) -> ParsedMessage:
+    message = ParsedMessage()
+    for piece in pieces:
+        message.add(parser.push(piece))
+    message.add(parser.finish())
+    return message
+
+
+def parsed(kind: type[ToolCallParser], text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Content, and name and arguments of each call; the same whole and character by character."""
+    message = parse_all(make(kind), text)
+    assert parse_pieces(make(kind), list(text)) == message
+    assert [call.id for call in message.tool_calls] == [str(number) for number in range(len(message.tool_calls))]
+    return message.content, [(call.name, call.arguments) for call in message.tool_calls]

@@ -1,0 +1,116 @@
+"""However a text is cut, every format gives the same; and what holds no call comes out as it went in."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.server.parsers.support import cut, cut_places, make, parse_pieces
+
+from octavo.server.openai.parsers.base import Content, parse_all
+from octavo.server.openai.parsers.chain import Chain
+from octavo.server.openai.parsers.reasoning import ReasoningParser
+from octavo.server.openai.parsers.registry import TOOL_CALL_PARSERS
+from octavo.server.openai.parsers.special_tokens import SpecialTokenFilter
+from octavo.server.openai.parsers.tool_calls import ToolCallParser
+
+PARTS = {
+    "hermes": ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": ', '{"a": "}\\""}', "}", "<t", '{"x', "é\n"],
+    "llama3_json": ["<|python_tag|>", '{"name": "f", "parameters": ', '{"a": 1}', "};", '{"name": "Bo"}', "<|", " x"],
+    "mistral": ["[TOOL_CALLS]", "[", '{"name": "f", "arguments": {"a": 1}}', ",", "]", "f[ARGS]", '{"a": [2]}', " é"],
+    "pythonic": ["<|python_start|>", "[", "f(", "a=1", "c='x)\\''", "b=[1, {'k': None}]", ", ", ")", "]", '"""', "é"],
+    "qwen3_coder": [
+        "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=a>", "<parameter=b>", "\n",
+        'x"<', "12", "</parameter>",
+    ],
+}  # fmt: skip
+formats = st.sampled_from(sorted(TOOL_CALL_PARSERS))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(st.text(min_size=1, max_size=4), values, max_size=3)
+
+
+@st.composite
+def odd_texts(draw: st.DrawFn) -> tuple[type[ToolCallParser], str]:
+    """A format, and a text of parts of it in any order: calls now and then, mostly mistakes."""
+    name = draw(formats)
+    return TOOL_CALL_PARSERS[name], "".join(draw(st.lists(st.sampled_from(PARTS[name]), max_size=14)))
+
+
+@given(odd_texts(), cut_places)
+def test_cuts_never_show(case: tuple[type[ToolCallParser], str], places: list[int]) -> None:
+    kind, text = case
+    assert parse_pieces(make(kind), cut(text, places)) == parse_all(make(kind), text)
+
+
+@given(odd_texts())
+def test_without_a_call_nothing_is_lost(case: tuple[type[ToolCallParser], str]) -> None:
+    kind, text = case
+    message = parse_all(make(kind), text)
+    if not message.tool_calls:
+        assert message.content == text
+
+
+@given(odd_texts())
+def test_calls_count_from_zero_and_ids_differ(case: tuple[type[ToolCallParser], str]) -> None:
+    kind, text = case
+    calls = parse_all(kind({"f": {}}), text).tool_calls
+    assert len({call.id for call in calls}) == len(calls)
+
+
+@given(st.sampled_from(["hermes", "llama3_json", "mistral"]), st.lists(objects, min_size=1, max_size=3), cut_places)
+def test_any_arguments_come_back(name: str, arguments: list[dict[str, object]], places: list[int]) -> None:
+    texts = [json.dumps(each, ensure_ascii=False) for each in arguments]
+    joined = {
+        "hermes": "\n".join(f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>' for text in texts),
+        "llama3_json": "; ".join(f'{{"name": "f", "parameters": {text}}}' for text in texts),
+        "mistral": "[TOOL_CALLS] [" + ", ".join(f'{{"name": "f", "arguments": {text}}}' for text in texts) + "]",
+    }[name]
+    message = parse_pieces(make(TOOL_CALL_PARSERS[name]), cut(joined, places))
+    assert message.content == ""
+    assert [call.arguments for call in message.tool_calls] == texts
+
+
+@given(
+    st.lists(st.dictionaries(st.from_regex("[a-z]{1,3}_", fullmatch=True), values, max_size=3), min_size=1, max_size=3)
+)
+def test_any_python_arguments_come_back(arguments: list[dict[str, object]]) -> None:
+    calls = ["f(" + ", ".join(f"{key}={value!r}" for key, value in each.items()) + ")" for each in arguments]
+    message = parse_all(make(TOOL_CALL_PARSERS["pythonic"]), f"[{', '.join(calls)}]")
+    assert [json.loads(call.arguments) for call in message.tool_calls] == arguments
+
+
+@given(st.text(st.characters(codec="utf-8")), cut_places)
+def test_any_code_comes_back_without_escapes(code: str, places: list[int]) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{code}\n</parameter>\n</function>\n</tool_call>"
+    message = parse_pieces(make(TOOL_CALL_PARSERS["qwen3_coder"]), cut(text, places))
+    assert json.loads(message.tool_calls[0].arguments) == {"a": code}
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_CALL_PARSERS))
+@given(text=st.text("ab <[\n", max_size=30))
+def test_only_a_possible_mark_is_held_back(name: str, text: str) -> None:
+    kind = TOOL_CALL_PARSERS[name]
+    parser = make(kind)
+    shown = sum(len(delta.text) for delta in parser.push("x") if isinstance(delta, Content))
+    for size, character in enumerate(text, start=1):
+        shown += sum(len(delta.text) for delta in parser.push(character) if isinstance(delta, Content))
+        held = ("x" + text[:size])[shown:].lstrip()
+        assert not held or any(mark.startswith(held) for mark in kind.markers)
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<", "\n", "a ", "<|x|>", "<|x|>y", "<tool_call>"]), max_size=12),
+    st.booleans(),
+    cut_places,
+)
+def test_cuts_never_show_in_a_chain(parts: list[str], starts_inside: bool, places: list[int]) -> None:
+    def chain() -> Chain:
+        thoughts = ReasoningParser("<think>", "</think>", starts_inside=starts_inside)
+        return Chain(SpecialTokenFilter(["<|x|>", "<|x|>y"]), Chain(thoughts, make(TOOL_CALL_PARSERS["hermes"])))
+
+    text = "".join(parts)
+    assert parse_pieces(chain(), cut(text, places)) == parse_all(chain(), text)

@@ -1,0 +1,88 @@
+"""The right parser from the template alone, for templates in the ways of the families."""
+
+import pytest
+
+from octavo.demo import demo_model_path
+from octavo.errors import UnknownOptionError
+from octavo.server.openai.parsers.detect import detect_reasoning_parser, detect_tool_call_parser
+from octavo.server.openai.parsers.registry import (
+    REASONING_FORMATS,
+    TOOL_CALL_PARSERS,
+    reasoning_format,
+    tool_call_parser,
+)
+from octavo.tokenizer.tokenizer import Tokenizer
+
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+CALLS = "{% for m in messages %}{% for call in m.tool_calls or [] %}CALL{% endfor %}{{ m.content }}{% endfor %}"
+JSON_IN_TAGS = CALLS.replace(
+    "CALL",
+    '<tool_call>\n{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}\n</tool_call>',
+)
+CODER = CALLS.replace(
+    "CALL",
+    "<tool_call>\n<function={{ call.name }}>\n{% for k, v in call.arguments | items %}<parameter={{ k }}>\n{{ v }}\n"
+    "</parameter>\n{% endfor %}</function>\n</tool_call>",
+)
+KEYS_IN_TAGS = CALLS.replace(
+    "CALL",
+    "<tool_call>{{ call.name }}\n{% for k in call.arguments %}<arg_key>{{ k }}</arg_key>{% endfor %}</tool_call>",
+)
+MISTRAL = CALLS.replace(
+    "CALL", '[TOOL_CALLS] [{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}]</s>'
+)
+LLAMA3 = "<|start_header_id|>{{ role }}<|end_header_id|>\n\n" + CALLS.replace(
+    "CALL",
+    '{{ \'{"name": "\' + call.name + \'", "parameters": \' }}{{ call.arguments | tojson }}}',
+)
+LLAMA4 = CALLS.replace("CALL", "<|python_start|>[{{ call.name }}({{ call.arguments }})]<|python_end|>")
+OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (PLAIN, "none"),
+        ("", "none"),
+        (JSON_IN_TAGS, "hermes"),
+        (CODER, "qwen3_coder"),
+        (KEYS_IN_TAGS, "none"),
+        (MISTRAL, "mistral"),
+        (LLAMA3, "llama3_json"),
+        ("<|start_header_id|>{{ role }}<|end_header_id|>{{ content }}", "none"),
+        (LLAMA4, "pythonic"),
+    ],
+)
+def test_tool_calls(template: str, name: str) -> None:
+    assert detect_tool_call_parser(template) == name
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (PLAIN, "none"),
+        (OPENS_IN_PROMPT, "think"),
+        (PLAIN.replace("m.content", "m.content.split('</think>')[-1]"), "think"),
+        (PLAIN + "[THINK]{{ thoughts }}[/THINK]", "mistral"),
+    ],
+)
+def test_reasoning(template: str, name: str) -> None:
+    assert detect_reasoning_parser(template) == name
+
+
+def test_the_demo_model() -> None:
+    template = Tokenizer.from_path(demo_model_path()).chat_template
+    assert template is not None
+    assert detect_tool_call_parser(template.source) == "hermes"
+    assert detect_reasoning_parser(template.source) == "think"
+
+
+def test_names() -> None:
+    assert tool_call_parser("hermes") is TOOL_CALL_PARSERS["hermes"]
+    assert reasoning_format("qwen3") is REASONING_FORMATS["qwen3"]
+    assert tool_call_parser("none") is None
+    assert reasoning_format("none") is None
+    with pytest.raises(UnknownOptionError, match="did you mean 'llama3_json'"):
+        tool_call_parser("llama_json")
+    with pytest.raises(UnknownOptionError, match="did you mean 'deepseek_r1'"):
+        reasoning_format("deepseek-r1")

@@ -1,0 +1,88 @@
+"""Thoughts apart from answers, and special tokens out of both."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.server.parsers.support import cut, cut_places, make, parse_pieces
+
+from octavo.server.openai.parsers.base import Content, ContentOnly, Reasoning, parse_all
+from octavo.server.openai.parsers.chain import Chain
+from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.parsers.reasoning import ReasoningParser
+from octavo.server.openai.parsers.registry import REASONING_FORMATS
+from octavo.server.openai.parsers.special_tokens import SpecialTokenFilter
+
+
+@pytest.mark.parametrize(
+    ("text", "starts_inside", "reasoning", "content"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", False, "Hm.", "Yes."),
+        ("\nHm.\n\nSo.\n</think>\n\nYes. ", True, "Hm.\n\nSo.", "Yes. "),
+        ("<think>Hm.</think>Yes.", True, "Hm.", "Yes."),
+        ("<think>\n\n</think>\n\nYes.", False, "", "Yes."),
+        ("Hm. </thi", True, "Hm. </thi", ""),
+        ("Yes. <think>no</think>", False, "", "Yes. <think>no</think>"),
+        (" Yes", False, "", " Yes"),
+        ("<thi", False, "", "<thi"),
+        ("a</think>b</think>c", True, "a", "b</think>c"),
+        ("", True, "", ""),
+    ],
+)
+def test_thoughts_and_answer(text: str, starts_inside: bool, reasoning: str, content: str) -> None:
+    message = parse_all(ReasoningParser("<think>", "</think>", starts_inside=starts_inside), text)
+    assert (message.reasoning, message.content) == (reasoning, content)
+
+
+def test_thoughts_stream_as_they_come() -> None:
+    parser = ReasoningParser("<think>", "</think>", starts_inside=False)
+    assert [list(parser.push(piece)) for piece in ("<th", "ink>", "One", ", two. ", "</", "think>", "\n", "Yes")] == [
+        [], [], [Reasoning("One")], [Reasoning(", two.")], [], [], [], [Content("Yes")],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "text", "reasoning", "content"),
+    [
+        ("think", "<|im_start|>assistant\n", "Hi", "", "Hi"),
+        ("think", "<|im_start|>assistant\n<think>\n", "Hm</think>Hi", "Hm", "Hi"),
+        ("think", "what is <think>?\n", "Hi", "", "Hi"),
+        ("deepseek_r1", "<|Assistant|>", "Hm</think>Hi", "Hm", "Hi"),
+        ("mistral", "[/INST]", "[THINK]Hm[/THINK]Hi", "Hm", "Hi"),
+    ],
+)
+def test_the_prompt_may_open_the_thoughts(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
+    parser = REASONING_FORMATS[name].parser_after(prompt)
+    assert parser is not None
+    message = parse_all(parser, text)
+    assert (message.reasoning, message.content) == (reasoning, content)
+
+
+@pytest.mark.parametrize("name", ["think", "qwen3", "deepseek_r1"])
+def test_a_prompt_that_closes_the_thoughts_asks_for_none(name: str) -> None:
+    assert REASONING_FORMATS[name].parser_after("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
+
+
+def test_calls_are_looked_for_behind_the_thoughts_only() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    chain = Chain(ReasoningParser("<think>", "</think>", starts_inside=True), make(HermesParser))
+    message = parse_all(chain, f"I may write {call}.\n</think>\n\n{call}")
+    assert message.reasoning == f"I may write {call}."
+    assert message.content == ""
+    assert [each.name for each in message.tool_calls] == ["f"]
+
+
+@given(st.text("<|ab>[ "), cut_places, st.lists(st.sampled_from(["<|a|>", "<|a|>b", "[b]", "|>"]), unique=True))
+def test_hidden_tokens_are_gone_whatever_the_cuts(text: str, places: Sequence[int], hidden: list[str]) -> None:
+    expected, rest = "", text
+    while rest:
+        token = max((token for token in hidden if rest.startswith(token)), key=len, default="")
+        expected, rest = (expected, rest[len(token) :]) if token else (expected + rest[0], rest[1:])
+    assert parse_pieces(SpecialTokenFilter(hidden), cut(text, places)).content == expected
+
+
+def test_text_without_marks_passes_at_once() -> None:
+    assert SpecialTokenFilter(["<|a|>"]).push("text") == [Content("text")]
+    assert ContentOnly().push("text") == [Content("text")]
+    assert not [*ContentOnly().push(""), *ContentOnly().finish()]
