@@ -1,14 +1,26 @@
-"""The kernels under test, and one thread for the many small ops."""
+"""The kernels under test, and one thread for the many small ops of torch."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
 
 from octavo.kernels import onednn
-from octavo.kernels.dispatch import Kernels, select_kernels
+from octavo.kernels.cpu_float32 import Float32CpuKernels
+from octavo.kernels.cpu_half import HalfCpuKernels
+from octavo.kernels.dispatch import Kernels
+from octavo.kernels.native import NativeKernels, available_levels, is_built
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+LEVELS = available_levels() if is_built() else []
+# Every kernel set that this machine can run, with a dtype that it is for.
+FAST = [
+    ("float32", torch.float32),
+    ("half", torch.bfloat16),
+    ("half", torch.float16),
+    *((f"native-{level}", torch.bfloat16) for level in LEVELS),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -19,17 +31,18 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=DTYPES, ids=str)
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    dtype: torch.dtype = request.param
-    return dtype
-
-
-@pytest.fixture
-def fast(dtype: torch.dtype) -> Kernels:
-    """The kernels that a CPU gets for this dtype."""
+@pytest.fixture(params=FAST, ids=lambda param: f"{param[0]}-{param[1]}".replace("torch.", ""))
+def fast_and_dtype(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype]:
+    """One set of fast kernels, and a dtype."""
+    name, dtype = request.param
+    if name.startswith("native-"):
+        return native(name.removeprefix("native-"), 2), dtype
     if not onednn.is_supported(dtype):
-        pytest.skip(f"oneDNN does not compute {dtype} on this processor: the reference is all there is")
-    kernels = select_kernels(torch.device("cpu"), dtype)
-    assert kernels.name.startswith("onednn")
-    return kernels
+        pytest.skip(f"oneDNN does not compute {dtype} on this processor")
+    return Float32CpuKernels() if name == "float32" else HalfCpuKernels(), dtype
+
+
+@cache
+def native(level: str, num_threads: int) -> NativeKernels:
+    """Return the C++ kernels of a level; the same object each time, for it holds threads."""
+    return NativeKernels(level, num_threads)

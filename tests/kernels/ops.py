@@ -36,6 +36,26 @@ def _linear(num_outputs: int, in_size: int, *, has_bias: bool) -> Callable[[torc
     return make
 
 
+def _logits_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x, weight = _random(MOST_ROWS, in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype)
+        scaled = weight * in_size**-0.5
+        # Rounded to the dtype: kernels may round before they widen, or not.
+        return lambda kernels, rows: kernels.logits_linear(x[rows], kernels.pack_linear(scaled, None)).to(dtype)
+
+    return make
+
+
+def _gated_linear(size: int, in_size: int, *, has_bias: bool) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x, weight = _random(MOST_ROWS, in_size, dtype=dtype), _random(2 * size, in_size, dtype=dtype)
+        bias = _random(2 * size, dtype=dtype) if has_bias else None
+        scaled = weight * in_size**-0.5
+        return lambda kernels, rows: kernels.gated_linear(x[rows], kernels.pack_gated_linear(scaled, bias))
+
+    return make
+
+
 def _rms_norm(size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, weight = _random(MOST_ROWS, size, dtype=dtype), _random(size, dtype=dtype)
@@ -96,6 +116,9 @@ CASES = [
     Case(name="linear-512x64", make=_linear(512, 64, has_bias=False)),
     Case(name="linear-256x2048", make=_linear(256, 2048, has_bias=True)),
     Case(name="linear-900x1000", make=_linear(900, 1000, has_bias=False)),
+    Case(name="logits_linear-300x64", make=_logits_linear(300, 64)),
+    Case(name="gated_linear-37x84", make=_gated_linear(37, 84, has_bias=True)),
+    Case(name="gated_linear-96x100", make=_gated_linear(96, 100, has_bias=False)),
     Case(name="rms_norm-37", make=_rms_norm(37)),
     Case(name="rms_norm-1024", make=_rms_norm(1024)),
     Case(name="rms_norm-of-heads-16x128", make=_rms_norm_of_heads(16, 128)),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.kernels.conftest import DTYPES
 from tests.kernels.ops import CASES, MOST_ROWS, Case
 
 from octavo.kernels.dispatch import Kernels, PackedLinear, select_kernels
@@ -17,7 +18,8 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 33, 129])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_fast_is_reference(case: Case, num_rows: int, dtype: torch.dtype, fast: Kernels) -> None:
+def test_fast_is_reference(case: Case, num_rows: int, fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
+    fast, dtype = fast_and_dtype
     op, rows = case.make(dtype), slice(3, 3 + num_rows)
     with torch.inference_mode():
         assert_close(op(fast, rows), op(ReferenceKernels(), rows))
@@ -43,6 +45,7 @@ class WrongKernels(ReferenceKernels):
         return super().rotary(x, cos, -sin)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_wrong_kernel_is_noticed(case: Case, dtype: torch.dtype) -> None:
     op, rows = case.make(dtype), slice(0, MOST_ROWS)
@@ -51,8 +54,9 @@ def test_a_wrong_kernel_is_noticed(case: Case, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_arguments_stay_as_they_are(case: Case, dtype: torch.dtype, fast: Kernels) -> None:
+def test_arguments_stay_as_they_are(case: Case, fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     """Twice the same call, twice the same answer: nothing was written into what was read."""
+    fast, dtype = fast_and_dtype
     op, rows = case.make(dtype), slice(0, 9)
     with torch.inference_mode():
         assert torch.equal(op(fast, rows), op(fast, rows))

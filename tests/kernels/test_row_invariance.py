@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.kernels.conftest import LEVELS, native
 from tests.kernels.ops import CASES, MOST_ROWS, Case
 
 from octavo.kernels import onednn
@@ -9,12 +10,15 @@ from octavo.kernels.cpu_float32 import Float32CpuKernels
 from octavo.kernels.dispatch import Kernels
 from octavo.kernels.reference import ReferenceKernels
 
-pytestmark = pytest.mark.skipif(not onednn.is_supported(torch.float32), reason="no oneDNN here, so nothing is promised")
+needs_onednn = pytest.mark.skipif(
+    not onednn.is_supported(torch.float32), reason="no oneDNN here, so nothing is promised"
+)
+THREADS = [1, 2, 3]
 
 
-def rows_that_differ(kernels: Kernels, case: Case) -> list[tuple[int, int]]:
+def rows_that_differ(kernels: Kernels, case: Case, dtype: torch.dtype = torch.float32) -> list[tuple[int, int]]:
     """Return the (first row, number of rows) that give other bits than all rows at once."""
-    op = case.make(torch.float32)
+    op = case.make(dtype)
     with torch.inference_mode():
         whole = op(kernels, slice(0, MOST_ROWS))
         return [
@@ -25,24 +29,41 @@ def rows_that_differ(kernels: Kernels, case: Case) -> list[tuple[int, int]]:
         ]
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@needs_onednn
+@pytest.mark.parametrize("num_threads", THREADS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_float32_rows_are_independent(case: Case, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     assert rows_that_differ(Float32CpuKernels(), case) == []
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_native_rows_are_independent(case: Case, level: str) -> None:
+    assert rows_that_differ(native(level, 2), case, torch.bfloat16) == []
+
+
+@needs_onednn
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_threads_do_not_show(case: Case) -> None:
     op, results = case.make(torch.float32), []
-    for num_threads in (1, 2, 3):
+    for num_threads in THREADS:
         torch.set_num_threads(num_threads)
         with torch.inference_mode():
             results.append(op(Float32CpuKernels(), slice(0, MOST_ROWS)))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_native_threads_do_not_show(case: Case, level: str) -> None:
+    op = case.make(torch.bfloat16)
+    with torch.inference_mode():
+        results = [op(native(level, num_threads), slice(0, MOST_ROWS)) for num_threads in THREADS]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@needs_onednn
 def test_the_check_notices_plain_torch() -> None:
     """The reference does not promise it, and this is how that looks."""
     [case] = [case for case in CASES if case.name == "linear-256x2048"]

@@ -17,7 +17,7 @@ class PackedLinear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None  # [N]
-    num_outputs: int  # N
+    num_outputs: int  # N; 2 * I where it is gated
 
 
 class Kernels(Protocol):
@@ -36,6 +36,18 @@ class Kernels(Protocol):
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """Map x [T, K] to [T, N]."""
+        ...
+
+    def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """Map x [T, K] to [T, N] float32."""
+        ...
+
+    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """Like `pack_linear`, of weight [2 * I, K] and bias [2 * I], gates first, for `gated_linear`."""
+        ...
+
+    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """Map x [T, K] to silu(gate(x)) * up(x), [T, I]."""
         ...
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -61,6 +73,7 @@ class Kernels(Protocol):
         ...
 
 
+_NATIVE_DTYPES = frozenset({torch.bfloat16})
 _REFERENCE = ("octavo.kernels.reference", "ReferenceKernels")
 # Kernels of a CPU, where oneDNN computes with the dtype. All else is computed by the reference, wherever torch runs.
 _ONEDNN = {
@@ -72,6 +85,11 @@ _ONEDNN = {
 
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """Return the best kernels there are for this device and dtype."""
+    if device.type == "cpu" and dtype in _NATIVE_DTYPES:
+        from octavo.kernels.native import native_kernels
+
+        if (native := native_kernels()) is not None:
+            return native
     module, class_name = _ONEDNN[dtype] if device.type == "cpu" and _has_onednn(dtype) else _REFERENCE
     kernels: Kernels = getattr(import_module(module), class_name)()
     return kernels

@@ -27,6 +27,18 @@ class ReferenceKernels:
         """x @ weight.T + bias, accumulated in float32."""
         return F.linear(x, packed.weight, packed.bias)
 
+    def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """As `linear`, to float32."""
+        return self.linear(x, packed).float()
+
+    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """As any linear map."""
+        return self.pack_linear(weight, bias)
+
+    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """silu(gate) * up of the map's two halves, which are rounded to the dtype first."""
+        return self.silu_and_mul(self.linear(x, packed))
+
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """table[ids]."""
         return table.index_select(0, ids)

@@ -40,8 +40,12 @@ class MergedLinear(WeightOwner):
     def process_weights_after_loading(self) -> None:
         if self._packed is None:
             bias = self._gather("bias") if self._has_bias else None
-            self._packed = self._context.kernels.pack_linear(self._gather("weight", self.in_size), bias)
+            self._packed = self.pack(self._gather("weight", self.in_size), bias)
             self._loaded.clear()
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """Hook for maps that are computed otherwise: bring weight [N, K] and bias [N] into their layout."""
+        return self._context.kernels.pack_linear(weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, K] to [T, N]: the parts side by side, in order."""
@@ -62,6 +66,22 @@ class Linear(MergedLinear):
 
     def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
         super().__init__(in_size, {"": out_size}, has_bias=has_bias, context=context)
+
+
+class GatedLinear(MergedLinear):
+    """The first half of SwiGLU (Shazeer 2020, arXiv:2002.05202): silu(gate(x)) * up(x)."""
+
+    def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
+        super().__init__(in_size, {"gate": out_size, "up": out_size}, has_bias=has_bias, context=context)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """See `MergedLinear.pack`."""
+        return self._context.kernels.pack_gated_linear(weight, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [T, K] to [T, I], I being the size of each part."""
+        assert self._packed is not None, "process_weights_after_loading has not run"
+        return self._context.kernels.gated_linear(x, self._packed)
 
 
 def _join(part: str, parameter: str) -> str:

@@ -12,11 +12,10 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
-from octavo.layers.activation import SiluAndMul
 from octavo.layers.attention import Attention, AttentionStep, HeadNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import Linear, MergedLinear
+from octavo.layers.linear import GatedLinear, Linear, MergedLinear
 from octavo.layers.logits import LogitsHead
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
@@ -77,14 +76,12 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
         size, has_bias = config.intermediate_size, config.mlp_bias
-        parts = {"gate": size, "up": size}
-        self.gate_up = MergedLinear(config.hidden_size, parts, has_bias=has_bias, context=context)
-        self.activation = SiluAndMul(context=context)
+        self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context)
         self.down = Linear(size, config.hidden_size, has_bias=has_bias, context=context)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, D] to [T, D]."""
-        out: torch.Tensor = self.down(self.activation(self.gate_up(x)))
+        out: torch.Tensor = self.down(self.gate_up(x))
         return out
 
 

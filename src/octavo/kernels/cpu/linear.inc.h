@@ -85,6 +85,7 @@ static inline std::int64_t row_tiles_at_once(std::int64_t num_row_tiles, std::in
 }
 
 static void linear(const LinearArgs& args, Pool& pool) {
+  if (args.rows == 0) return;
   const std::int64_t num_k = ceil_div(args.in_size, 32), num_row_tiles = ceil_div(args.rows, 16);
   const std::int64_t num_panels = ceil_div(args.out_size, args.output == Output::gated ? 16 : kPanelOutputs);
   bf16* left = static_cast<bf16*>(pool.scratch().bytes(num_row_tiles * num_k * kTileElements * sizeof(bf16)));

@@ -62,7 +62,7 @@ class Kernels {
 
   void rms_norm(std::uintptr_t x, std::uintptr_t residual, std::uintptr_t weight, std::int64_t rows, std::int64_t size,
                 float eps, std::uintptr_t out, std::uintptr_t total) {
-    run(ops_.rms_norm, NormArgs{at<const bf16>(x), at<const bf16>(residual), at<const float>(weight), rows, size, eps,
+    run(ops_.rms_norm, NormArgs{at<const bf16>(x), at<const bf16>(residual), at<const bf16>(weight), rows, size, eps,
                                 at<bf16>(out), at<bf16>(total)});
   }
 

@@ -26,10 +26,10 @@ static inline void normalise_row(const NormArgs& args, std::int64_t row) {
   const float scale = 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(size) + args.eps);
   bf16* out = args.out + row * size;
   for (std::int64_t i = 0; i < num_whole; ++i)
-    store_bf16(out + i * 16, load_bf16(x + i * 16) * scale * load_f32(args.weight + i * 16));
-  for (std::int64_t i = num_whole * 16; i < size; ++i) {
-    const f32x16 value = load_bf16_part(x + i, 1) * scale * args.weight[i];
-    store_bf16_part(out + i, value, 1);
+    store_bf16(out + i * 16, load_bf16(x + i * 16) * scale * load_bf16(args.weight + i * 16));
+  if (rest) {
+    const std::int64_t i = num_whole * 16;
+    store_bf16_part(out + i, load_bf16_part(x + i, rest) * scale * load_bf16_part(args.weight + i, rest), rest);
   }
 }
 

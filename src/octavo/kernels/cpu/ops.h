@@ -40,7 +40,7 @@ struct PackArgs {
 struct NormArgs {
   const bf16* x;         // [T, D]
   const bf16* residual;  // [T, D] or null
-  const float* weight;   // [D]
+  const bf16* weight;    // [D]
   std::int64_t rows, size;
   float eps;
   bf16* out;    // [T, D], normalised x + residual

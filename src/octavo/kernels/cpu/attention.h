@@ -1,0 +1,41 @@
+// What one call of attention needs: a layer's projection in, its attention out, keys and values kept in paged memory.
+//
+// Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, P = E rounded up to 32,
+// B = most blocks of any request.
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+// Keys and values lie in tiles of 32 positions, which follow the context: where block_size is a multiple of 32, a block
+// holds [G][block_size / 32][tile] for keys and as much for values. A tile is made of square parts, [P / 32][32 x 32],
+// arranged for the unit that multiplies by them (attention_parts.inc.h). Any other block holds [block_size][G][P], and
+// tiles are made from it as they are read.
+struct AttentionArgs {
+  const void* qkv;            // [T, (H + 2 * G) * E]
+  void* out;                  // [T, H * E]
+  void* keys;                 // the pool, as above
+  void* values;               // the pool
+  const float* cos;           // [T, E / 2]
+  const float* sin;           // [T, E / 2]
+  const float* query_norm;    // [E], or null: no norms
+  const float* key_norm;      // [E], or null
+  const std::int64_t* slots;  // [T], where each token's key and value are written
+  const std::int32_t* query_start_loc;  // [R + 1]
+  const std::int32_t* seq_lens;         // [R], with this step's tokens
+  const std::int32_t* block_table;      // [R, B]
+  const std::int32_t* row_blocks;       // [num_row_blocks, 3]: request, first row, rows; see below
+  std::int64_t num_tokens, num_row_blocks, num_blocks_per_row;
+  std::int64_t num_heads, num_kv_heads, head_dim, block_size;
+  std::int64_t sliding_window;  // 0: none
+  float norm_eps, scale;
+};
+
+// A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row
+// blocks, each for every kv head.
+constexpr std::int64_t kMaxRowsOfBlock = 32;
+constexpr std::int64_t kMaxHeadDim = 256;
+constexpr std::int64_t kTilePositions = 32;
+
+}  // namespace octavo

@@ -1,0 +1,219 @@
+// Attention over paged memory. Included inside namespace octavo::OCTAVO_LEVEL.
+//
+// A row's result has the same bits whatever else is in the step. Its context is taken in spans at absolute positions;
+// within one, scores are products in one order, weights are summed lane by lane, and values are added position by
+// position. Tiles that a row does not see add exact zeros, so blocks of rows may share them or leave them out.
+
+constexpr std::int64_t kSpanTiles = 8;  // 256 positions
+constexpr std::int64_t kMaxParts = kMaxHeadDim / kPart;
+constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, for one row tile
+
+// Some rows of one request and one kv head. Positions are in the context.
+struct RowBlock {
+  std::int64_t request, kv_head, first_row, num_rows, group_size, first_token, first_position;
+
+  std::int64_t token(std::int64_t row) const { return first_token + (first_row + row) / group_size; }
+  std::int64_t position(std::int64_t row) const { return first_position + (first_row + row) / group_size; }
+  std::int64_t query_head(std::int64_t row) const { return kv_head * group_size + (first_row + row) % group_size; }
+};
+
+// The first and the last position that a row sees.
+struct Sight {
+  std::int64_t first, last;
+};
+
+static inline Sight sight(const AttentionArgs& args, const RowBlock& rows, std::int64_t row) {
+  const std::int64_t last = rows.position(row);
+  return {args.sliding_window ? larger(0, last - args.sliding_window + 1) : 0, last};
+}
+
+template <class Element>
+struct Workspace {
+  alignas(64) Element queries[2 * kMaxParts * kLeftElements];           // [row tiles][parts] left parts
+  alignas(64) Element weights[2 * kSpanTiles * kLeftElements];          // [row tiles][tiles] left parts
+  alignas(64) float scores[kSpanTiles * 2 * kPairElements];             // [tiles] results
+  alignas(64) float mixed[kMaxParts * 2 * kPairElements];               // [parts] results: of this span
+  alignas(64) float total[kMaxParts * 2 * kPairElements];               // [parts] results: of all spans so far
+  alignas(64) Element keys[kTilePositions * kMaxHeadDim];               // a tile that had to be put together
+  alignas(64) Element values[kSpanTiles * kTilePositions * kMaxHeadDim];
+  RowState states[kMaxRowsOfBlock];
+  Join shares[kMaxRowsOfBlock];
+};
+
+// A span of tiles of one context.
+template <class Element>
+struct Span {
+  std::int64_t first_tile, num_tiles;
+  const Element* keys[kSpanTiles];
+  const Element* values[kSpanTiles];
+  bool is_seen_by_all[kSpanTiles];
+};
+
+static inline std::int64_t slot_of(const AttentionArgs& args, std::int64_t request, std::int64_t position) {
+  const std::int32_t block = args.block_table[request * args.num_blocks_per_row + position / args.block_size];
+  return block * args.block_size + position % args.block_size;
+}
+
+// Makes a tile of keys or values from slots that lie one after the other in blocks of another size. Positions behind
+// the context are left as zeros.
+template <class Element, class Put>
+static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, const Element* pool, std::int64_t tile,
+                               Element* to, const Put& put) {
+  const std::int64_t padded = padded_head(args), first = tile * kTilePositions;
+  const std::int64_t count = smaller(kTilePositions, args.seq_lens[rows.request] - first);
+  __builtin_memset(to, 0, static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
+  for (std::int64_t at = 0; at < count; ++at) {
+    const std::int64_t slot = slot_of(args, rows.request, first + at);
+    put(to, at, pool + (slot * args.num_kv_heads + rows.kv_head) * padded, padded);
+  }
+}
+
+template <class Element>
+static inline void find_tiles(const AttentionArgs& args, const RowBlock& rows, Span<Element>& span,
+                              Workspace<Element>& work) {
+  const Element* keys = static_cast<const Element*>(args.keys);
+  const Element* values = static_cast<const Element*>(args.values);
+  const Sight first = sight(args, rows, 0), last = sight(args, rows, rows.num_rows - 1);
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    const std::int64_t start = (span.first_tile + i) * kTilePositions;
+    span.is_seen_by_all[i] = start >= last.first && start + kTilePositions - 1 <= first.last;
+    if (has_tiles(args)) {
+      const std::int64_t offset = tile_offset(args, slot_of(args, rows.request, start), rows.kv_head);
+      span.keys[i] = keys + offset;
+      span.values[i] = values + offset;
+    } else {
+      Element* to = work.values + i * kTilePositions * kMaxHeadDim;
+      gather_tile(args, rows, values, span.first_tile + i, to, put_value<Element>);
+      span.values[i] = to;
+    }
+  }
+}
+
+template <class Element>
+static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Element* queries) {
+  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, num_parts = padded_head(args) / kPart;
+  const std::int64_t num_row_tiles = ceil_div(rows.num_rows, 16);
+  alignas(64) Element query[kMaxHeadDim] = {};
+  for (std::int64_t row = 0; row < num_row_tiles * 16; ++row) {
+    if (row < rows.num_rows) {
+      const std::int64_t token = rows.token(row), at = (token * width + rows.query_head(row)) * args.head_dim;
+      make_head(args, static_cast<const Element*>(args.qkv) + at, args.query_norm, token, query);
+    } else {
+      __builtin_memset(query, 0, sizeof query);
+    }
+    for (std::int64_t part = 0; part < num_parts; ++part)
+      __builtin_memcpy(queries + (row / 16 * num_parts + part) * kLeftElements + row % 16 * kPart, query + part * kPart,
+                       kPart * sizeof(Element));
+  }
+}
+
+template <class Element>
+static inline void score_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+                              Workspace<Element>& work) {
+  const std::int64_t num_parts = padded_head(args) / kPart;
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    const Element* keys = span.keys[i];
+    if (!has_tiles(args)) {
+      const Element* pool = static_cast<const Element*>(args.keys);
+      gather_tile(args, rows, pool, span.first_tile + i, work.keys, put_key<Element>);
+      keys = work.keys;
+    }
+    const Element* next = !has_tiles(args) ? nullptr : i + 1 < span.num_tiles ? span.keys[i + 1] : span.values[0];
+    multiply_parts(
+        work.scores + i * 2 * kPairElements, work.queries, num_parts * kLeftElements, rows.num_rows, num_parts,
+        [&](std::int64_t part) { return keys + part * kRightElements; },
+        [&](std::int64_t part) { return next ? next + part * kRightElements : nullptr; });
+  }
+}
+
+// Lane i of a vector of scores is of position `start` + i; those out of sight become nothing.
+static inline f32x16 hide(f32x16 scores, std::int64_t start, Sight seen) {
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const std::int32_t first = static_cast<std::int32_t>(smaller(16, larger(-1, seen.first - start)));
+  const std::int32_t last = static_cast<std::int32_t>(smaller(16, larger(-1, seen.last - start)));
+  const i32x16 is_seen = (lanes >= first) & (lanes <= last);
+  return is_seen ? scores : splat(kNothing);
+}
+
+// One row of a span: scores to weights, rounded as products take them; their sum is taken before.
+template <class Element>
+static inline void weigh_row(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+                             Workspace<Element>& work, std::int64_t row) {
+  const Sight seen = sight(args, rows, row);
+  float* scores = work.scores + row / 16 * kPairElements + row % 16 * 16;
+  Element* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
+  f32x16 max = splat(kNothing);
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      float* at = scores + i * 2 * kPairElements + half * kResultElements;
+      if (!span.is_seen_by_all[i])
+        store_f32(at, hide(load_f32(at), (span.first_tile + i) * kTilePositions + half * 16, seen));
+      max = greater(load_f32(at), max);
+    }
+  }
+  const float log2_e = 1.44269504f, factor = args.scale * log2_e;
+  const float span_max = max_of_lanes(max) * factor;
+  const f32x16 base = splat(span_max == kNothing ? 0.0f : span_max);
+  f32x16 sum = splat(0.0f);
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      const f32x16 score = load_f32(scores + i * 2 * kPairElements + half * kResultElements);
+      const f32x16 weight = power_of_two(score * factor - base);
+      store(weights + i * kLeftElements + half * 16, weight);
+      sum += weight;
+    }
+  }
+  work.shares[row] = join(work.states[row], span_max, sum_of_lanes(sum));
+}
+
+template <class Element>
+static inline void mix_part(const RowBlock& rows, const Span<Element>& span, Workspace<Element>& work,
+                            std::int64_t part, const Element* next) {
+  multiply_parts(
+      work.mixed + part * 2 * kPairElements, work.weights, kSpanTiles * kLeftElements, rows.num_rows, span.num_tiles,
+      [&](std::int64_t tile) { return span.values[tile] + part * kRightElements; },
+      [&](std::int64_t tile) { return next && tile == 0 ? next + part * kRightElements : nullptr; });
+}
+
+// Add the span's mix of values of one row to what the row has.
+template <class Element>
+static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts) {
+  const Join shares = work.shares[row];
+  for (std::int64_t i = 0; i < num_parts * 2; ++i) {
+    const std::int64_t at = i / 2 * 2 * kPairElements + row / 16 * kPairElements + i % 2 * kResultElements + row % 16 * 16;
+    store_f32(work.total + at, load_f32(work.total + at) * shares.old_share + load_f32(work.mixed + at) * shares.new_share);
+  }
+}
+
+template <class Element>
+static inline void mix_span(const RowBlock& rows, const Span<Element>& span, Workspace<Element>& work,
+                            std::int64_t num_parts) {
+  for (std::int64_t part = 0; part < num_parts; ++part) mix_part(rows, span, work, part, static_cast<Element*>(nullptr));
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) add_mixed(work, row, num_parts);
+}
+
+// A weight of zero does not silence a NaN: values that some rows see and others do not, or that nobody has written, may
+// hold one. Then each row is mixed by itself, from tiles without what it does not see.
+template <class Element>
+static void mix_span_by_row(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+                            Workspace<Element>& work, std::int64_t num_parts) {
+  const std::int64_t padded = num_parts * kPart;
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) {
+    const Sight seen = sight(args, rows, row);
+    Span<Element> cleaned = span;
+    for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+      Element* to = work.values + i * kTilePositions * kMaxHeadDim;
+      const std::int64_t start = (span.first_tile + i) * kTilePositions;
+      if (span.values[i] != to)
+        __builtin_memcpy(to, span.values[i], static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
+      for (std::int64_t at = 0; at < kTilePositions; ++at)
+        for (std::int64_t element = 0; element < padded; ++element)
+          if (start + at < seen.first || start + at > seen.last)
+            to[element / kPart * kRightElements + right_index(Element{}, at, element % kPart)] = Element{0};
+      cleaned.values[i] = to;
+    }
+    for (std::int64_t part = 0; part < num_parts; ++part)
+      mix_part(rows, cleaned, work, part, static_cast<Element*>(nullptr));
+    add_mixed(work, row, num_parts);
+  }
+}

@@ -1,0 +1,92 @@
+// Heads of queries, keys and values on their way from the projection: normalised, rotated, put where they are read.
+// Included inside namespace octavo::OCTAVO_LEVEL.
+
+static inline f32x16 load(const bf16* from) { return load_bf16(from); }
+static inline f32x16 load_part(const bf16* from, std::int64_t count) { return load_bf16_part(from, count); }
+static inline void store_part(bf16* to, f32x16 value, std::int64_t count) { store_bf16_part(to, value, count); }
+static inline void store(bf16* to, f32x16 value) { store_bf16(to, value); }
+
+static inline f32x16 load_part(const float* from, std::int64_t count) {
+  f32x16 result = {};
+  __builtin_memcpy(&result, from, static_cast<std::size_t>(count) * sizeof(float));
+  return result;
+}
+
+// One head, cut in halves whose elements are rotated in pairs: normalised where `norm` is not null, then turned.
+// Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros behind E.
+template <class Element>
+static inline void make_head(const AttentionArgs& args, const Element* from, const float* norm, std::int64_t token,
+                             Element* to) {
+  constexpr std::int64_t kMaxVectors = kMaxHeadDim / 2 / 16;
+  const std::int64_t half = args.head_dim / 2, num_vectors = ceil_div(half, 16);
+  f32x16 first[kMaxVectors], second[kMaxVectors], squares = splat(0.0f);
+  for (std::int64_t i = 0; i < num_vectors; ++i) {
+    const std::int64_t count = smaller(16, half - i * 16);
+    first[i] = count == 16 ? load(from + i * 16) : load_part(from + i * 16, count);
+    second[i] = count == 16 ? load(from + half + i * 16) : load_part(from + half + i * 16, count);
+    squares += first[i] * first[i];
+    squares += second[i] * second[i];
+  }
+  const float mean = sum_of_lanes(squares) / static_cast<float>(args.head_dim);
+  const float factor = 1.0f / __builtin_sqrtf(mean + args.norm_eps);
+  for (std::int64_t i = half * 2; i < ceil_div(half * 2, kPart) * kPart; ++i) to[i] = Element{0};
+  for (std::int64_t i = 0; i < num_vectors; ++i) {
+    const std::int64_t count = smaller(16, half - i * 16);
+    if (norm) {
+      first[i] *= factor * load_part(norm + i * 16, count);
+      second[i] *= factor * load_part(norm + half + i * 16, count);
+    }
+    const f32x16 cos = load_part(args.cos + token * half + i * 16, count);
+    const f32x16 sin = load_part(args.sin + token * half + i * 16, count);
+    store_part(to + i * 16, first[i] * cos - second[i] * sin, count);
+    store_part(to + half + i * 16, second[i] * cos + first[i] * sin, count);
+  }
+}
+
+// A token's key and value [P] each, into position `at` of a tile.
+template <class Element>
+static inline void put_key(Element* tile, std::int64_t at, const Element* key, std::int64_t padded) {
+  for (std::int64_t part = 0; part < padded / kPart; ++part)
+    for (std::int64_t i = 0; i < kPart; ++i)
+      tile[part * kRightElements + right_index(Element{}, i, at)] = key[part * kPart + i];
+}
+
+template <class Element>
+static inline void put_value(Element* tile, std::int64_t at, const Element* value, std::int64_t padded) {
+  for (std::int64_t part = 0; part < padded / kPart; ++part)
+    for (std::int64_t i = 0; i < kPart; ++i)
+      tile[part * kRightElements + right_index(Element{}, at, i)] = value[part * kPart + i];
+}
+
+static inline std::int64_t padded_head(const AttentionArgs& args) { return ceil_div(args.head_dim, kPart) * kPart; }
+static inline bool has_tiles(const AttentionArgs& args) { return args.block_size % kTilePositions == 0; }
+
+// Where the tile that holds this slot begins, for one kv head.
+static inline std::int64_t tile_offset(const AttentionArgs& args, std::int64_t slot, std::int64_t kv_head) {
+  const std::int64_t tiles_per_block = args.block_size / kTilePositions;
+  const std::int64_t block = slot / args.block_size, tile = slot % args.block_size / kTilePositions;
+  return ((block * args.num_kv_heads + kv_head) * tiles_per_block + tile) * kTilePositions * padded_head(args);
+}
+
+template <class Element>
+static inline void write_kv(const AttentionArgs& args, std::int64_t token) {
+  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, padded = padded_head(args);
+  const std::int64_t slot = args.slots[token];
+  const Element* keys = static_cast<const Element*>(args.qkv) + (token * width + args.num_heads) * args.head_dim;
+  alignas(64) Element key[kMaxHeadDim], value[kMaxHeadDim] = {};
+  for (std::int64_t head = 0; head < args.num_kv_heads; ++head) {
+    make_head(args, keys + head * args.head_dim, args.key_norm, token, key);
+    const Element* from = keys + (args.num_kv_heads + head) * args.head_dim;
+    __builtin_memcpy(value, from, static_cast<std::size_t>(args.head_dim) * sizeof(Element));
+    if (has_tiles(args)) {
+      const std::int64_t tile = tile_offset(args, slot, head), at = slot % kTilePositions;
+      put_key(static_cast<Element*>(args.keys) + tile, at, key, padded);
+      put_value(static_cast<Element*>(args.values) + tile, at, value, padded);
+    } else {
+      const std::int64_t offset = (slot * args.num_kv_heads + head) * padded;
+      const std::size_t size = static_cast<std::size_t>(padded) * sizeof(Element);
+      __builtin_memcpy(static_cast<Element*>(args.keys) + offset, key, size);
+      __builtin_memcpy(static_cast<Element*>(args.values) + offset, value, size);
+    }
+  }
+}

@@ -1,0 +1,146 @@
+"""Octavo's own C++ kernels for CPUs: the one place that hands tensors to `kernels/cpu`, as addresses and sizes.
+
+bfloat16, row-invariant: a row's result has the same bits whatever other rows are computed with it, on however many
+threads. Which bits those are depends on the ISA level: matrix tiles and vectors round in another order.
+
+Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I = intermediate size.
+"""
+
+import logging
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from octavo.errors import UnknownOptionError
+from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.reference import ReferenceKernels
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu import _cpu
+
+logger = logging.getLogger(__name__)
+
+_LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx2, portable, or torch: compute with torch's ops
+_NO_ADDRESS = 0
+
+
+@cache
+def native_kernels() -> "NativeKernels | None":
+    """Return the kernels of this processor's best level, or of the one in OCTAVO_CPU_LEVEL; the same at every call.
+
+    None, said once in the log, where they were not built, or the variable says `torch`.
+
+    Raises:
+        UnknownOptionError: OCTAVO_CPU_LEVEL names a level that this processor lacks.
+    """
+    wanted = os.environ.get(_LEVEL_VARIABLE)
+    if wanted == "torch":
+        return None
+    if not is_built():
+        logger.warning("the C++ kernels were not built (no compiler at install?): computing with torch's ops instead")
+        return None
+    levels = available_levels()
+    if wanted is not None and wanted not in levels:
+        raise UnknownOptionError(_LEVEL_VARIABLE, wanted, [*levels, "torch"])
+    return NativeKernels(wanted or levels[0], torch.get_num_threads())
+
+
+def is_built() -> bool:
+    """Say whether there was a compiler when Octavo was installed."""
+    return find_spec("octavo.kernels.cpu._cpu") is not None
+
+
+def available_levels() -> list[str]:
+    """Return the ISA levels of this processor, best first."""
+    from octavo.kernels.cpu import _cpu
+
+    return _cpu.levels()
+
+
+class NativeKernels(ReferenceKernels):
+    """See `Kernels`. bfloat16 only; what is not here is computed by the reference."""
+
+    is_row_invariant = True
+    packing_copies = True
+
+    def __init__(self, level: str, num_threads: int) -> None:
+        from octavo.kernels.cpu import _cpu
+
+        self._cpu = _cpu
+        self.native = _cpu.Kernels(level, num_threads)
+        self.name = f"native-{level}"
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self._pack(weight, bias, is_gated=False)
+
+    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self._pack(weight, bias, is_gated=True)
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return self._linear(x, packed, packed.num_outputs, torch.bfloat16, self._cpu.Output.BF16)
+
+    def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return self._linear(x, packed, packed.num_outputs, torch.float32, self._cpu.Output.FLOAT32)
+
+    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return self._linear(x, packed, packed.num_outputs // 2, torch.bfloat16, self._cpu.Output.GATED)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        x, weight = x.contiguous(), weight.to(torch.bfloat16)
+        out, size = torch.empty_like(x), x.shape[-1]
+        num_rows = x.numel() // size
+        self.native.rms_norm(
+            x.data_ptr(), _NO_ADDRESS, weight.data_ptr(), num_rows, size, eps, out.data_ptr(), _NO_ADDRESS
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = x.contiguous(), residual.contiguous()
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        num_rows, size = x.shape
+        self.native.rms_norm(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            num_rows,
+            size,
+            eps,
+            out.data_ptr(),
+            total.data_ptr(),
+        )
+        return out, total
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool) -> PackedLinear:
+        weight = weight.contiguous()
+        num_outputs, in_size = weight.shape
+        num_results = num_outputs // 2 if is_gated else num_outputs
+        packed = torch.empty(self._cpu.packed_size(in_size, num_results, is_gated), dtype=torch.bfloat16)
+        self.native.pack_linear(weight.data_ptr(), in_size, num_results, is_gated, packed.data_ptr())
+        return PackedLinear(weight=packed, bias=_pack_bias(bias, is_gated=is_gated), num_outputs=num_outputs)
+
+    def _linear(
+        self, x: torch.Tensor, packed: PackedLinear, num_results: int, dtype: torch.dtype, output: "_cpu.Output"
+    ) -> torch.Tensor:
+        x = x.contiguous()
+        num_rows, in_size = x.shape
+        out = torch.empty(num_rows, num_results, dtype=dtype)
+        bias = _NO_ADDRESS if packed.bias is None else packed.bias.data_ptr()
+        self.native.linear(
+            x.data_ptr(), num_rows, in_size, num_results, packed.weight.data_ptr(), bias, out.data_ptr(), output
+        )
+        return out
+
+
+def _pack_bias(bias: torch.Tensor | None, *, is_gated: bool) -> torch.Tensor | None:
+    """Bring a bias into the order of the panels' outputs, 32 each: float32, padded with zeros."""
+    if bias is None:
+        return None
+    parts = bias.float().view(2, -1) if is_gated else bias.float().view(1, -1)  # [1 or 2, N or I]
+    width = 32 // len(parts)
+    padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % width))
+    return padded.view(len(parts), -1, width).transpose(0, 1).contiguous().view(-1)
