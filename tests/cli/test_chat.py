@@ -14,6 +14,7 @@ from typing import Any, Self
 import pytest
 
 from octavo.cli.chat import ChatSession, Conversation
+from octavo.cli.speakers import answer_of
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -65,9 +66,9 @@ def talk(monkeypatch: pytest.MonkeyPatch, runner: asyncio.Runner, *lines: str, s
         return line
 
     monkeypatch.setattr("builtins.input", next_line)
-    llm: Any = EchoLLM()
-    ChatSession(llm, SamplingParams(), runner, system).run()
-    assert isinstance(llm, EchoLLM)
+    llm = EchoLLM()
+    model: Any = llm
+    ChatSession(lambda messages: answer_of(model, SamplingParams(), messages), runner, system).run()
     return llm
 
 

@@ -1,5 +1,7 @@
 """`octavo bench throughput|latency`: how fast a model runs here. Random prompts, outputs of a fixed length.
 
+`octavo bench serve`, which measures a server from outside, has a room of its own: `octavo.cli.load`.
+
 Figures of a run with given lengths do not depend on what the model says, so dummy weights measure as well as real
 ones: `octavo bench latency --model FOLDER --load-format dummy`.
 """
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli.load.command import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
 from octavo.cli.report import Report, print_reports, spread
 from octavo.errors import RequestError
@@ -33,6 +36,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 @app.callback()
 def bench() -> None:
     """Measure throughput or latency with random prompts."""
+
+
+app.command()(serve)
 
 
 @app.command()

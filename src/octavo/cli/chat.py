@@ -1,19 +1,17 @@
-"""`octavo chat`: a conversation in the terminal. Ctrl-C stops an answer, not the program."""
+"""`octavo chat`: a conversation in the terminal, with a model here or behind a server. Ctrl-C stops an answer only."""
 
 import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from octavo.cli.options import TYPER_SETTINGS, AnswerOptions, EngineOptions, with_derived_flags
-from octavo.errors import EngineDeadError, OctavoError, nearest_hint
-
-if TYPE_CHECKING:
-    from octavo.async_llm import AsyncLLM
-    from octavo.sampling_params import SamplingParams
+from octavo.cli.speakers import Answerer, local_model, remote_model
+from octavo.cli.speech import SpeechPrinter
+from octavo.errors import EngineDeadError, InvalidParameterError, OctavoError, nearest_hint
 
 app = typer.Typer(**TYPER_SETTINGS)
 
@@ -24,22 +22,25 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", help="what the model is told before the conversation", metavar="<str>")
     ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="talk with the model of this OpenAI-compatible server", metavar="<url>")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="key for that server", metavar="<str>")] = None,
     *,
     sampling: AnswerOptions,
     engine: EngineOptions,
 ) -> None:
     """Talk with a model. /help lists what else can be typed."""
-    from octavo import AsyncLLM
     from octavo.sampling_params import SamplingParams
 
     SamplingParams.from_options(sampling)  # a mistake should not have to wait for the weights
+    if url is None and api_key is not None:
+        raise InvalidParameterError("api_key", "...", "has no effect without --url")
+    model = local_model(engine, sampling) if url is None else remote_model(url, api_key, engine, sampling)
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            llm = runner.run(stack.enter_async_context(AsyncLLM(**engine)))
-            defaults = llm.get_default_sampling_params()
-            params = defaults.replace(**{"max_tokens": None, **sampling})
-            ChatSession(llm, params, runner, system).run()
+            ChatSession(runner.run(stack.enter_async_context(model)), runner, system).run()
         finally:
             runner.run(stack.aclose())
 
@@ -77,9 +78,8 @@ class Conversation:
 class ChatSession:
     """Reads a line, does what it says, and again, until the end of input or `/exit`."""
 
-    def __init__(self, llm: "AsyncLLM", params: "SamplingParams", runner: asyncio.Runner, system: str | None) -> None:
-        self._llm = llm
-        self._params = params
+    def __init__(self, answer: Answerer, runner: asyncio.Runner, system: str | None) -> None:
+        self._ask_model = answer
         self._runner = runner
         self._conversation = Conversation(system)
         self._is_over = False
@@ -116,9 +116,9 @@ class ChatSession:
     def _answer(self, line: str) -> None:
         """Ask, and show the answer as it comes; Ctrl-C keeps what was shown."""
         self._conversation.ask(line)
-        shown: list[str] = []
+        printer = SpeechPrinter()
         try:
-            self._runner.run(self._stream(shown))
+            self._runner.run(self._listen(printer))
         except KeyboardInterrupt:
             print(" [stopped]", end="")
         except EngineDeadError:
@@ -126,15 +126,11 @@ class ChatSession:
         except OctavoError as error:
             _note(str(error))
         print(flush=True)
-        self._conversation.answer("".join(shown))
+        self._conversation.answer(printer.said)
 
-    async def _stream(self, shown: list[str]) -> None:
-        num_shown = 0
-        async for output in self._llm.chat_stream(self._conversation.messages, self._params):
-            delta = output.text[num_shown:]
-            num_shown = len(output.text)
-            shown.append(delta)
-            print(delta, end="", flush=True)
+    async def _listen(self, printer: SpeechPrinter) -> None:
+        async for speech in self._ask_model(self._conversation.messages):
+            printer.show(speech)
 
     def _help(self, _rest: str) -> None:
         for name, (_, text) in self._commands.items():

@@ -1,0 +1,59 @@
+"""A model behind an OpenAI-compatible server, as `octavo chat` talks with it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
+
+from octavo.cli.remote.http import HttpClient, Response
+from octavo.cli.remote.sse import EventReader
+from octavo.cli.remote.wire import DONE, check_status, read_chunk
+from octavo.cli.speech import Speech
+from octavo.errors import RequestError
+
+_encode = msgspec.json.Encoder().encode
+
+
+class RemoteModel:
+    """Answers conversations over HTTP. `options` are fields of the request beside its messages."""
+
+    def __init__(self, client: HttpClient, model: str, options: Mapping[str, object]) -> None:
+        self._client = client
+        self._fields = {"model": model, "stream": True, **options}
+
+    async def answer(self, messages: Sequence[Mapping[str, object]]) -> AsyncIterator[Speech]:
+        """Yield the answer as it comes. Whoever stops listening stops the server's work too.
+
+        Raises:
+            RequestError: when the server refuses, fails or cannot be reached.
+        """
+        pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        body = _encode({**self._fields, "messages": messages})
+        request = asyncio.create_task(self._client.post("/v1/chat/completions", body, pieces.put_nowait))
+        request.add_done_callback(lambda _: pieces.put_nowait(None))
+        try:
+            async for data in _events(pieces):
+                for choice in read_chunk(data).choices:
+                    delta = choice.delta
+                    if thought := delta.reasoning_content or delta.reasoning:
+                        yield Speech(thought, is_reasoning=True)
+                    if delta.content:
+                        yield Speech(delta.content)
+            _check_end(await request)
+        finally:
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+
+
+async def _events(pieces: "asyncio.Queue[bytes | None]") -> AsyncIterator[bytes]:
+    reader = EventReader()
+    while (piece := await pieces.get()) is not None:
+        for data in reader.feed(piece):
+            if data != DONE:
+                yield data
+
+
+def _check_end(response: Response) -> None:
+    check_status(response)
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        raise RequestError("the server did not stream its answer")

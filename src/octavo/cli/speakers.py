@@ -1,0 +1,50 @@
+"""Whom `octavo chat` talks with: a model in an engine of our own, or one behind a server. Both answer messages."""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from octavo.cli.options import AnswerOptions, EngineOptions
+from octavo.cli.speech import Speech
+from octavo.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM
+    from octavo.sampling_params import SamplingParams
+
+Messages = Sequence[Mapping[str, object]]
+Answerer = Callable[[Messages], AsyncIterator[Speech]]
+
+
+@asynccontextmanager
+async def local_model(engine: EngineOptions, sampling: AnswerOptions) -> AsyncIterator[Answerer]:
+    """A model in an engine of our own."""
+    from octavo import AsyncLLM
+
+    async with AsyncLLM(**engine) as llm:
+        params = llm.get_default_sampling_params().replace(**{"max_tokens": None, **sampling})
+        yield lambda messages: answer_of(llm, params, messages)
+
+
+async def answer_of(llm: "AsyncLLM", params: "SamplingParams", messages: Messages) -> AsyncIterator[Speech]:
+    """Yield what each output of the engine adds to the one before."""
+    num_said = 0
+    async for output in llm.chat_stream(messages, params):
+        yield Speech(output.text[num_said:])
+        num_said = len(output.text)
+
+
+@asynccontextmanager
+async def remote_model(
+    url: str, api_key: str | None, engine: EngineOptions, sampling: AnswerOptions
+) -> AsyncIterator[Answerer]:
+    """A model behind a server, whose engine has its options already."""
+    from octavo.cli.remote.chat import RemoteModel
+    from octavo.cli.remote.http import HttpClient
+    from octavo.cli.remote.wire import find_model
+
+    for name in engine:
+        if name != "model_name":
+            raise InvalidParameterError(name, engine[name], "has no effect with --url: the server has its own engine")
+    async with HttpClient(url, api_key=api_key) as client:
+        yield RemoteModel(client, await find_model(client, engine.get("model_name")), sampling).answer

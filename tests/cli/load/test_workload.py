@@ -1,0 +1,74 @@
+"""Workloads: the same seed gives the same requests, and they are what was asked for."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from octavo.cli.load.workload import PlannedRequest, Span, WorkloadSpec, plan_requests
+from octavo.errors import InvalidParameterError
+
+SPEC = WorkloadSpec(
+    endpoint="completions", model="m", num_prompts=200, input_len=Span(3, 9), output_len=Span(5, 5), prefix_len=4,
+    num_prefixes=2, token_ids=Span(10, 12), rate=50.0, temperature=0.0, seed=1,
+)  # fmt: skip
+
+
+def bodies(planned: list[PlannedRequest]) -> list[dict[str, Any]]:
+    return [json.loads(request.body) for request in planned]
+
+
+def test_one_seed_one_workload() -> None:
+    assert plan_requests(SPEC) == plan_requests(SPEC)
+    assert plan_requests(SPEC) != plan_requests(replace(SPEC, seed=2))
+
+
+def test_prompts_share_prefixes_in_turn() -> None:
+    prompts = [body["prompt"] for body in bodies(plan_requests(SPEC))]
+    assert {len(prompt) for prompt in prompts} == set(range(7, 14))
+    assert {token for prompt in prompts for token in prompt} == {10, 11, 12}
+    for first, third in zip(prompts, prompts[2:], strict=False):
+        assert first[:4] == third[:4]
+    assert prompts[0][:4] != prompts[1][:4]
+
+
+def test_lengths_are_asked_for_exactly() -> None:
+    planned = plan_requests(SPEC)
+    for body, request in zip(bodies(planned), planned, strict=True):
+        assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"]) == (5, 5, True)
+        assert body["stream_options"] == {"include_usage": True}
+        assert request.output_len == 5
+
+
+def test_times_are_a_poisson_process_of_that_rate() -> None:
+    times_s = [request.send_at_s for request in plan_requests(replace(SPEC, num_prompts=5000))]
+    gaps_s = [later - earlier for earlier, later in pairwise(times_s)]
+    mean_s = sum(gaps_s) / len(gaps_s)
+    assert mean_s == pytest.approx(1 / 50, rel=0.05)
+    assert sum((gap - mean_s) ** 2 for gap in gaps_s) / len(gaps_s) == pytest.approx(mean_s**2, rel=0.15)
+
+
+def test_without_a_rate_all_are_there_at_once() -> None:
+    assert {request.send_at_s for request in plan_requests(replace(SPEC, rate=None))} == {0.0}
+
+
+def test_chat_sends_a_message_of_words() -> None:
+    [message] = bodies(plan_requests(replace(SPEC, endpoint="chat")))[0]["messages"]
+    assert message["role"] == "user"
+    assert 7 <= len(message["content"].split()) <= 13
+
+
+def test_spans() -> None:
+    assert Span.parse("x", "64", 1) == Span(64, 64)
+    assert Span.parse("x", "1:9", 1) == Span(1, 9)
+
+
+@pytest.mark.parametrize("text", ["", "a", "0", "9:1", "1:", "1:2:3", "-4"])
+def test_a_span_that_is_none(text: str) -> None:
+    if text == "1:":
+        assert Span.parse("x", text, 1) == Span(1, 1)
+        return
+    with pytest.raises(InvalidParameterError, match="x="):
+        Span.parse("x", text, 1)
