@@ -1,0 +1,59 @@
+"""The application: routes and what they share. Every answer that is not 2xx has the shape of `server/errors.py`."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from octavo._version import __version__
+from octavo.server.args import ServerArgs
+from octavo.server.errors import ApiError, as_api_error, bad_request
+from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.routes import Routes, error_response
+
+
+def create_app(lifecycle: EngineLifecycle, args: ServerArgs) -> FastAPI:
+    """Return the ASGI application around an engine that may still be loading."""
+    app = FastAPI(
+        title="Octavo",
+        version=__version__,
+        summary="An OpenAI-compatible server",
+        root_path=args.root_path,
+        lifespan=_lifespan(lifecycle),
+    )
+    Routes(lifecycle).add_to(app)
+    for kind in (HTTPException, RequestValidationError, ApiError, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    return app
+
+
+def _lifespan(lifecycle: EngineLifecycle) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(lifecycle.run())
+        yield
+        task.cancel()
+        await lifecycle.close()
+
+    return lifespan
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return error_response(_as_api_error(request, error))
+
+
+def _as_api_error(request: Request, error: Exception) -> ApiError:
+    if isinstance(error, RequestValidationError):
+        return bad_request("The request's parameters are not valid.")
+    if not isinstance(error, HTTPException):
+        return as_api_error(error)
+    route = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return ApiError(404, f"Unknown request URL: {route}.", code="unknown_url")
+    if error.status_code == 405:
+        text = f"Method not allowed: {route}."
+        return ApiError(405, text, code="method_not_allowed", headers=dict(error.headers or {}))
+    return ApiError(error.status_code, str(error.detail))

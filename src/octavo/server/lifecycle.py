@@ -1,0 +1,92 @@
+"""From the command to the end: the engine loads while HTTP already answers, serves, and may die.
+
+loading -> ready -> dead
+loading -> failed
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import Literal
+
+from octavo.config.args import EngineArgs
+from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.errors import OctavoError
+from octavo.server.args import ServerArgs
+from octavo.server.errors import ApiError, unavailable
+from octavo.server.openai.models import ModelNames
+from octavo.server.openai.service import OpenAICompatibleService
+
+logger = logging.getLogger(__name__)
+
+DEATH_NOTICE_S = 3.0  # how long a server whose engine died still says so on /health
+Status = Literal["loading", "ready", "failed", "dead"]
+
+
+class EngineLifecycle:
+    """The one engine of a server, and how it is doing."""
+
+    def __init__(self, args: EngineArgs, server_args: ServerArgs) -> None:
+        self._args = args
+        self._server_args = server_args
+        self._engine: AsyncLLMEngine | None = None
+        self._service: OpenAICompatibleService | None = None
+        self.on_end: Callable[[], None] = lambda: None  # called when there is nothing left to serve
+        self._loading: Future[AsyncLLMEngine] = Future()
+        self.status: Status = "loading"
+        self.failure: BaseException | None = None  # why it failed or died
+
+    def start_loading(self) -> None:
+        """Begin, on a thread of its own. No event loop is needed yet."""
+        Thread(target=self._load, name="octavo-loading", daemon=True).start()
+
+    def _load(self) -> None:
+        try:
+            self._loading.set_result(AsyncLLMEngine.from_args(self._args))
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the engine
+            self._loading.set_exception(error)
+
+    async def run(self) -> None:
+        """Wait for the engine, serve with it, and watch it until it dies; then say that the server should end."""
+        try:
+            self._engine = await asyncio.wrap_future(self._loading)
+            self._service = self._make_service(self._engine)
+            self.status = "ready"
+            self.failure = await self._engine.died()
+            self.status = "dead"
+            logger.error("the engine has ended: %s", self.failure)
+            await asyncio.sleep(DEATH_NOTICE_S)
+        except OctavoError as error:
+            self.status, self.failure = "failed", error
+        self.on_end()
+
+    async def close(self) -> None:
+        """Let the engine go. What still runs ends with an error."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.exit)
+
+    @property
+    def service(self) -> OpenAICompatibleService:
+        """What answers requests. Raises ApiError, 503, while there is none."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+        assert self._service is not None
+        return self._service
+
+    def _make_service(self, engine: AsyncLLMEngine) -> OpenAICompatibleService:
+        model = engine.front.config.model
+        names = ModelNames(self._args.model_name, self._server_args.served_model_name, model.max_model_len)
+        return OpenAICompatibleService(engine, names)
+
+    def refusal(self) -> ApiError | None:
+        """Return what requests are answered while there is no engine to serve them."""
+        match self.status:
+            case "ready":
+                return None
+            case "loading":
+                return unavailable("The model is being loaded.", "loading")
+            case _:
+                return unavailable("The engine has ended.", "engine_dead")

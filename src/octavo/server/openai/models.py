@@ -1,0 +1,65 @@
+"""What clients call the model."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from octavo.server.errors import ApiError
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `/v1/models`."""
+
+    id: str
+    created: int
+    max_model_len: int
+    root: str  # what was loaded
+    object: str = "model"
+    owned_by: str = "octavo"
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """`GET /v1/models`."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class ModelNames:
+    """The one model under all its names. It is found by any of them, whatever the case, and by the last part of each:
+    `Qwen/Qwen3-0.6B` answers to `qwen3-0.6b`.
+    """
+
+    def __init__(self, model_name: str, aliases: Sequence[str], max_model_len: int) -> None:
+        self.names = tuple(aliases) or (model_name,)
+        self.cards = [
+            ModelCard(id=name, created=int(time.time()), max_model_len=max_model_len, root=model_name)
+            for name in self.names
+        ]
+        self._by_key: dict[str, str] = {}  # lower case -> the name for replies; earlier ones win
+        for name in (*self.names, model_name):
+            for key in (name.casefold(), Path(name).name.casefold()):
+                self._by_key.setdefault(key, name if name in self.names else self.names[0])
+
+    def find(self, name: str | None) -> str:
+        """Return the model's name for replies; None asks for whatever is served.
+
+        Raises:
+            ApiError: 404, with the names that there are.
+        """
+        if name is None:
+            return self.names[0]
+        found = self._by_key.get(name.casefold())
+        if found is None:
+            shown = name if len(name) <= 100 else name[:100] + "..."
+            text = f"The model '{shown}' does not exist. This server has: {', '.join(self.names)}."
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return found
+
+    def card(self, name: str) -> ModelCard:
+        """Return one model's card. Raises ApiError, 404."""
+        found = self.find(name)
+        return next(card for card in self.cards if card.id == found)

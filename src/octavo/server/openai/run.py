@@ -1,0 +1,83 @@
+"""The requests behind one HTTP request, running: one for each prompt, with one event for all of them."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Self
+
+from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.live_request import LiveRequest
+from octavo.engine.request_state import CompletionDelta, RequestState
+from octavo.server.errors import ApiError
+from octavo.server.openai.replies import Usage, make_usage
+
+
+class Run:
+    """Starts all or nothing. Close it in any case (`with`): what has not ended is aborted."""
+
+    def __init__(self, engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest]) -> None:
+        self._news = asyncio.Event()
+        self._lives: list[LiveRequest] = []
+        self._num_samples = prompts[0].params.n
+        self._num_reasoning = 0
+        try:
+            for prompt in prompts:
+                self._lives.append(engine.open(prompt, self._news))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def states(self) -> list[RequestState]:
+        return [live.state for live in self._lives]
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._lives) * self._num_samples
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        states = self.states
+        return make_usage(
+            sum(state.num_prompt_tokens for state in states),
+            sum(state.num_output_tokens for state in states),
+            sum(state.num_cached_tokens for state in states),
+        )
+
+    async def deltas(self) -> AsyncGenerator[list[tuple[int, CompletionDelta]], None]:
+        """Yield what is new, with the number of its choice (prompt by prompt); a slow reader gets more at once.
+
+        Raises:
+            ApiError, EngineDeadError: a sample failed or was aborted; the engine is gone.
+        """
+        waiting = dict(enumerate(self._lives))
+        while waiting:
+            await self._news.wait()
+            self._news.clear()
+            news: list[tuple[int, CompletionDelta]] = []
+            for number, live in list(waiting.items()):
+                for delta in live.take():
+                    _check_end(delta)
+                    news.append((number * self._num_samples + delta.index, delta))
+                if live.is_taken:
+                    del waiting[number]
+            if news:
+                yield news
+
+    def close(self) -> None:
+        for live in self._lives:
+            live.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check_end(delta: CompletionDelta) -> None:
+    if delta.finish_reason == "error":
+        raise ApiError(500, delta.error or "The request failed.", code="engine_error")
+    if delta.finish_reason == "abort":
+        raise ApiError(503, "The request was aborted.", code="aborted", headers={"Retry-After": "1"})

@@ -1,0 +1,94 @@
+"""What each route does: bytes to a wire type, the service, bytes again. Nothing of OpenAI's meaning is here."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from octavo._version import __version__
+from octavo.server.errors import ApiError
+from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.openai.decode import decode
+from octavo.server.openai.models import ModelList
+from octavo.server.openai.protocol import ChatCompletionRequest
+from octavo.server.openai.service import Frames
+from octavo.server.sse import EventStreamResponse, wait_for_disconnect
+
+T = TypeVar("T")
+Reply = msgspec.Struct | Frames
+
+CLIENT_GONE = 499  # nobody reads it; the access log does
+
+
+class Routes:
+    """Handlers. They take raw requests: what a body means is for `server/openai` to say."""
+
+    def __init__(self, lifecycle: EngineLifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def add_to(self, app: FastAPI) -> None:
+        """Register every route."""
+        get, post = ["GET"], ["POST"]
+        for path, handler, methods in (
+            ("/health", self.health, get),
+            ("/ready", self.health, get),
+            ("/version", self.version, get),
+            ("/models", self.models, get),
+            ("/v1/models", self.models, get),
+            ("/v1/models/{name:path}", self.model, get),
+            ("/v1/chat/completions", self.chat_completions, post),
+        ):
+            app.add_api_route(path, handler, methods=methods, response_model=None)
+
+    async def health(self) -> Response:
+        """200 when requests are served; 503 while the model is loading, and when the engine is gone."""
+        refusal = self._lifecycle.refusal()
+        if refusal is None:
+            return json_response({"status": "ok"})
+        body = {"status": self._lifecycle.status, "error": refusal.detail}
+        return json_response(body, refusal.status, refusal.headers)
+
+    async def version(self) -> Response:
+        return json_response({"version": __version__})
+
+    async def models(self) -> Response:
+        return json_response(ModelList(data=self._lifecycle.service.models.cards))
+
+    async def model(self, name: str) -> Response:
+        return json_response(self._lifecycle.service.models.card(name))
+
+    async def chat_completions(self, request: Request) -> Response:
+        return await self._generate(request, ChatCompletionRequest, self._lifecycle.service.chat_completions)
+
+    async def _generate(self, request: Request, kind: type[T], answer: Callable[[T], Awaitable[Reply]]) -> Response:
+        body = await request.body()
+        wire = decode(body, kind)
+        reply = await unless_client_leaves(request, answer(wire))
+        if reply is None:
+            return Response(status_code=CLIENT_GONE)
+        if isinstance(reply, msgspec.Struct):
+            return json_response(reply)
+        return EventStreamResponse(reply)
+
+
+async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
+    """Return the result of `work`; cancel it and return None when the client leaves first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.wait((working, leaving))
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body, error.status, error.headers, media_type="application/json")
