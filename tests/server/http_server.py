@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,22 +15,31 @@ START_S = 60.0
 
 
 class HttpServer:
-    """`octavo serve` on a free port, ended with the block."""
+    """`octavo serve` on a free port, ended with the block.
 
-    def __init__(self, *flags: str, model: str = "demo") -> None:
-        command = [sys.executable, "-m", "octavo.cli.main", "serve", model, "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    What it says goes to a file: a pipe that nobody empties would stop it after so many lines of its log.
+    """
+
+    def __init__(self, *flags: str, model: str = "demo", python: str = sys.executable) -> None:
+        command = [python, "-m", "octavo.cli.main", "serve", model, "--port", "0", *flags]
+        self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115  # lives as long as the server
+        self.process = subprocess.Popen(command, stderr=self._log)
         self.url = self._wait_for_url()
         self.client = httpx.Client(base_url=self.url, timeout=START_S)
 
+    @property
+    def log(self) -> str:
+        """What the server has said so far."""
+        self._log.seek(0)
+        return self._log.read()
+
     def _wait_for_url(self) -> str:
-        assert self.process.stderr is not None
-        lines = []
-        for line in self.process.stderr:
-            lines.append(line)
-            if found := re.search(r"https?://\S+", line):
-                return found[0]
-        raise AssertionError("".join(lines))
+        deadline_s = time.monotonic() + START_S
+        while not (found := re.search(r"listening on (https?://\S+)\n", self.log)):
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline_s, self.log
+            time.sleep(0.05)
+        return found[1]
 
     def wait_until_ready(self) -> None:
         while self.client.get("/health").status_code == 503:
@@ -43,7 +54,8 @@ class HttpServer:
     ) -> None:
         self.client.close()
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self._log.close()
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return self.client.post(path, json=body)
