@@ -55,7 +55,7 @@ class ServerArgs:
     max_prompts: int = option(1024, "most prompts per request")
     request_timeout_s: float | None = option(None, "most seconds a request may take; default: no limit")
     read_timeout_s: float = option(60.0, "most seconds a request's head, and then its body, may take to arrive")
-    keep_alive_s: float = option(65.0, "seconds that an idle connection is kept")
+    keep_alive_s: int = option(65, "seconds that an idle connection is kept")
     drain_timeout_s: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
 
     # what it tells

@@ -1,0 +1,83 @@
+"""One HTTP request and its answer, as operators see them: what the access log and the metrics tell.
+
+The outermost middleware makes it and puts it into `scope["state"]`; those further in add what they know.
+"""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from starlette.types import Scope
+
+from octavo.errors import InvalidParameterError
+from octavo.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from octavo.server.admission import Ticket
+
+CLIENT_LEFT = 499  # the status in log and metrics where a client left before there was one
+
+_KEY = "exchange"
+
+
+class Exchange:
+    """Belongs to one request; changed only in the event loop."""
+
+    __slots__ = ("_timeout", "end_error", "is_complete", "is_event_stream", "num_bytes_sent", "num_completion_tokens",
+                 "num_prompt_tokens", "request_id", "started_s", "status", "ticket", "was_abandoned")  # fmt: skip
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.started_s = time.monotonic()
+        self.status: int | None = None  # None until the answer has begun
+        self.is_event_stream = False
+        self.is_complete = False
+        self.was_abandoned = False  # by the client, before the end of the answer
+        self.num_bytes_sent = 0
+        self.num_prompt_tokens: int | None = None
+        self.num_completion_tokens: int | None = None
+        self.ticket: Ticket | None = None
+        self.end_error: ApiError | None = None  # why the request was ended early, where not by its deadline
+        self._timeout: asyncio.Timeout | None = None
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Exchange":
+        """Return the exchange that a scope belongs to."""
+        exchange = scope["state"][_KEY]
+        assert isinstance(exchange, Exchange)
+        return exchange
+
+    def attach(self, scope: Scope) -> None:
+        scope.setdefault("state", {})[_KEY] = self
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def note_tokens(self, num_prompt_tokens: int, num_completion_tokens: int) -> None:
+        """Say what the request cost; for the access log."""
+        self.num_prompt_tokens, self.num_completion_tokens = num_prompt_tokens, num_completion_tokens
+
+    def start_timeout(self, timeout: asyncio.Timeout) -> None:
+        """From now on, `limit_to` brings this one forward."""
+        self._timeout = timeout
+
+    def limit_to(self, seconds: float) -> None:
+        """Let the request end `seconds` after it came, or earlier where another limit says so.
+
+        Raises:
+            InvalidParameterError: not a number greater than 0.
+        """
+        if not 0.0 < seconds < float("inf"):
+            raise InvalidParameterError("timeout", seconds, "a finite number of seconds greater than 0")
+        assert self._timeout is not None, "only requests that the deadline middleware has seen"
+        end_s = asyncio.get_running_loop().time() + seconds - self.elapsed_s
+        current_s = self._timeout.when()
+        self._timeout.reschedule(end_s if current_s is None else min(end_s, current_s))
+
+    def end_now(self, error: ApiError) -> None:
+        """Break the request off with this error."""
+        assert self._timeout is not None, "only requests that the deadline middleware has seen"
+        if not self._timeout.expired():  # else it is ending already
+            self.end_error = error
+            self._timeout.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,148 @@
+"""uvicorn's HTTP protocol, with the limits that it lacks: the size of a request's head, and the time it may take.
+
+What is refused here never becomes a request, so the answers are written to the connection directly. They have the
+shape of all other errors.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from octavo.metrics.http import HttpMetrics
+from octavo.server.errors import ApiError, bad_request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpLimits:
+    """What one connection may ask of the server."""
+
+    max_header_bytes: int
+    read_timeout_s: float  # for a head, and again for its body
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection. Make a class of it with `limited_protocol`."""
+
+    limits: ClassVar[HttpLimits]
+    metrics: ClassVar[HttpMetrics]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._reads_head = True  # else a body, or nothing as long as a request is served
+        self._num_raw_bytes = 0  # received while the head is incomplete
+        self._num_head_bytes = 0  # of the head's complete lines
+        self._is_refused = False
+        self._read_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._reads_head:
+            self._num_raw_bytes += len(data)
+            if self._read_timer is None:
+                self._start_timer()
+        super().data_received(data)
+        if self._reads_head and self._num_raw_bytes > self.limits.max_header_bytes:
+            self._refuse(_head_too_large(self.limits.max_header_bytes))
+
+    def on_url(self, url: bytes) -> None:
+        self._num_head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_head_bytes += len(name) + len(value) + 4  # colon, blank, line end
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._num_head_bytes > self.limits.max_header_bytes:
+            self._refuse(_head_too_large(self.limits.max_header_bytes))
+        self._reads_head = False
+        if not self._is_refused:
+            self._start_timer()
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        self._reads_head = True
+        self._num_raw_bytes = self._num_head_bytes = 0
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """For what is not HTTP."""
+        self._refuse(bad_request(msg, code="invalid_http"))
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._read_timer = self.loop.call_later(self.limits.read_timeout_s, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _on_timeout(self) -> None:
+        """The rest of a head or body did not come in time."""
+        if self.flow.read_paused:  # because of us, not of the client
+            self._start_timer()
+        elif self._reads_head and self._num_raw_bytes == 0:  # nothing was asked, so nothing is answered
+            self.transport.close()
+        else:
+            message = f"The request did not arrive within {self.limits.read_timeout_s:g} s."
+            self._refuse(ApiError(408, message, kind="timeout_error", code="slow_request"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Close, after an answer where none is out or under way for the request in question."""
+        self._is_refused = True
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or (cycle.response_complete and self._reads_head):
+            self._write(error)
+        elif not cycle.response_started and not self._reads_head:  # somebody waits for a body that will not come
+            self._write(error)
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+
+    def _write(self, error: ApiError) -> None:
+        self.transport.write(_raw_response(error))
+        self._count(error)
+
+    def _count(self, error: ApiError) -> None:
+        assert error.detail.code is not None
+        self.metrics.responses[error.status] += 1
+        self.metrics.rejections[error.detail.code] += 1
+
+
+def limited_protocol(limits: HttpLimits, metrics: HttpMetrics) -> type[LimitedHttpProtocol]:
+    """Return the protocol class to give to uvicorn, which makes one object of it for each connection."""
+    return type("HttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "metrics": metrics})
+
+
+def _head_too_large(max_bytes: int) -> ApiError:
+    return ApiError(431, f"The request's head is larger than {max_bytes} bytes.", code="head_too_large")
+
+
+def _raw_response(error: ApiError) -> bytes:
+    status = HTTPStatus(error.status)
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "content-type: application/json",
+        f"content-length: {len(error.body)}",
+        "connection: close",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + error.body

@@ -1,0 +1,61 @@
+"""API keys: every route needs one, except those in `OPEN_PATHS`."""
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.metrics.http import HttpMetrics
+from octavo.server.errors import ApiError
+from octavo.server.middleware.replies import refuse, route_path
+
+OPEN_PATHS = frozenset({"/health", "/ready"})  # what load balancers ask, which have no key
+
+
+class ApiKeyMiddleware:
+    """Takes the key as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without keys of its own it lets all pass."""
+
+    def __init__(self, app: ASGIApp, keys: Iterable[str], metrics: HttpMetrics) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not self._digests or route_path(scope) in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = key_of(scope["headers"])
+        if key is None:
+            message = "No API key was sent. Send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`."
+            await refuse(send, _unauthorized(message, "missing_api_key"), self._metrics)
+        elif not self._is_valid(key):
+            await refuse(send, _unauthorized("The API key is not valid.", "invalid_api_key"), self._metrics)
+        else:
+            await self._app(scope, receive, send)
+
+    def _is_valid(self, key: bytes) -> bool:
+        """Compare with every key, to the end: how long it takes tells neither which is near nor how near."""
+        digest = _digest(key)
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Return the key that a request brings; None where it brings none."""
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer" and key.strip():
+                return key.strip()
+        elif name == b"x-api-key" and value.strip():
+            return value.strip()
+    return None
+
+
+def _digest(key: bytes) -> bytes:
+    """Digests are of one length, so the comparison does not tell that of the key."""
+    return hashlib.sha256(key).digest()
+
+
+def _unauthorized(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,83 @@
+"""Reads a request's body, within its limits, before anything further in is called.
+
+Every route takes one JSON text, so there is nothing to gain from handing it on in pieces. How long the body may take
+is watched by `server/http_protocol.py`.
+"""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.metrics.http import HttpMetrics
+from octavo.server.errors import ApiError
+from octavo.server.middleware.replies import refuse
+
+_METHODS = ("POST", "PUT", "PATCH")
+
+
+class BodyMiddleware:
+    """413 for a body over the limit, announced or not; 415 for one that is not plain JSON."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in _METHODS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            check_headers(dict(scope["headers"]), self._max_bytes)
+            body = await self._read(receive)
+        except ApiError as error:
+            await refuse(send, error, self._metrics)
+            return
+        if body is not None:
+            await self._app(scope, _body_first(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        """Return the whole body; None where the client left before its end."""
+        parts: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            num_bytes += len(parts[-1])
+            if num_bytes > self._max_bytes:
+                raise too_large(self._max_bytes)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
+    """Judge a body by what its headers say.
+
+    Raises:
+        ApiError: 413 or 415.
+    """
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > max_bytes:
+        raise too_large(max_bytes)
+    kind = headers.get(b"content-type", b"application/json").partition(b";")[0].strip().lower()
+    if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        message = f"Content-Type must be application/json, not {kind.decode('latin-1')!r}."
+        raise ApiError(415, message, code="unsupported_media_type")
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding != b"identity":
+        message = f"Content-Encoding {encoding.decode('latin-1')!r} is not supported: send the body as it is."
+        raise ApiError(415, message, code="unsupported_encoding")
+
+
+def too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"The request's body is larger than {max_bytes} bytes.", code="request_too_large")
+
+
+def _body_first(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that brings the body, then whatever the connection brings."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message

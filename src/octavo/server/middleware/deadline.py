@@ -1,0 +1,71 @@
+"""Ends a request that takes too long: by the server's limit, or the client's own, whichever comes first.
+
+The client's is the header `X-Request-Timeout` or the body's field `timeout`, in seconds from when the request came.
+Ending means cancelling its task, which aborts the engine's part. A server that shuts down ends requests the same way.
+"""
+
+import asyncio
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.errors import InvalidParameterError
+from octavo.metrics.http import HttpMetrics
+from octavo.server.errors import ApiError, as_api_error
+from octavo.server.exchange import Exchange
+from octavo.server.middleware.replies import asks_for_work, refuse
+from octavo.server.sse import DONE, frame
+
+HEADER = b"x-request-timeout"
+
+
+class DeadlineMiddleware:
+    """Answers 408 where nothing was sent yet; a stream that has begun gets an error as its last event."""
+
+    def __init__(self, app: ASGIApp, limit_s: float | None, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._limit_s = limit_s
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not asks_for_work(scope):
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange.of(scope)
+        try:
+            async with asyncio.timeout(self._limit_s) as timeout:
+                exchange.start_timeout(timeout)
+                _apply_header(scope, exchange)
+                await self._app(scope, receive, send)
+        except InvalidParameterError as error:  # of the header: those of the body are answered further in
+            await refuse(send, as_api_error(error), self._metrics)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            await self._end(exchange, send)
+
+    async def _end(self, exchange: Exchange, send: Send) -> None:
+        error = exchange.end_error or timed_out(exchange.elapsed_s)
+        if exchange.status is None:
+            await refuse(send, error, self._metrics)
+        elif not exchange.is_complete:
+            assert error.detail.code is not None
+            self._metrics.rejections[error.detail.code] += 1
+            last = frame(error.body) + DONE if exchange.is_event_stream else b""
+            await send({"type": "http.response.body", "body": last})
+
+
+def timed_out(elapsed_s: float) -> ApiError:
+    """The same request would end the same way, so clients are told not to repeat it."""
+    message = f"The request reached its time limit after {elapsed_s:.1f} s."
+    return ApiError(408, message, kind="timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
+
+
+def _apply_header(scope: Scope, exchange: Exchange) -> None:
+    for name, value in scope["headers"]:
+        if name == HEADER:
+            try:
+                seconds = float(value)
+            except ValueError:
+                shown = value.decode("latin-1")
+                raise InvalidParameterError("X-Request-Timeout", shown, "must be a number of seconds") from None
+            exchange.limit_to(seconds)

@@ -1,0 +1,43 @@
+"""What the middlewares have in common: the path they judge by, and how they refuse."""
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import Scope, Send
+
+from octavo.metrics.http import HttpMetrics
+from octavo.server.errors import ApiError, ErrorReply
+
+API_PREFIX = "/v1/"  # what costs the engine work is a POST below this path
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path as routes know it, without the prefix under which a proxy shows the server."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def asks_for_work(scope: Scope) -> bool:
+    """True for requests that the engine will compute something for."""
+    return scope["type"] == "http" and scope["method"] == "POST" and route_path(scope).startswith(API_PREFIX)
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Answer with an error."""
+    await send_json(send, ErrorReply(error=error.detail), error.status, error.headers)
+
+
+async def refuse(send: Send, error: ApiError, metrics: HttpMetrics) -> None:
+    """Answer with an error, and count it under its code."""
+    assert error.detail.code is not None
+    metrics.rejections[error.detail.code] += 1
+    await send_error(send, error)
+
+
+async def send_json(send: Send, body: object, status: int, headers: Mapping[str, str]) -> None:
+    """Answer without a `Response`, which would want to be called with scope and receive."""
+    data = msgspec.json.encode(body)
+    pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    pairs += [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": data})
