@@ -30,7 +30,7 @@ class ChatTemplate:
         self, source: str, *, special_tokens: Mapping[str, str] | None = None, tool_use_source: str | None = None
     ) -> None:
         self.source = source
-        self._tool_use_source = tool_use_source
+        self.tool_use_source = tool_use_source
         self._special_tokens = dict(special_tokens or {})
 
     def render(
@@ -78,7 +78,7 @@ class ChatTemplate:
 
     @cached_property
     def _tool_use_template(self) -> Template:
-        return self._template if self._tool_use_source is None else _environment().from_string(self._tool_use_source)
+        return self._template if self.tool_use_source is None else _environment().from_string(self.tool_use_source)
 
 
 def plain_messages(messages: object) -> list[dict[str, object]]:

@@ -24,7 +24,7 @@ PARTS = {
         'x"<', "12", "</parameter>",
     ],
 }  # fmt: skip
-formats = st.sampled_from(sorted(TOOL_CALL_PARSERS))
+formats = st.sampled_from(sorted(PARTS))
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -83,7 +83,7 @@ def test_any_python_arguments_come_back(arguments: list[dict[str, object]]) -> N
     assert [json.loads(call.arguments) for call in message.tool_calls] == arguments
 
 
-@given(st.text(st.characters(codec="utf-8")), cut_places)
+@given(st.text(st.characters(codec="utf-8")).filter(lambda code: "</parameter>" not in code), cut_places)
 def test_any_code_comes_back_without_escapes(code: str, places: list[int]) -> None:
     text = f"<tool_call>\n<function=f>\n<parameter=a>\n{code}\n</parameter>\n</function>\n</tool_call>"
     message = parse_pieces(make(TOOL_CALL_PARSERS["qwen3_coder"]), cut(text, places))

@@ -51,12 +51,30 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class AnswerFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call calls; `arguments` is JSON text as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the model makes."""
+
+    id: str
+    function: AnswerFunction
+    type: str = "function"
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant said."""
+    """What the assistant said. Thoughts go under both names that clients look for."""
 
     content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnswerCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

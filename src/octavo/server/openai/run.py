@@ -17,9 +17,10 @@ class Run:
 
     def __init__(self, engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest]) -> None:
         self._news = asyncio.Event()
+        self._is_quiet = False  # nothing came since the last look of the timer
         self._lives: list[LiveRequest] = []
         self._num_samples = prompts[0].params.n
-        self._num_reasoning = 0
+        self.num_reasoning_tokens = 0  # counted by those who read the answers
         try:
             for prompt in prompts:
                 self._lives.append(engine.open(prompt, self._news))
@@ -43,14 +44,19 @@ class Run:
             sum(state.num_prompt_tokens for state in states),
             sum(state.num_output_tokens for state in states),
             sum(state.num_cached_tokens for state in states),
+            self.num_reasoning_tokens,
         )
 
-    async def deltas(self) -> AsyncGenerator[list[tuple[int, CompletionDelta]], None]:
+    async def deltas(self, *, pings: bool = False) -> AsyncGenerator[list[tuple[int, CompletionDelta]], None]:
         """Yield what is new, with the number of its choice (prompt by prompt); a slow reader gets more at once.
+
+        With `pings`, an empty list comes whenever nothing else came for `PING_S`.
 
         Raises:
             ApiError, EngineDeadError: a sample failed or was aborted; the engine is gone.
         """
+        if pings:
+            self._start_timer()
         waiting = dict(enumerate(self._lives))
         while waiting:
             await self._news.wait()
@@ -62,10 +68,22 @@ class Run:
                     news.append((number * self._num_samples + delta.index, delta))
                 if live.is_taken:
                     del waiting[number]
-            if news:
+            if news or self._is_quiet:
+                self._is_quiet = False
                 yield news
 
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PING_S, self._look)
+
+    def _look(self) -> None:
+        if self._is_quiet:
+            self._news.set()
+        self._is_quiet = True
+        self._start_timer()
+
     def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for live in self._lives:
             live.close()
 

@@ -12,6 +12,7 @@ _TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("hermes", ("<tool_call>", "arguments")),
+    ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
     ("pythonic", ("<|python_start|>",)),  # Llama 4
     ("pythonic", ("<|tool_call_start|>",)),  # LFM2

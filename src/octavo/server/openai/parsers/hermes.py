@@ -1,8 +1,10 @@
 """Calls of Hermes and Qwen models: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one after another."""
 
+import json
+
 from octavo.server.openai.parsers.json_call import CallSink, read_json_call
 from octavo.server.openai.parsers.reader import Steps, copy_until
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.tool_calls import CallFrame, ToolCallParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -11,6 +13,13 @@ class HermesParser(ToolCallParser):
     """Text, and among it calls in tags. A call that lacks its end tag, at the end or before the next, is still one."""
 
     markers = (BEGIN, END)
+    separator = "\n"
+
+    @classmethod
+    def frame(cls, name: str) -> CallFrame:
+        """See `ToolCallParser.frame`."""
+        begin = f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
+        return CallFrame(begin=begin, end=f"}}\n{END}", trigger=BEGIN)
 
     def _read(self) -> Steps[None]:
         while (yield from copy_until(self._reader, (BEGIN,), self._content)):

@@ -4,9 +4,11 @@ There is no tag around them, at most `<|python_tag|>` before. So an answer is a 
 a tool of the request: any other JSON is what the user asked for.
 """
 
+import json
+
 from octavo.server.openai.parsers.json_call import CallSink, read_json_call
 from octavo.server.openai.parsers.reader import Steps, copy_rest, copy_until
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.tool_calls import CallFrame, ToolCallParser
 
 PYTHON_TAG = "<|python_tag|>"
 
@@ -15,6 +17,13 @@ class Llama3JsonParser(ToolCallParser):
     """Calls from the beginning of the text or from the tag on; what follows the last is text."""
 
     markers = (PYTHON_TAG,)
+    separator = "; "
+
+    @classmethod
+    def frame(cls, name: str) -> CallFrame:
+        """See `ToolCallParser.frame`. Without a tag, only the whole beginning tells a call from other JSON."""
+        begin = f'{{"name": {json.dumps(name)}, "parameters": '
+        return CallFrame(begin=begin, end="}", trigger=begin)
 
     def _read(self) -> Steps[None]:
         is_call = yield from self._attempt(self._read_call())

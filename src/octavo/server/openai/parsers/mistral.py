@@ -4,6 +4,7 @@
 Their chat templates insist on ids of nine letters and digits, so those are what calls get here.
 """
 
+import json
 import re
 import secrets
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from octavo.server.openai.parsers.json_call import CallSink, read_json_call
 from octavo.server.openai.parsers.json_value import copy_json
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_rest, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
+from octavo.server.openai.parsers.tool_calls import CallFrame, Schemas, ToolCallParser
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _WORD = re.compile(r"[\w.\-]*")
@@ -30,6 +31,12 @@ class MistralParser(ToolCallParser):
 
     def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_mistral_id) -> None:
         super().__init__(schemas, new_id)
+
+    @classmethod
+    def frame(cls, name: str) -> CallFrame:
+        """See `ToolCallParser.frame`."""
+        begin = f'{BEGIN}[{{"name": {json.dumps(name)}, "arguments": '
+        return CallFrame(begin=begin, end="}]", trigger=BEGIN)
 
     def _read(self) -> Steps[None]:
         reader = self._reader
@@ -76,3 +83,12 @@ class MistralParser(ToolCallParser):
         self._start(name, call_id)
         if not (yield from copy_json(reader, self._arguments)):
             yield from copy_rest(reader, self._arguments)
+
+
+class MistralArgsParser(MistralParser):
+    """The same for the newer models: they read both forms, and write the one with `[ARGS]`."""
+
+    @classmethod
+    def frame(cls, name: str) -> CallFrame:
+        """See `ToolCallParser.frame`."""
+        return CallFrame(begin=f"{BEGIN}{name}{ARGS}", end="", trigger=BEGIN)

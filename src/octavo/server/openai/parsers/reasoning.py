@@ -15,6 +15,7 @@ class ReasoningParser:
 
     def __init__(self, begin: str, end: str, *, starts_inside: bool) -> None:
         self._begin, self._end, self._starts_inside = begin, end, starts_inside
+        self.has_thoughts: bool | None = None  # None until that is clear
         self._reader = TextReader()
         self._deltas: list[Delta] = []
         self._steps = self._read()
@@ -39,7 +40,8 @@ class ReasoningParser:
         reader.mark()
         yield from reader.skip_space()
         begins = yield from reader.takes(self._begin)  # some models repeat the tag that the prompt ended in
-        if begins or self._starts_inside:
+        self.has_thoughts = begins or self._starts_inside
+        if self.has_thoughts:
             reader.unmark()
             yield from self._read_thoughts()
         else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from octavo.errors import UnknownOptionError
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.llama3_json import Llama3JsonParser
-from octavo.server.openai.parsers.mistral import MistralParser
+from octavo.server.openai.parsers.mistral import MistralArgsParser, MistralParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.reasoning import ReasoningParser
@@ -18,6 +18,7 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
+    "mistral_args": MistralArgsParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
 }

@@ -8,12 +8,22 @@ keeps what was said of it.
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from octavo.server.openai.parsers.base import Content, Delta, ToolCallArguments, ToolCallStart
 from octavo.server.openai.parsers.reader import MalformedError, Steps, TextReader
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallFrame:
+    """What a format writes around the arguments of one call, for grammars that force it."""
+
+    begin: str
+    end: str
+    trigger: str  # the head of `begin` that shows, in free text, that a call comes
 
 
 def new_call_id() -> str:
@@ -25,6 +35,7 @@ class ToolCallParser(ABC):
     """Reads one answer; a subclass is one format, written as the generator `_read`."""
 
     markers: ClassVar[tuple[str, ...]] = ()  # strings of the format that may be special tokens of the model
+    separator: ClassVar[str] = ""  # between two calls
 
     def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_call_id) -> None:
         self._schemas = schemas
@@ -43,6 +54,11 @@ class ToolCallParser(ABC):
         """Read the end; see `OutputParser`."""
         self._reader.close()
         return self._advance()
+
+    @classmethod
+    def frame(cls, name: str) -> CallFrame | None:
+        """Return what surrounds the JSON arguments of a call of `name`; None where a format has other arguments."""
+        return None
 
     @abstractmethod
     def _read(self) -> Steps[None]:

@@ -1,0 +1,140 @@
+"""The tools of a chat request: checked, and what follows from them for prompt, grammar and parser."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.errors import InvalidParameterError
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import bad_request
+from octavo.server.openai.parsers.forced_calls import call_or_answer, forced_parser, may_call, must_call
+from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.protocol import ChatCompletionRequest, NamedToolChoice, ToolDefinition
+from octavo.structured_output import StructuredOutput
+
+logger = logging.getLogger(__name__)
+
+MAX_TOOLS = 1_000
+CHOICES = ("auto", "none", "required")
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """What the tools of a request come to. One that exists is valid."""
+
+    prompt_tools: Sequence[Mapping[str, object]]  # as chat templates read them
+    schemas: Mapping[str, Mapping[str, Any]]  # of those that may be called, by name
+    strict: frozenset[str]  # names of tools whose calls must match their schemas
+    is_required: bool
+    is_parallel: bool  # whether one answer may call more than once
+    own_parser: type[ToolCallParser]  # of the model
+
+    def form(self, answer: StructuredOutput | None) -> StructuredOutput | None:
+        """Return the form of the whole answer, where `answer` is what a reply that is not a call must look like.
+
+        Raises:
+            InvalidParameterError: a schema is too large, too deep or no JSON.
+        """
+        if self.is_required:
+            return must_call(forced_parser(self.own_parser), self.schemas, parallel=self.is_parallel)
+        if answer is not None:
+            schema = _schema_of(answer)
+            return call_or_answer(forced_parser(self.own_parser), self.schemas, schema) if schema else answer
+        if self.strict and self.own_parser.frame("f") is None:
+            logger.warning("strict tools are not enforced with tool_choice auto: %s", self.own_parser.__name__)
+        elif self.strict or not self.is_parallel:
+            return may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
+        return None
+
+    def parser(self, params: SamplingParams) -> type[ToolCallParser]:
+        """Return what reads the answer, now that its form is settled."""
+        form = params.structured_output
+        return self.own_parser if form is None or form.free_text else forced_parser(self.own_parser)
+
+
+def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:
+    """Check the tools of a request; return None when it wants none to be called.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    tools, choice = request.tools or [], request.tool_choice
+    schemas = _checked_schemas(tools)
+    if isinstance(choice, str) and choice not in CHOICES:
+        raise bad_request(f"tool_choice must be one of {', '.join(CHOICES)}, or name a function.", "tool_choice")
+    if not tools and (choice == "required" or isinstance(choice, NamedToolChoice)):
+        raise bad_request("'tool_choice' needs 'tools' to choose from.", "tool_choice")
+    if isinstance(choice, NamedToolChoice):
+        schemas = _only(choice.function.name, schemas)
+    if not tools or choice == "none":
+        return None
+    if own_parser is None:
+        text = "How this model calls tools is not known from its chat template; see the server's --tool-call-parser."
+        raise bad_request(text, "tools", "unsupported_parameter")
+    return ToolUse(
+        prompt_tools=[msgspec.to_builtins(tool) for tool in tools],
+        schemas=schemas,
+        strict=frozenset(tool.function.name for tool in tools if tool.function.strict),
+        is_required=choice not in (None, "auto"),
+        is_parallel=request.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice),
+        own_parser=own_parser,
+    )
+
+
+def _checked_schemas(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:
+    if len(tools) > MAX_TOOLS:
+        raise bad_request(f"{len(tools)} tools; at most {MAX_TOOLS} are allowed.", "tools")
+    schemas: dict[str, Mapping[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        _check_tool(tool, f"tools[{index}]")
+        if tool.function.name in schemas:
+            raise bad_request(f"Two tools are called '{tool.function.name}'.", f"tools[{index}].function.name")
+        schemas[tool.function.name] = tool.function.parameters or {}
+    return schemas
+
+
+def _check_tool(tool: ToolDefinition, path: str) -> None:
+    if tool.type != "function":
+        raise bad_request(f"{path}.type must be 'function'.", f"{path}.type")
+    if not _NAME.fullmatch(tool.function.name):
+        text = "must be 1 to 256 letters, digits, underscores, dots and hyphens."
+        raise bad_request(f"{path}.function.name {text}", f"{path}.function.name")
+    schema, param = tool.function.parameters or {}, f"{path}.function.parameters"
+    if schema.get("type", "object") != "object":
+        raise bad_request(f"{param}: arguments are an object, so the schema's type must be 'object'.", param)
+    try:
+        StructuredOutput(json_schema=schema)
+    except InvalidParameterError as error:
+        raise bad_request(f"{param}: {error.limit}", param) from error
+
+
+def _only(name: str, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    if name not in schemas:
+        raise bad_request(f"'tool_choice' names '{name}', which is not among the tools.", "tool_choice")
+    return {name: schemas[name]}
+
+
+def _schema_of(answer: StructuredOutput) -> str | None:
+    """Return the JSON schema that `answer` comes to; None if it is another kind of form."""
+    if answer.json_object:
+        return '{"type":"object"}'
+    return None if answer.json_schema is None else str(answer.json_schema)
+
+
+def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
+    """Return the wire names of what the engine may refuse about tools: the schema of a tag is that of a tool."""
+    names = [tool.function.name for tool in request.tools or []]
+    choice = request.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        places = [names.index(choice.function.name)] if choice.function.name in names else []
+    else:
+        places = list(range(len(names)))
+    return {
+        f"structured_output.tags[{number}].json_schema": f"tools[{place}].function.parameters"
+        for number, place in enumerate(places)
+    }
