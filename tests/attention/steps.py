@@ -4,6 +4,7 @@ Legend: T = tokens of the step, H = query heads, G = kv heads, D = head size, C 
 """
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +12,12 @@ import torch
 
 from octavo.attention.base import AttentionBackend, AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.native import NativeAttention
 from octavo.attention.selector import select_attention
+from octavo.kernels.native import NativeKernels, available_levels, is_built
+
+# The C++ backend at every level of this machine.
+NATIVE = [f"native-{level}" for level in (available_levels() if is_built() else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +46,25 @@ class Sequence:
         return [self.block_ids[at // block_size] * block_size + at % block_size for at in range(start, stop)]
 
 
+def make_backend(name: str, dtype: torch.dtype, *, num_threads: int = 2) -> AttentionBackend[Any]:
+    """Return the backend that the selector knows by this name, or, as "native-avx2", the C++ one of a level."""
+    if name.startswith("native-"):
+        return NativeAttention(native_kernels_of(name.removeprefix("native-"), num_threads), dtype)
+    return select_attention(torch.device("cpu"), dtype, name)
+
+
+@cache
+def native_kernels_of(level: str, num_threads: int) -> NativeKernels:
+    """Return the C++ kernels of a level; the same object each time, for it holds threads."""
+    return NativeKernels(level, num_threads)
+
+
 class Pool:
     """A backend, one layer's KV memory for it, rubbish until written, and blocks to give out."""
 
     def __init__(self, backend: str, shape: Shape, *, rubbish: float = 1e4, scattered: bool = True) -> None:
         self.shape = shape
-        self.backend: AttentionBackend[Any] = select_attention(torch.device("cpu"), shape.dtype, backend)
+        self.backend = make_backend(backend, shape.dtype)
         layout = self.backend.kv_layout(shape.head_dim)
         size = (shape.num_blocks * shape.block_size, shape.num_kv_heads, layout.head_size)
         self.kv_cache = LayerKVCache(

@@ -1,21 +1,39 @@
 """Every backend computes attention as it is defined, whatever the shape, the batch and the blocks."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
-from tests.attention.steps import Pool, Sequence, Shape, exact_attention, run_step
+from tests.attention.steps import NATIVE, Pool, Sequence, Shape, exact_attention, run_step
 
 from octavo.attention.selector import select_attention
-from octavo.errors import UnknownOptionError
+from octavo.errors import UnknownOptionError, UnsupportedModelError
 
 CPU = torch.device("cpu")
 # Results are means of values of size 1: float32 keeps 7 digits, bfloat16 rounds weights and result to 1 in 256.
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-@pytest.fixture(params=["tiled", "sdpa"])
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+@dataclass(frozen=True)
+class Backend:
+    """A backend by name, and a dtype that it is for."""
+
+    name: str
+    dtype: torch.dtype
+
+    def pool(self, *, rubbish: float = 1e4, scattered: bool = True, **shape: Any) -> Pool:
+        return Pool(self.name, Shape(dtype=self.dtype, **shape), rubbish=rubbish, scattered=scattered)
+
+
+BACKENDS = [Backend(name, dtype) for name in ("tiled", "sdpa") for dtype in (torch.float32, torch.bfloat16)]
+BACKENDS += [Backend(name, torch.bfloat16) for name in NATIVE]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda case: f"{case.name}-{case.dtype}".replace("torch.", ""))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    case: Backend = request.param
+    return case
 
 
 def assert_exact(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -31,11 +49,9 @@ def fill(pool: Pool, sequence: Sequence, stop: int) -> None:
 @pytest.mark.parametrize("block_size", [8, 16, 32, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(2, 2, 20), (3, 1, 16), (16, 2, 64), (20, 1, 12)])
 def test_a_step_of_prompts_chunks_and_decodes(
-    backend: str, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
+    backend: Backend, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
-    pool = Pool(
-        backend, Shape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
-    )
+    pool = backend.pool(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size)
     sequences = [pool.sequence(length, seed=length) for length in (1, 37, 64, 65, 150, 201)]
     parts = [
         (sequence, start, len(sequence.query)) for sequence, start in zip(sequences, (0, 0, 63, 64, 90, 0), strict=True)
@@ -48,8 +64,8 @@ def test_a_step_of_prompts_chunks_and_decodes(
 
 
 @pytest.mark.parametrize("sliding_window", [1, 7, 64, 100, 500])
-def test_a_sliding_window(backend: str, sliding_window: int) -> None:
-    pool = Pool(backend, Shape())
+def test_a_sliding_window(backend: Backend, sliding_window: int) -> None:
+    pool = backend.pool()
     whole, chunk, decode = (pool.sequence(length, seed=length) for length in (130, 170, 140))
     fill(pool, chunk, 101)
     fill(pool, decode, 139)
@@ -58,10 +74,10 @@ def test_a_sliding_window(backend: str, sliding_window: int) -> None:
         assert_exact(result, exact_attention(sequence, sliding_window)[start:])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["tiled", "sdpa"])
 @pytest.mark.parametrize("scattered", [True, False])
-def test_short_dtypes(backend: str, dtype: torch.dtype, scattered: bool) -> None:
-    pool = Pool(backend, Shape(dtype=dtype), scattered=scattered)
+def test_float16(name: str, scattered: bool) -> None:
+    pool = Pool(name, Shape(dtype=torch.float16), scattered=scattered)
     prompt, decode = pool.sequence(100, seed=1), pool.sequence(70, seed=2)
     fill(pool, decode, 69)
     first, second = run_step(pool, [(prompt, 0, 100), (decode, 69, 70)])
@@ -69,29 +85,28 @@ def test_short_dtypes(backend: str, dtype: torch.dtype, scattered: bool) -> None
     assert_exact(second, exact_attention(decode)[69:])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("scattered", [True, False])
 @pytest.mark.parametrize("length", [640, 641, 960])
-def test_decoding_over_a_long_context(backend: str, dtype: torch.dtype, scattered: bool, length: int) -> None:
-    pool = Pool(backend, Shape(num_heads=6, head_dim=20, dtype=dtype), scattered=scattered)
+def test_decoding_over_a_long_context(backend: Backend, scattered: bool, length: int) -> None:
+    pool = backend.pool(num_heads=6, head_dim=20, scattered=scattered)
     sequence = pool.sequence(length, seed=length)
     fill(pool, sequence, length - 1)
     [result] = run_step(pool, [(sequence, length - 1, length)])
     assert_exact(result, exact_attention(sequence)[length - 1 :])
 
 
-def test_blocks_in_order_with_one_pair_swapped(backend: str) -> None:
+def test_blocks_in_order_with_one_pair_swapped(backend: Backend) -> None:
     """A context whose first and last slot are as far apart as if it lay in one piece, but does not."""
-    pool = Pool(backend, Shape(), scattered=False)
+    pool = backend.pool(scattered=False)
     sequence = pool.sequence(80, seed=3)
     sequence.block_ids[1], sequence.block_ids[3] = sequence.block_ids[3], sequence.block_ids[1]
     [result] = run_step(pool, [(sequence, 0, 80)])
     assert_exact(result, exact_attention(sequence))
 
 
-def test_requests_of_one_step_share_blocks(backend: str) -> None:
+def test_requests_of_one_step_share_blocks(backend: Backend) -> None:
     """The second reads a prefix that the first writes in the same step, from the first layer on."""
-    pool = Pool(backend, Shape())
+    pool = backend.pool()
     first, second = pool.sequence(40, seed=4), pool.sequence(50, seed=4)
     second.block_ids[:2] = first.block_ids[:2]
     _, result = run_step(pool, [(first, 0, 40), (second, 32, 50)])
@@ -99,8 +114,8 @@ def test_requests_of_one_step_share_blocks(backend: str) -> None:
 
 
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), -1e30])
-def test_nothing_leaks_from_slots_of_others(backend: str, rubbish: float) -> None:
-    pool = Pool(backend, Shape(), rubbish=rubbish)
+def test_nothing_leaks_from_slots_of_others(backend: Backend, rubbish: float) -> None:
+    pool = backend.pool(rubbish=rubbish)
     sequences = [pool.sequence(length, seed=length) for length in (5, 67, 130)]
     results = run_step(pool, [(sequence, 0, len(sequence.query)) for sequence in sequences])
     for result, sequence in zip(results, sequences, strict=True):
@@ -116,6 +131,15 @@ def test_the_tolerance_notices_a_wrong_mask() -> None:
 
 def test_selection() -> None:
     assert select_attention(CPU, torch.float32).is_row_invariant
-    assert select_attention(CPU, torch.bfloat16).name == "torch-sdpa"
+    assert select_attention(CPU, torch.bfloat16).name == (NATIVE[0] if NATIVE else "torch-sdpa")
+    assert select_attention(CPU, torch.float16).name == "torch-sdpa"
     with pytest.raises(UnknownOptionError, match="sdpa"):
         select_attention(CPU, torch.float32, "sdap")
+    with pytest.raises(UnknownOptionError, match="native"):
+        select_attention(CPU, torch.float16, "native")
+
+
+@pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")
+def test_heads_too_large_for_the_native_backend() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"head_dim=258.* at most 256"):
+        select_attention(CPU, torch.bfloat16, "native").kv_layout(258)

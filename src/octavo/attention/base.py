@@ -23,9 +23,9 @@ class HeadNorms:
     eps: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionLayer:
-    """What one layer's attention is, the same in every step."""
+    """What one layer's attention is, the same in every step. Each is equal to itself only."""
 
     num_heads: int  # H
     num_kv_heads: int  # G

@@ -10,6 +10,7 @@ from octavo.errors import UnknownOptionError
 from octavo.kernels.dispatch import select_kernels
 
 _BACKENDS = {
+    "native": ("octavo.attention.native", "NativeAttention"),
     "tiled": ("octavo.attention.torch_tiled", "TiledAttention"),
     "sdpa": ("octavo.attention.torch_sdpa", "SdpaAttention"),
 }
@@ -19,13 +20,15 @@ def select_attention(device: torch.device, dtype: torch.dtype, name: str = "auto
     """Return the backend called `name`. "auto": row-invariant where the rest of the model is, otherwise the fastest.
 
     Raises:
-        UnknownOptionError: no such backend; the message names those there are.
+        UnknownOptionError: no such backend here; the message names those there are.
     """
+    kernels = select_kernels(device, dtype)
+    here = [known for known in _BACKENDS if known != "native" or kernels.name.startswith("native")]
     if name == "auto":
-        name = "tiled" if (device.type, dtype) == ("cpu", torch.float32) else "sdpa"
-    if name not in _BACKENDS:
-        raise UnknownOptionError("attention backend", name, ["auto", *_BACKENDS])
+        tiled_or_sdpa = "tiled" if (device.type, dtype) == ("cpu", torch.float32) else "sdpa"
+        name = "native" if "native" in here else tiled_or_sdpa
+    if name not in here:
+        raise UnknownOptionError("attention backend", name, ["auto", *here])
     module, class_name = _BACKENDS[name]
-    make = getattr(import_module(module), class_name)
-    backend: AttentionBackend[Any] = make(select_kernels(device, dtype), dtype)
+    backend: AttentionBackend[Any] = getattr(import_module(module), class_name)(kernels, dtype)
     return backend

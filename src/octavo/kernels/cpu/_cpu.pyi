@@ -10,6 +10,35 @@ class Output(enum.Enum):
 def levels() -> list[str]: ...
 def packed_size(in_size: int, out_size: int, is_gated: bool, /) -> int: ...
 
+class AttentionLayer:
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        sliding_window: int,
+        query_norm: int,
+        key_norm: int,
+        norm_eps: float,
+        scale: float,
+    ) -> None: ...
+
+class AttentionStep:
+    def __init__(
+        self,
+        num_tokens: int,
+        num_row_blocks: int,
+        num_blocks_per_request: int,
+        cos: int,
+        sin: int,
+        slots: int,
+        query_start_loc: int,
+        seq_lens: int,
+        block_table: int,
+        row_blocks: int,
+    ) -> None: ...
+
 class Kernels:
     def __init__(self, level: str, num_threads: int, /) -> None: ...
     @property
@@ -22,4 +51,7 @@ class Kernels:
     ) -> None: ...
     def rms_norm(
         self, x: int, residual: int, weight: int, rows: int, size: int, eps: float, out: int, total: int, /
+    ) -> None: ...
+    def attention(
+        self, step: AttentionStep, layer: AttentionLayer, qkv: int, keys: int, values: int, out: int, /
     ) -> None: ...

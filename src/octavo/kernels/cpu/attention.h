@@ -12,24 +12,32 @@ namespace octavo {
 // holds [G][block_size / 32][tile] for keys and as much for values. A tile is made of square parts, [P / 32][32 x 32],
 // arranged for the unit that multiplies by them (attention_parts.inc.h). Any other block holds [block_size][G][P], and
 // tiles are made from it as they are read.
-struct AttentionArgs {
-  const void* qkv;            // [T, (H + 2 * G) * E]
-  void* out;                  // [T, H * E]
-  void* keys;                 // the pool, as above
-  void* values;               // the pool
-  const float* cos;           // [T, E / 2]
-  const float* sin;           // [T, E / 2]
-  const float* query_norm;    // [E], or null: no norms
-  const float* key_norm;      // [E], or null
-  const std::int64_t* slots;  // [T], where each token's key and value are written
-  const std::int32_t* query_start_loc;  // [R + 1]
+// One layer, in every step.
+struct AttentionLayer {
+  std::int64_t num_heads, num_kv_heads, head_dim, block_size;
+  std::int64_t sliding_window;  // position p sees p - sliding_window + 1 ... p; 0: all up to p
+  const float* query_norm;      // [E], or null: no norms
+  const float* key_norm;        // [E], or null
+  float norm_eps, scale;
+};
+
+// One step, in every layer.
+struct AttentionStep {
+  std::int64_t num_tokens, num_row_blocks, num_blocks_per_request;  // T, row blocks, B
+  const float* cos;                     // [T, E / 2]
+  const float* sin;                     // [T, E / 2]
+  const std::int64_t* slots;            // [T], where each token's key and value are written
+  const std::int32_t* query_start_loc;  // [R + 1], a request's tokens in T
   const std::int32_t* seq_lens;         // [R], with this step's tokens
   const std::int32_t* block_table;      // [R, B]
-  const std::int32_t* row_blocks;       // [num_row_blocks, 3]: request, first row, rows; see below
-  std::int64_t num_tokens, num_row_blocks, num_blocks_per_row;
-  std::int64_t num_heads, num_kv_heads, head_dim, block_size;
-  std::int64_t sliding_window;  // 0: none
-  float norm_eps, scale;
+  const std::int32_t* row_blocks;       // [row blocks, 3]: request, first row, rows
+};
+
+struct AttentionArgs : AttentionLayer, AttentionStep {
+  const void* qkv;  // [T, (H + 2 * G) * E]
+  void* out;        // [T, H * E]
+  void* keys;       // the pool, as above
+  void* values;     // the pool
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row

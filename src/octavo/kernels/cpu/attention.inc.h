@@ -5,6 +5,8 @@
 // position. Tiles that a row does not see add exact zeros, so blocks of rows may share them or leave them out.
 
 constexpr std::int64_t kSpanTiles = 8;  // 256 positions
+// Tiles that some rows of a block see and others do not: its tokens are neighbours, so two at either end of their sight.
+constexpr std::int64_t kMaxEdgeTiles = 4;
 constexpr std::int64_t kMaxParts = kMaxHeadDim / kPart;
 constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, for one row tile
 
@@ -36,8 +38,10 @@ struct Workspace {
   alignas(64) float total[kMaxParts * 2 * kPairElements];               // [parts] results: of all spans so far
   alignas(64) Element keys[kTilePositions * kMaxHeadDim];               // a tile that had to be put together
   alignas(64) Element values[kSpanTiles * kTilePositions * kMaxHeadDim];
-  RowState states[kMaxRowsOfBlock];
-  Join shares[kMaxRowsOfBlock];
+  alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
+  alignas(64) float span_max[kMaxRowsOfBlock], span_sum[kMaxRowsOfBlock];
+  alignas(64) float old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
+  RowStates states[2];  // of each row tile
 };
 
 // A span of tiles of one context.
@@ -50,7 +54,7 @@ struct Span {
 };
 
 static inline std::int64_t slot_of(const AttentionArgs& args, std::int64_t request, std::int64_t position) {
-  const std::int32_t block = args.block_table[request * args.num_blocks_per_row + position / args.block_size];
+  const std::int32_t block = args.block_table[request * args.num_blocks_per_request + position / args.block_size];
   return block * args.block_size + position % args.block_size;
 }
 
@@ -163,57 +167,146 @@ static inline void weigh_row(const AttentionArgs& args, const RowBlock& rows, co
       sum += weight;
     }
   }
-  work.shares[row] = join(work.states[row], span_max, sum_of_lanes(sum));
+  work.span_max[row] = span_max;
+  work.span_sum[row] = sum_of_lanes(sum);
 }
 
 template <class Element>
-static inline void mix_part(const RowBlock& rows, const Span<Element>& span, Workspace<Element>& work,
-                            std::int64_t part, const Element* next) {
-  multiply_parts(
-      work.mixed + part * 2 * kPairElements, work.weights, kSpanTiles * kLeftElements, rows.num_rows, span.num_tiles,
-      [&](std::int64_t tile) { return span.values[tile] + part * kRightElements; },
-      [&](std::int64_t tile) { return next && tile == 0 ? next + part * kRightElements : nullptr; });
+static inline void weigh_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+                              Workspace<Element>& work) {
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) weigh_row(args, rows, span, work, row);
+  for (std::int64_t tile = 0; tile * 16 < rows.num_rows; ++tile) {
+    const Shares shares =
+        join(work.states[tile], load_f32(work.span_max + tile * 16), load_f32(work.span_sum + tile * 16));
+    store_f32(work.old_shares + tile * 16, shares.old_share);
+    store_f32(work.new_shares + tile * 16, shares.new_share);
+  }
 }
 
-// Add the span's mix of values of one row to what the row has.
+// The span's weights times its values.
+template <class Element>
+static inline void mix_values(const RowBlock& rows, const Span<Element>& span, Workspace<Element>& work,
+                              std::int64_t num_parts) {
+  for (std::int64_t part = 0; part < num_parts; ++part)
+    multiply_parts(
+        work.mixed + part * 2 * kPairElements, work.weights, kSpanTiles * kLeftElements, rows.num_rows, span.num_tiles,
+        [&](std::int64_t tile) { return span.values[tile] + part * kRightElements; },
+        [&](std::int64_t) { return static_cast<const Element*>(nullptr); });
+}
+
+// Adds the span's mix of values of one row to what the row has.
 template <class Element>
 static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts) {
-  const Join shares = work.shares[row];
+  const float old_share = work.old_shares[row], new_share = work.new_shares[row];
   for (std::int64_t i = 0; i < num_parts * 2; ++i) {
-    const std::int64_t at = i / 2 * 2 * kPairElements + row / 16 * kPairElements + i % 2 * kResultElements + row % 16 * 16;
-    store_f32(work.total + at, load_f32(work.total + at) * shares.old_share + load_f32(work.mixed + at) * shares.new_share);
+    const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
+    store_f32(work.total + at, load_f32(work.total + at) * old_share + load_f32(work.mixed + at) * new_share);
   }
 }
 
+// Copies the tiles that not all rows see, without the positions that this row does not see.
 template <class Element>
-static inline void mix_span(const RowBlock& rows, const Span<Element>& span, Workspace<Element>& work,
-                            std::int64_t num_parts) {
-  for (std::int64_t part = 0; part < num_parts; ++part) mix_part(rows, span, work, part, static_cast<Element*>(nullptr));
-  for (std::int64_t row = 0; row < rows.num_rows; ++row) add_mixed(work, row, num_parts);
+static inline Span<Element> clean_for_row(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+                                          Workspace<Element>& work, std::int64_t row) {
+  const std::int64_t padded = padded_head(args);
+  const Sight seen = sight(args, rows, row);
+  Span<Element> result = span;
+  Element* to = work.cleaned;
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    if (span.is_seen_by_all[i]) continue;
+    const std::int64_t start = (span.first_tile + i) * kTilePositions;
+    __builtin_memcpy(to, span.values[i], static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
+    for (std::int64_t at = 0; at < kTilePositions; ++at) {
+      if (start + at >= seen.first && start + at <= seen.last) continue;
+      for (std::int64_t element = 0; element < padded; ++element)
+        to[element / kPart * kRightElements + right_index(Element{}, at, element % kPart)] = Element{0};
+    }
+    result.values[i] = to;
+    to += kTilePositions * padded;
+  }
+  return result;
 }
 
-// A weight of zero does not silence a NaN: values that some rows see and others do not, or that nobody has written, may
-// hold one. Then each row is mixed by itself, from tiles without what it does not see.
+// A weight of zero does not silence a NaN, and values that a row must not see may hold one: another row's of a later
+// position, or what another request left in a block.
 template <class Element>
-static void mix_span_by_row(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
-                            Workspace<Element>& work, std::int64_t num_parts) {
-  const std::int64_t padded = num_parts * kPart;
+static inline bool has_hidden_nan(const AttentionArgs& args, const Span<Element>& span) {
+  for (std::int64_t i = 0; i < span.num_tiles; ++i)
+    if (!span.is_seen_by_all[i] && !is_finite(span.values[i], kTilePositions * padded_head(args))) return true;
+  return false;
+}
+
+template <class Element>
+static inline void mix_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+                            Workspace<Element>& work) {
+  const std::int64_t num_parts = padded_head(args) / kPart;
+  const bool is_by_row = has_hidden_nan(args, span);
+  if (!is_by_row) mix_values(rows, span, work, num_parts);
   for (std::int64_t row = 0; row < rows.num_rows; ++row) {
-    const Sight seen = sight(args, rows, row);
-    Span<Element> cleaned = span;
-    for (std::int64_t i = 0; i < span.num_tiles; ++i) {
-      Element* to = work.values + i * kTilePositions * kMaxHeadDim;
-      const std::int64_t start = (span.first_tile + i) * kTilePositions;
-      if (span.values[i] != to)
-        __builtin_memcpy(to, span.values[i], static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
-      for (std::int64_t at = 0; at < kTilePositions; ++at)
-        for (std::int64_t element = 0; element < padded; ++element)
-          if (start + at < seen.first || start + at > seen.last)
-            to[element / kPart * kRightElements + right_index(Element{}, at, element % kPart)] = Element{0};
-      cleaned.values[i] = to;
-    }
-    for (std::int64_t part = 0; part < num_parts; ++part)
-      mix_part(rows, cleaned, work, part, static_cast<Element*>(nullptr));
+    if (is_by_row) mix_values(rows, clean_for_row(args, rows, span, work, row), work, num_parts);
     add_mixed(work, row, num_parts);
   }
+}
+
+template <class Element>
+static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work,
+                              std::int64_t row) {
+  const float share = 1.0f / work.states[row / 16].sum[row % 16];
+  Element* out = static_cast<Element*>(args.out) +
+                 (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
+  for (std::int64_t i = 0; i * 16 < args.head_dim; ++i) {
+    const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
+    // + 0: tiles that a row does not see may have turned a negative zero into a positive one.
+    const f32x16 result = load_f32(work.total + at) * share + 0.0f;
+    const std::int64_t count = smaller(16, args.head_dim - i * 16);
+    count == 16 ? store(out + i * 16, result) : store_part(out + i * 16, result, count);
+  }
+}
+
+template <class Element>
+static void attend_rows(const AttentionArgs& args, const RowBlock& rows) {
+  Workspace<Element> work;
+  __builtin_memset(work.total, 0, sizeof work.total);
+  __builtin_memset(work.weights, 0, sizeof work.weights);  // also of rows that are not there
+  make_queries(args, rows, work.queries);
+  begin_tiles(smaller(16, rows.num_rows));
+  const std::int64_t first_tile = sight(args, rows, 0).first / kTilePositions;
+  const std::int64_t end_tile = sight(args, rows, rows.num_rows - 1).last / kTilePositions + 1;
+  for (std::int64_t tile = first_tile; tile < end_tile;) {
+    Span<Element> span;
+    span.first_tile = tile;
+    span.num_tiles = smaller(end_tile, (tile / kSpanTiles + 1) * kSpanTiles) - tile;
+    find_tiles(args, rows, span, work);
+    score_span(args, rows, span, work);
+    weigh_span(args, rows, span, work);
+    mix_span(args, rows, span, work);
+    tile += span.num_tiles;
+  }
+  end_tiles();
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) finish_row(args, rows, work, row);
+}
+
+static inline RowBlock row_block(const AttentionArgs& args, std::int64_t index, std::int64_t kv_head) {
+  const std::int32_t* block = args.row_blocks + index * 3;
+  const std::int64_t request = block[0], first_token = args.query_start_loc[request];
+  const std::int64_t num_new = args.query_start_loc[request + 1] - first_token;
+  return {.request = request,
+          .kv_head = kv_head,
+          .first_row = block[1],
+          .num_rows = block[2],
+          .group_size = args.num_heads / args.num_kv_heads,
+          .first_token = first_token,
+          .first_position = args.seq_lens[request] - num_new};
+}
+
+static void attention(const AttentionArgs& args, Pool& pool) {
+  const std::int64_t group = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
+  // All keys and values are written before any is read: requests of one step may share blocks.
+  pool.run(ceil_div(args.num_tokens, group), [&](std::int64_t chunk) {
+    for (std::int64_t token = chunk * group; token < smaller(args.num_tokens, (chunk + 1) * group); ++token)
+      write_kv<bf16>(args, token);
+  });
+  pool.run(args.num_row_blocks * args.num_kv_heads, [&](std::int64_t chunk) {
+    attend_rows<bf16>(args, row_block(args, chunk / args.num_kv_heads, chunk % args.num_kv_heads));
+  });
 }

@@ -41,6 +41,22 @@ T* at(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
+                          std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
+                          std::uintptr_t key_norm, float norm_eps, float scale) {
+  if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
+  return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
+          at<const float>(key_norm), norm_eps, scale};
+}
+
+AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_row_blocks, std::int64_t num_blocks_per_request,
+                        std::uintptr_t cos, std::uintptr_t sin, std::uintptr_t slots, std::uintptr_t query_start_loc,
+                        std::uintptr_t seq_lens, std::uintptr_t block_table, std::uintptr_t row_blocks) {
+  return {num_tokens, num_row_blocks, num_blocks_per_request, at<const float>(cos), at<const float>(sin),
+          at<const std::int64_t>(slots), at<const std::int32_t>(query_start_loc), at<const std::int32_t>(seq_lens),
+          at<const std::int32_t>(block_table), at<const std::int32_t>(row_blocks)};
+}
+
 // One level's ops and the threads that run them.
 class Kernels {
  public:
@@ -66,6 +82,11 @@ class Kernels {
                                 at<bf16>(out), at<bf16>(total)});
   }
 
+  void attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t qkv, std::uintptr_t keys,
+                 std::uintptr_t values, std::uintptr_t out) {
+    run(ops_.attention, AttentionArgs{layer, step, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)});
+  }
+
  private:
   static const Ops& find(const std::string& level) {
     for (const Ops* ops : available_ops())
@@ -89,6 +110,8 @@ class Kernels {
 
 NB_MODULE(_cpu, m) {
   using namespace octavo;
+  using namespace nb::literals;
+  nb::set_leak_warnings(false);  // kernels hold threads and live as long as the process
   m.def("levels", [] {
     std::vector<std::string> names;
     for (const Ops* ops : available_ops()) names.emplace_back(ops->name);
@@ -99,11 +122,18 @@ NB_MODULE(_cpu, m) {
       .value("BF16", Output::bf16)
       .value("FLOAT32", Output::float32)
       .value("GATED", Output::gated);
+  nb::class_<AttentionLayer>(m, "AttentionLayer")
+      .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
+           "query_norm"_a, "key_norm"_a, "norm_eps"_a, "scale"_a);
+  nb::class_<AttentionStep>(m, "AttentionStep")
+      .def(nb::new_(&make_step), "num_tokens"_a, "num_row_blocks"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
+           "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "row_blocks"_a);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("level", &Kernels::level)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack_linear)
       .def("linear", &Kernels::linear)
-      .def("rms_norm", &Kernels::rms_norm);
+      .def("rms_norm", &Kernels::rms_norm)
+      .def("attention", &Kernels::attention);
 }

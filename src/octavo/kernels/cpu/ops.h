@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "pool.h"
 
 namespace octavo {
@@ -52,6 +53,7 @@ struct Ops {
   void (*pack_linear)(const PackArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
+  void (*attention)(const AttentionArgs&, Pool&);
 };
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements

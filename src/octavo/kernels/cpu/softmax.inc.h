@@ -25,26 +25,23 @@ static inline f32x16 power_of_two(f32x16 x) {
   return (f32x16)((i32x16)result & ~is_low);
 }
 
-static inline float power_of_two(float x) { return power_of_two(splat(x))[0]; }
-
 static inline f32x16 greater(f32x16 a, f32x16 b) { return a > b ? a : b; }
 
-// What is known of one row after some spans: weights are 2^(score - max).
-struct RowState {
-  float max = kNothing;
-  float sum = 0.0f;
+// What is known of 16 rows after some spans: weights are 2^(score - max).
+struct RowStates {
+  f32x16 max = splat(kNothing), sum = splat(0.0f);
 };
 
 // How much the weights so far, and those of a new span, count once they are joined.
-struct Join {
-  float old_share, new_share;
+struct Shares {
+  f32x16 old_share, new_share;
 };
 
-static inline Join join(RowState& state, float span_max, float span_sum) {
-  const float max = span_max > state.max || span_max != span_max ? span_max : state.max;
-  const float base = max == kNothing ? 0.0f : max;
-  const Join shares = {power_of_two(state.max - base), power_of_two(span_max - base)};
-  state.sum = state.sum * shares.old_share + span_sum * shares.new_share;
-  state.max = max;
+static inline Shares join(RowStates& states, f32x16 span_max, f32x16 span_sum) {
+  const f32x16 max = greater(span_max, states.max);
+  const f32x16 base = max == kNothing ? splat(0.0f) : max;
+  const Shares shares = {power_of_two(states.max - base), power_of_two(span_max - base)};
+  states.sum = states.sum * shares.old_share + span_sum * shares.new_share;
+  states.max = max;
   return shares;
 }

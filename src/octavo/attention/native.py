@@ -1,0 +1,129 @@
+"""Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Row-invariant.
+
+Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, N = row blocks. A row is one
+query head of one token; a row block is up to 32 rows of one request, computed together for each kv head.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.attention.base import AttentionLayer, KVLayout
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.native import NativeKernels
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu import _cpu
+
+_HEAD_PADDING = 32  # elements: a tile of keys or values is made of parts of 32 by 32
+_MAX_HEAD_DIM = 256
+_ROWS_PER_BLOCK = 32
+_NO_ADDRESS = 0
+
+
+class NativePlan:
+    """One step for the kernels. The first layer completes it; it holds what the addresses in `step` belong to."""
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        self.batch = batch
+        self.step: _cpu.AttentionStep | None = None
+        self.held: list[object] = []
+
+
+class NativeAttention:
+    """See `AttentionBackend`."""
+
+    is_row_invariant = True
+
+    def __init__(self, kernels: NativeKernels, dtype: torch.dtype) -> None:
+        from octavo.kernels.cpu import _cpu
+
+        self._cpu, self._native, self._dtype = _cpu, kernels.native, dtype
+        self._layers: dict[tuple[AttentionLayer, int], _cpu.AttentionLayer] = {}  # by layer and block size
+        self.name = f"native-{kernels.native.level}"
+
+    def kv_layout(self, head_dim: int) -> KVLayout:
+        """See `AttentionBackend.kv_layout`.
+
+        Raises:
+            UnsupportedModelError: heads larger than these kernels take.
+        """
+        if head_dim > _MAX_HEAD_DIM:
+            raise UnsupportedModelError(
+                f"head_dim={head_dim}: the C++ attention takes at most {_MAX_HEAD_DIM}; "
+                "set OCTAVO_CPU_LEVEL=torch to compute with torch's ops"
+            )
+        return KVLayout(head_size=-(-head_dim // _HEAD_PADDING) * _HEAD_PADDING, dtype=self._dtype)
+
+    def plan(self, batch: ForwardBatch) -> NativePlan:
+        return NativePlan(batch)
+
+    def forward(
+        self,
+        qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
+        cos: torch.Tensor,  # [T, E / 2] float32
+        sin: torch.Tensor,  # [T, E / 2] float32
+        kv_cache: LayerKVCache,
+        batch: ForwardBatch,
+        plan: NativePlan,
+        layer: AttentionLayer,
+    ) -> torch.Tensor:  # [T, H * E]
+        if plan.step is None:
+            plan.step = self._make_step(plan, cos, sin, layer.num_heads // layer.num_kv_heads)
+        key = layer, batch.block_size
+        if key not in self._layers:
+            self._layers[key] = self._make_layer(layer, batch.block_size)
+        qkv, out = qkv.contiguous(), torch.empty(len(qkv), layer.num_heads * layer.head_dim, dtype=self._dtype)
+        addresses = (tensor.data_ptr() for tensor in (qkv, kv_cache.key, kv_cache.value, out))
+        self._native.attention(plan.step, self._layers[key], *addresses)
+        return out
+
+    def _make_step(
+        self, plan: NativePlan, cos: torch.Tensor, sin: torch.Tensor, group_size: int
+    ) -> "_cpu.AttentionStep":
+        batch = plan.batch
+        row_blocks = cut_into_row_blocks(batch, group_size)  # [N, 3]
+        cos, sin, table = cos.contiguous(), sin.contiguous(), batch.block_table.contiguous()
+        plan.held += [row_blocks, cos, sin, table]
+        return self._cpu.AttentionStep(
+            num_tokens=len(batch.positions),
+            num_row_blocks=len(row_blocks),
+            num_blocks_per_request=table.shape[1],
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            slots=batch.slot_mapping.data_ptr(),
+            query_start_loc=batch.query_start_loc.data_ptr(),
+            seq_lens=batch.seq_lens.data_ptr(),
+            block_table=table.data_ptr(),
+            row_blocks=row_blocks.ctypes.data,
+        )
+
+    def _make_layer(self, layer: AttentionLayer, block_size: int) -> "_cpu.AttentionLayer":
+        norms = layer.norms
+        return self._cpu.AttentionLayer(
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            block_size=block_size,
+            sliding_window=layer.sliding_window or 0,
+            query_norm=norms.query.data_ptr() if norms else _NO_ADDRESS,
+            key_norm=norms.key.data_ptr() if norms else _NO_ADDRESS,
+            norm_eps=norms.eps if norms else 0.0,
+            scale=layer.scale,
+        )
+
+
+def cut_into_row_blocks(batch: ForwardBatch, group_size: int) -> npt.NDArray[np.int32]:
+    """Return [N, 3] of request, first row and number of rows; those with the longest contexts first."""
+    num_rows = np.diff(batch.query_start_loc_list) * group_size  # [R]
+    counts = -(-num_rows // _ROWS_PER_BLOCK)  # [R]
+    requests = np.repeat(np.arange(len(counts)), counts)  # [N]
+    within = np.arange(len(requests)) - np.repeat(np.cumsum(counts) - counts, counts)  # [N], of its request
+    first_rows = within * _ROWS_PER_BLOCK
+    sizes = np.minimum(_ROWS_PER_BLOCK, num_rows[requests] - first_rows)
+    unseen = (num_rows[requests] - first_rows - sizes) // group_size  # tokens behind the block's last
+    order = np.argsort(unseen - np.asarray(batch.seq_lens_list)[requests], kind="stable")
+    return np.stack((requests, first_rows, sizes), axis=1)[order].astype(np.int32)
