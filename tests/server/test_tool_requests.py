@@ -1,0 +1,171 @@
+"""What of a chat request's tools is refused, and what the rest means for prompt, grammar and messages. No engine."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.demo import demo_model_path
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError
+from octavo.server.openai.answer_formats import AnswerFormats, AnswerPlan
+from octavo.server.openai.history import template_messages
+from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
+from octavo.structured_output import StructuredOutput
+from octavo.tokenizer.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.from_path(demo_model_path())
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: dict[str, Any] = {"name": "get_weather", "parameters": SCHEMA}
+PLAIN: dict[str, Any] = {"name": "now"}
+
+
+def tools(*functions: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": function} for function in functions]
+
+
+def request(**fields: Any) -> ChatCompletionRequest:
+    body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    return msgspec.json.decode(json.dumps(body), type=ChatCompletionRequest)
+
+
+def plan(params: SamplingParams | None = None, parser: str = "auto", **fields: Any) -> AnswerPlan:
+    formats = AnswerFormats(TOKENIZER, tool_call_parser_name=parser)
+    return formats.plan(request(**fields), params or SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": tools(WEATHER), "tool_choice": "always"}, "tool_choice"),
+        ({"tools": tools(WEATHER), "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": tools(WEATHER, WEATHER)}, "tools[1].function.name"),
+        ({"tools": tools({"name": ""})}, "tools[0].function.name"),
+        ({"tools": tools({"name": "a b"})}, "tools[0].function.name"),
+        ({"tools": tools(PLAIN, {"name": "f", "parameters": {"type": "array"}})}, "tools[1].function.parameters"),
+        ({"tools": [{"type": "retrieval", "function": PLAIN}]}, "tools[0].type"),
+        ({"tools": tools(PLAIN) * 1001}, "tools"),
+        ({"reasoning_effort": "lots"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ],
+)
+def test_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        plan(**fields)
+    assert (caught.value.status, caught.value.detail.param) == (400, param)
+
+
+def test_a_schema_that_is_too_deep_is_refused_by_name() -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"a": deep}}
+    with pytest.raises(ApiError, match="levels deep") as caught:
+        plan(tools=tools({"name": "f", "parameters": deep}))
+    assert caught.value.detail.param == "tools[0].function.parameters"
+
+
+def test_tools_need_a_model_that_calls() -> None:
+    with pytest.raises(ApiError, match="--tool-call-parser"):
+        plan(parser="none", tools=tools(PLAIN))
+    assert plan(parser="none", tools=tools(PLAIN), tool_choice="none").tools is None
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": tools(PLAIN), "tool_choice": "none"}])
+def test_without_calls_all_is_as_without_tools(fields: dict[str, Any]) -> None:
+    made = plan(**fields)
+    assert made.tools is None
+    assert "tools" not in made.prompt_options
+    assert made.params == SamplingParams()
+
+
+def test_auto_leaves_the_text_free() -> None:
+    made = plan(tools=tools(WEATHER, PLAIN))
+    assert made.params.structured_output is None
+    assert [tool["function"]["name"] for tool in made.prompt_options["tools"]] == ["get_weather", "now"]  # type: ignore[attr-defined]
+
+
+def test_strict_tools_are_held_to_their_schema_within_free_text() -> None:
+    form = plan(tools=tools(WEATHER | {"strict": True}, PLAIN)).params.structured_output
+    assert form is not None
+    assert form.free_text
+    assert json.loads(str(form.tags[0].json_schema)) == SCHEMA
+    assert json.loads(str(form.tags[1].json_schema)) == {"type": "object"}
+
+
+def test_required_and_named_calls_are_forced() -> None:
+    required = plan(tools=tools(WEATHER, PLAIN), tool_choice="required").params.structured_output
+    assert required is not None
+    assert (required.free_text, len(required.tags), required.max_tags) == (False, 2, None)
+    choice = {"type": "function", "function": {"name": "now"}}
+    named = plan(tools=tools(WEATHER, PLAIN), tool_choice=choice).params.structured_output
+    assert named is not None
+    assert (len(named.tags), named.max_tags) == (1, 1)
+    assert '"now"' in named.tags[0].begin
+
+
+def test_no_parallel_calls_means_one_at_most() -> None:
+    single = plan(tools=tools(PLAIN), parallel_tool_calls=False).params.structured_output
+    assert single is not None
+    assert (single.free_text, single.max_tags) == (True, 1)
+
+
+def test_a_form_for_answers_and_tools_go_together() -> None:
+    answer = SamplingParams(structured_output=StructuredOutput(json_schema=SCHEMA))
+    form = plan(answer, tools=tools(PLAIN)).params.structured_output
+    assert form is not None
+    assert [tag.begin[:11] for tag in form.tags] == ["<tool_call>", ""]
+    forced = plan(answer, tools=tools(PLAIN), tool_choice="required").params.structured_output
+    assert forced is not None
+    assert len(forced.tags) == 1
+    regex = SamplingParams(structured_output=StructuredOutput(regex="[ab]"))
+    assert plan(regex, tools=tools(PLAIN)).params == regex
+
+
+def test_a_format_without_json_is_forced_in_another_and_read_so() -> None:
+    made = plan(parser="pythonic", tools=tools(PLAIN), tool_choice="required")
+    assert made.tools is not None
+    assert made.tools.parser(made.params) is HermesParser
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high", "enable_thinking": True}),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking": True}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+            {"reasoning_effort": "low", "enable_thinking": False},
+        ),
+    ],
+)
+def test_what_the_template_is_told_of_thinking(fields: dict[str, Any], options: dict[str, object]) -> None:
+    assert plan(**fields).prompt_options == options
+
+
+def test_history_as_templates_read_it() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+    broken = {"id": "2", "type": "function", "function": {"name": "f", "arguments": "{oops"}}
+    bare = {"function": {"name": "g", "arguments": ""}}
+    messages = [
+        {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call, broken, bare]},
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "7"}]},
+        {"role": "user", "content": "So?", "name": "Ann"},
+    ]
+    plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]))
+    assert plain[0] == {
+        "role": "assistant",
+        "reasoning_content": "Hm.",
+        "tool_calls": [
+            call | {"function": {"name": "f", "arguments": {"a": [1]}}},
+            broken,
+            {"type": "function", "function": {"name": "g", "arguments": {}}},
+        ],
+    }
+    assert plain[1:] == messages[1:]
+    assert "<tool_call>" in TOKENIZER.render_chat(plain)
