@@ -48,11 +48,11 @@ def test_every_option_can_be_set_in_the_file_and_in_the_environment(tmp_path: Pa
     assert set(table) == {s.name for s in (*fields(EngineArgs), *fields(ServerArgs))} - {"model_name"} | {"model"}
     (tmp_path / "all.yaml").write_text("\n".join(shown))
     again = resolve(file=tmp_path / "all.yaml")
-    assert (again.engine, again.server) == (EngineArgs(), ServerArgs())
+    assert (again.engine, again.server) == (EngineArgs(engine_process=True), ServerArgs())
     assert set(again.origins) == set(table)
     texts = {f"OCTAVO_{name.upper()}": str(value) for name, value in table.items() if value not in (None, [], "")}
     from_environment = resolve(environ=texts)
-    assert (from_environment.engine, from_environment.server) == (EngineArgs(), ServerArgs())
+    assert (from_environment.engine, from_environment.server) == (again.engine, again.server)
 
 
 def test_lists_and_switches_in_the_environment() -> None:

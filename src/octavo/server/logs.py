@@ -34,3 +34,5 @@ def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT, TIME_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if level == "info":  # uvicorn's steps of starting and ending, which we tell ourselves
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)

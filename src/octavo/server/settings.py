@@ -55,6 +55,11 @@ class Settings:
         names = [name for name in _FIELDS if with_defaults or name in self.origins]
         return [f"{name}: {self._shown(name)}  # {self.origins.get(name, 'default')}" for name in names]
 
+    def log(self) -> None:
+        """Say what was set, and where."""
+        for line in self.lines():
+            logger.info("setting %s", line)
+
     def _shown(self, name: str) -> str:
         spec = _FIELDS[name]
         value = getattr(self.server if hasattr(self.server, spec.name) else self.engine, spec.name)
@@ -84,7 +89,9 @@ def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], confi
         values[name] = tuple(value) if isinstance(value, list) else value
         origins[name] = f"--{name.replace('_', '-')}"
     return Settings(
-        engine=_build(EngineArgs, values, origins), server=_build(ServerArgs, values, origins), origins=origins
+        engine=_build(EngineArgs, {"engine_process": True, **values}, origins),
+        server=_build(ServerArgs, values, origins),
+        origins=origins,
     )
 
 

@@ -6,8 +6,7 @@ from octavo.metrics.http import HttpMetrics
 from octavo.server.admission import Admission, draining
 from octavo.server.errors import ApiError
 from octavo.server.exchange import Exchange
-from octavo.server.middleware.auth import OPEN_PATHS
-from octavo.server.middleware.replies import asks_for_work, refuse, route_path, send_json
+from octavo.server.middleware.replies import OPEN_PATHS, asks_for_work, refuse, route_path, send_json
 
 
 class AdmissionMiddleware:

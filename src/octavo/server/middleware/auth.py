@@ -8,9 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError
-from octavo.server.middleware.replies import refuse, route_path
-
-OPEN_PATHS = frozenset({"/health", "/ready"})  # what load balancers ask, which have no key
+from octavo.server.middleware.replies import OPEN_PATHS, refuse, route_path
 
 
 class ApiKeyMiddleware:

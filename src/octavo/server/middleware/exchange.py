@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import as_api_error
 from octavo.server.exchange import CLIENT_LEFT, Exchange
-from octavo.server.middleware.replies import send_error
+from octavo.server.middleware.replies import OPEN_PATHS, route_path, send_error
 
 access_logger = logging.getLogger("octavo.access")
 
@@ -83,7 +83,8 @@ def log_access(scope: Scope, exchange: Exchange, status: int) -> None:
     known = {name: fact for name, fact in facts.items() if fact is not None}
     rest = " ".join(f"{name}={known[name]}" for name in list(known)[4:])
     line = (known["client"], known["method"], repr(known["path"])[1:-1], status, rest)
-    access_logger.info("%s %s %s %s %s", *line, extra={"facts": known})
+    level = logging.DEBUG if route_path(scope) in OPEN_PATHS and status < 400 else logging.INFO  # probes come for ever
+    access_logger.log(level, "%s %s %s %s %s", *line, extra={"facts": known})
 
 
 def _watching_receive(receive: Receive, exchange: Exchange) -> Receive:

@@ -8,6 +8,7 @@ from starlette.types import Scope, Send
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError, ErrorReply
 
+OPEN_PATHS = frozenset({"/health", "/ready"})  # what load balancers ask, who have no key and ask for ever
 API_PREFIX = "/v1/"  # what costs the engine work is a POST below this path
 
 
