@@ -72,6 +72,14 @@ class RequestError(EngineError):
     """One request failed; the others, and the engine, go on."""
 
 
+class GrammarTooComplexError(UserError):
+    """The form that an answer must have is over the limits on time or memory. Only the request that asked ends."""
+
+
+class GrammarError(EngineError):
+    """An answer and its grammar do not go together any more."""
+
+
 class EngineDeadError(EngineError):
     """The engine process is gone; the message says how it ended."""
 

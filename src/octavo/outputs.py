@@ -29,6 +29,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None  # why, when finish_reason is `error`
+    error_type: str | None = None  # a class of `octavo.errors`, where the reason has one: a `UserError` is the caller's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,8 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None  # set when one of the request's own stop_token_ids ended it
     error: str | None = None
     num_preemptions: int = 0
+    error_type: str | None = None  # a class of `octavo.errors`, where `error` has one
+    shows_last_token: bool = False  # with `stop`: the last token is text, and the form of the answer is complete
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, kw_only=True):

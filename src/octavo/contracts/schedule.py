@@ -1,7 +1,8 @@
 """The order for one step: what the scheduler tells every rank. Ids and counts in numpy columns, no tensors.
 
 A request is sent whole once (`NewRequestData`) together with the row that it will live in; afterwards only what
-changed travels. Legend: R = requests in the step, N = blocks newly given out, `row` = index into the worker's rows.
+changed travels. Legend: R = requests in the step, N = blocks newly given out, M = rows under a grammar, W = words of
+a mask (a bit for each token of the vocabulary, perhaps some more), `row` = index into the worker's rows.
 """
 
 from dataclasses import dataclass, field
@@ -39,6 +40,14 @@ class CachedRequestData:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TokenMasks:
+    """What rows under a grammar may sample in this step; a row that is not here is free."""
+
+    rows: Int32Array  # [M]
+    words: Int32Array  # [M, W]; bit b of word w: token 32 w + b may come
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerOutput:
     """One step. `rows[i]` computes `num_scheduled_tokens[i]` tokens from position `num_computed_tokens[i]` on.
 
@@ -55,5 +64,6 @@ class SchedulerOutput:
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
     finished_req_ids: list[str]  # ended or preempted since the last step: forget their rows, before anything else
+    token_masks: TokenMasks | None = None
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)  # drafts to verify
     scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)  # images to encode

@@ -4,11 +4,14 @@ import logging
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.engine.grammars import make_grammars
 from octavo.executor.base import Executor
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+_GRAMMAR_WAIT_S = 0.01  # at a time, when there is nothing else to do; messages are read in between
 
 
 class EngineCore:
@@ -17,8 +20,13 @@ class EngineCore:
     def __init__(self, config: EngineConfig, executor: Executor, *, epoch: int = 0) -> None:
         self._executor = executor
         num_blocks = executor.start()
+        self._grammars = make_grammars(config)
         self.scheduler = Scheduler(
-            config.scheduler, BlockManager(config.cache, num_blocks), config.model.max_model_len, epoch=epoch
+            config.scheduler,
+            BlockManager(config.cache, num_blocks),
+            config.model.max_model_len,
+            epoch=epoch,
+            grammars=self._grammars,
         )
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -34,6 +42,8 @@ class EngineCore:
 
     def step(self) -> EngineCoreOutputs:
         """Schedule, execute, update. A forward that raises ends the requests of this step, and only those."""
+        if self.scheduler.only_waits_for_grammars:
+            self._grammars.wait(_GRAMMAR_WAIT_S)
         order = self.scheduler.schedule()
         try:
             answer = self._executor.execute_model(order).result()
@@ -58,4 +68,5 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def close(self) -> None:
+        self._grammars.close()
         self._executor.exit()

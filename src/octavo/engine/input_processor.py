@@ -10,6 +10,7 @@ from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.inputs import parse_prompt
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.seeds import derive_seed, draw_seed
+from octavo.structured.check import FormChecker
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -36,6 +37,7 @@ class InputProcessor:
         self._eos_token_ids = list(config.model.eos_token_ids or fallback)
         self._engine_seed = config.seed
         self._num_seeds_drawn = 0
+        self._forms = FormChecker()
 
     def process(
         self,
@@ -58,6 +60,8 @@ class InputProcessor:
         text, token_ids = self._tokenize(prompt)
         self._check_length(token_ids, params)
         self._check_token_ids(params)
+        if params.structured_output is not None:
+            self._forms.check(params.structured_output)
         params = self._complete(params, len(token_ids))
         samples = [
             EngineCoreRequest(

@@ -80,7 +80,7 @@ class OutputProcessor:
         """Give a sample its new tokens; return whether a stop string ended it."""
         logprobs = outputs.logprobs.get(sample.request_id, ())
         report = outputs.finished.get(sample.request_id)
-        if report is not None and report.finish_reason == "stop":
+        if report is not None and report.finish_reason == "stop" and not report.shows_last_token:
             sample.push(first, token_ids[:-1], logprobs)
             if sample.finish_reason is None:
                 sample.push_stop_token(first + len(token_ids) - 1, token_ids[-1], logprobs[-1:])

@@ -23,6 +23,7 @@ class CompletionDelta(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    error_type: str | None = None
 
 
 class CompletionState:
@@ -38,6 +39,7 @@ class CompletionState:
         "_tokenizer",
         "cumulative_logprob",
         "error",
+        "error_type",
         "finish_reason",
         "is_taken",
         "logprobs",
@@ -57,6 +59,7 @@ class CompletionState:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.error: str | None = None
+        self.error_type: str | None = None
         self.is_taken = False  # whether `take` has told the end
         self._num_taken = 0  # tokens that `take` has returned
         self._params = params
@@ -88,7 +91,7 @@ class CompletionState:
 
     def end(self, report: FinishedRequest) -> None:
         """Take over how the core ended this sample."""
-        self.finish_reason, self.error = report.finish_reason, report.error
+        self.finish_reason, self.error, self.error_type = report.finish_reason, report.error, report.error_type
         self.stop_reason = report.stop_token_id
         self._flush()
 
@@ -113,6 +116,7 @@ class CompletionState:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
+            error_type=self.error_type,
         )
 
     def take(self, index: int) -> CompletionDelta | None:
@@ -131,6 +135,7 @@ class CompletionState:
             self.finish_reason,
             self.stop_reason,
             self.error,
+            self.error_type,
         )
 
     def _show(self, delta: str) -> None:

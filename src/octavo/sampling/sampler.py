@@ -1,9 +1,10 @@
 """The last stage on the device: one token for each row of logits, as a pure function of the row.
 
-Order: penalties, logit bias, masks, temperature, top-k, top-p, min-p; then the arg-max of log p + Gumbel noise, which
-is an exact draw from p (Maddison, Tarlow and Minka, "A* sampling", 2014). Temperature 0 is the arg-max without noise.
+Order: penalties, logit bias, masks (a grammar's last), temperature, top-k, top-p, min-p; then the arg-max of log p +
+Gumbel noise, which is an exact draw from p (Maddison, Tarlow and Minka, "A* sampling", 2014). Temperature 0 is the
+arg-max without noise.
 
-Legend: L = logits rows of the step, S = rows of one slice, V = vocabulary size.
+Legend: L = logits rows of the step, S = rows of one slice, M = rows under a grammar, V = vocabulary size.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.engine import TokenLogprobs
-from octavo.contracts.schedule import BoolArray, Int32Array
+from octavo.contracts.schedule import BoolArray, Int32Array, TokenMasks
 from octavo.sampling.draw import Wishes, draw
+from octavo.sampling.grammar import GrammarBans
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.rows import SamplingRows
 
@@ -40,13 +42,16 @@ class Sampler:
     def __init__(self, rows: SamplingRows) -> None:
         self._rows = rows
 
-    def sample(self, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array) -> SamplerOutput:
+    def sample(
+        self, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array, masks: TokenMasks | None = None
+    ) -> SamplerOutput:
         """Choose a token for each row of `logits` [L, V] float32.
 
         Row j belongs to the worker's row `row_ids[j]` and chooses that request's output token number
-        `output_indices[j]`. The logits are not changed.
+        `output_indices[j]`. Rows under a grammar find what they may sample in `masks`. The logits are not changed.
         """
-        step = _Step(self._rows, logits.to(self._rows.device), row_ids, output_indices)
+        bans = None if masks is None else GrammarBans(masks, row_ids)
+        step = _Step(self._rows, logits.to(self._rows.device), row_ids, output_indices, bans)
         step.draw_all()
         return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
 
@@ -54,20 +59,29 @@ class Sampler:
 class _Step:
     """One call of the sampler: its inputs, and its results as they come."""
 
-    def __init__(self, rows: SamplingRows, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array) -> None:
+    def __init__(
+        self,
+        rows: SamplingRows,
+        logits: Tensor,
+        row_ids: Int32Array,
+        output_indices: Int32Array,
+        bans: GrammarBans | None,
+    ) -> None:
         self._rows, self._logits, self._row_ids, self._output_indices = rows, logits, row_ids, output_indices
+        self._bans = bans
         self._records = rows.records(row_ids)  # [L]
+        self._is_changed = self._records["is_edited"] if bans is None else self._records["is_edited"] | bans.is_banning
         self.errors: dict[int, str] = {}
         largest, self.token_ids = logits.max(-1)  # [L] twice; of equals, max names the lowest id
         self._check(np.arange(len(row_ids)), largest)
 
     def draw_all(self) -> None:
         """Replace the arg-max by what each row asked for, one kind of row after the other."""
-        is_edited, is_filtered = self._records["is_edited"], self._records["is_filtered"]
+        is_changed, is_filtered = self._is_changed, self._records["is_filtered"]
         is_greedy = self._records["temperature"] == 0.0
         on_cpu = self._logits.device.type == "cpu"
         for is_alike, cpu_slice in (
-            (is_greedy & is_edited, _CPU_SLICE),
+            (is_greedy & is_changed, _CPU_SLICE),
             (~is_greedy & is_filtered, _CPU_FILTERED_SLICE),
             (~is_greedy & ~is_filtered, _CPU_SLICE),
         ):
@@ -94,15 +108,16 @@ class _Step:
             yield positions[start : start + size]
 
     def _edited(self, part: NDArray[np.int64]) -> Tensor:
-        """Return the rows' logits after their edits [S, V]: a copy wherever something is edited."""
-        is_edited = self._records["is_edited"][part]
-        if not is_edited.any():
+        """Return the rows' logits after their edits and bans [S, V]: a copy wherever something is changed."""
+        if not self._is_changed[part].any():
             is_run = part[-1] - part[0] + 1 == len(part)
             return self._logits[part[0] : part[-1] + 1] if is_run else self._logits[part]  # neighbours: a view
         logits = self._logits[part]  # a copy
-        for at in is_edited.nonzero()[0].tolist():
+        for at in self._records["is_edited"][part].nonzero()[0].tolist():
             edits = self._rows.edits_of(int(self._row_ids[part[at]]))
             edits.apply(logits[at], int(self._output_indices[part[at]]))
+        if self._bans is not None:
+            self._bans.apply(logits, part)
         largest = logits.amax(-1)  # [S]
         self._check(part, largest)
         # A row that bans every token has no distribution: a flat one gives it a token, which nobody will read.
@@ -119,4 +134,7 @@ def _why_not(largest: float) -> str:
         return "the model's logits contain NaN"
     if largest > 0:
         return "the model's logits contain infinity"
-    return "no token may be sampled: allowed_token_ids, bad_words, logit_bias and min_tokens together ban every one"
+    return (
+        "no token may be sampled: allowed_token_ids, bad_words, logit_bias, min_tokens and structured_output together "
+        "ban every one"
+    )

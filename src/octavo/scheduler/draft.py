@@ -1,12 +1,20 @@
 """The step being put together: what running and admitted requests compute, and the order that comes of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import AdmittedRequest
-from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+from octavo.contracts.schedule import (
+    BoolArray,
+    CachedRequestData,
+    Int32Array,
+    NewRequestData,
+    SchedulerOutput,
+    TokenMasks,
+)
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
@@ -74,8 +82,17 @@ class StepDraft:
         self._name_prompt_blocks(request.row, count)
         return count
 
-    def book(self, step: int, forgotten_req_ids: list[str], now_s: float) -> StepInFlight:
-        """Close the draft: write the order, and count its tokens as computed."""
+    def book(
+        self,
+        step: int,
+        forgotten_req_ids: list[str],
+        now_s: float,
+        make_masks: Callable[[RowIndices, BoolArray], TokenMasks | None],
+    ) -> StepInFlight:
+        """Close the draft: write the order, and count its tokens as computed.
+
+        `make_masks` says what rows [R], of which some sample [R], may sample.
+        """
         running = self._running
         new_requests = [self._new_request_data(request) for request in self._admitted]
         admitted = self._admissions(now_s)
@@ -96,6 +113,7 @@ class StepDraft:
             scheduled_new_reqs=new_requests,
             scheduled_cached_reqs=self._new_blocks(),
             finished_req_ids=forgotten_req_ids,
+            token_masks=make_masks(rows, samples),
         )
         return StepInFlight(
             output=output,

@@ -13,6 +13,7 @@ from octavo.scheduler.block_hash import root_hash
 class RequestStatus(Enum):
     """Where a request stands. The last four are final."""
 
+    WAITING_FOR_GRAMMAR = "waiting for its grammar"  # not in the queue yet
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"  # waiting again, with tokens of its own
@@ -36,11 +37,12 @@ class Request:
     """
 
     __slots__ = (
-        "_message",
         "aged_class",
         "arrival_index",
         "block_root",
+        "is_constrained",
         "max_num_tokens",
+        "message",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -51,7 +53,8 @@ class Request:
     )
 
     def __init__(self, message: EngineCoreRequest, arrival_index: int, max_model_len: int) -> None:
-        self._message = message
+        self.message = message
+        self.is_constrained = message.sampling_params.structured_output is not None
         self.arrival_index = arrival_index
         self.priority = message.priority
         self.aged_class = self.priority  # as it was when it was let in: what it waited counts while it runs, too
@@ -68,28 +71,28 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        return self._message.request_id
+        return self.message.request_id
 
     @property
     def params(self) -> SamplingParams:
-        return self._message.sampling_params
+        return self.message.sampling_params
 
     @property
     def arrival_time_s(self) -> float:
-        return self._message.arrival_time_s
+        return self.message.arrival_time_s
 
     @property
     def bad_words_token_ids(self) -> list[list[int]]:
-        return self._message.bad_words_token_ids
+        return self.message.bad_words_token_ids
 
     @property
     def active_eos_token_ids(self) -> frozenset[int]:
         """End tokens that end this request: none with `ignore_eos`."""
-        return frozenset() if self.params.ignore_eos else frozenset(self._message.eos_token_ids)
+        return frozenset() if self.params.ignore_eos else frozenset(self.message.eos_token_ids)
 
     @property
     def eos_token_ids(self) -> list[int]:
-        return self._message.eos_token_ids
+        return self.message.eos_token_ids
 
     @property
     def may_use_cached_prefix(self) -> bool:

@@ -32,6 +32,7 @@ class RunningRows:
         self.num_slots = np.zeros(max_num_rows, dtype=np.int32)  # tokens that its blocks can hold
         self.limit = np.zeros(max_num_rows, dtype=np.int32)  # tokens at which the request ends
         self.generation = np.zeros(max_num_rows, dtype=np.int64)  # rises when the row changes hands
+        self.is_constrained = np.zeros(max_num_rows, dtype=np.bool_)  # its next token depends on the last one's value
         self.requests: list[Request | None] = [None] * max_num_rows
         self._request_ids = np.full(max_num_rows, "", dtype=object)
         self.block_ids: list[list[int]] = [[] for _ in range(max_num_rows)]
@@ -83,6 +84,7 @@ class RunningRows:
         self.num_prompt[row], self.num_known[row], self.num_in_flight[row] = request.num_prompt_tokens, num_tokens, 0
         self.num_computed[row] = self.num_named[row] = num_cached_blocks * self._block_size
         self.num_slots[row], self.limit[row] = len(block_ids) * self._block_size, request.max_num_tokens
+        self.is_constrained[row] = request.is_constrained
         self.requests[row], self._request_ids[row] = request, request.request_id
         self.block_ids[row], self.last_hash[row] = block_ids, last_hash
         request.row, request.status = row, RequestStatus.RUNNING

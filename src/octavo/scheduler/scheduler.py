@@ -8,7 +8,7 @@ that a step will sample counts at once, as a token in flight.
 
 What lives elsewhere: columns of progress in `running`, waiting order in `request_queue`, who is let in in `admission`,
 blocks in `block_manager`, the step being put together in `draft`, its answer in `progress`, ends of requests in `stop`,
-the two messages in `contracts`.
+requests that wait for a grammar or run under one in `constrained`, the two messages in `contracts`.
 """
 
 import threading
@@ -20,18 +20,20 @@ import numpy as np
 
 from octavo.config.engine import SchedulerConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
+from octavo.contracts.grammar import Grammars
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.contracts.stats import SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.budget import split_budget
+from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft import StepDraft, StepInFlight, name_full_blocks
 from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RowIndices, RunningRows
-from octavo.scheduler.stop import check_stop, finished
+from octavo.scheduler.stop import check_stop, finished, form_complete
 from octavo.scheduler.stop_ids import StopIdTable
 
 
@@ -45,11 +47,13 @@ class Scheduler:
         max_model_len: int,
         *,
         epoch: int = 0,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.blocks = blocks
         self.waiting = RequestQueue(config.ageing_s)
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
+        self._constrained = ConstrainedRequests(grammars, self.running)
         self._admission = Admission(self.waiting, self.running, blocks)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
         self._requests: dict[str, Request] = {}  # all that wait or run
@@ -75,7 +79,10 @@ class Scheduler:
         self._num_arrived += 1
         self._requests[message.request_id] = request
         self._stop_ids.add(request.stop_token_ids)
-        self.waiting.add(request)
+        if request.is_constrained:
+            self._constrained.hold_back(request)
+        else:
+            self.waiting.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests now, wherever they are. Unknown ids are ignored: those ended on their own."""
@@ -89,6 +96,11 @@ class Scheduler:
         """True when nothing waits, nothing runs and no answer is outstanding."""
         return not (self._requests or self._in_flight)
 
+    @property
+    def only_waits_for_grammars(self) -> bool:
+        """True when a step would do nothing until some grammar is compiled."""
+        return self._constrained.num_pending > 0 and self._constrained.num_pending == len(self._requests)
+
     def get_ready_requests(self) -> list[Request]:
         """Return the waiting requests in the order in which they would be admitted now."""
         return list(self.waiting.in_order(self._clock()))
@@ -98,6 +110,7 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Decide the next step. Blocks, rows and progress are booked as if it were done already."""
         self._assert_owner()
+        self._queue_compiled()
         draft = StepDraft(self.running, self.blocks)
         num_preemptions = self._num_preemptions
         now_s = self._clock()
@@ -106,9 +119,18 @@ class Scheduler:
             self._admission.admit(draft, self._max_num_batched_tokens - draft.num_tokens, now_s)
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
-        step = draft.book(self._num_steps, forgotten, now_s)
+        step = draft.book(self._num_steps, forgotten, now_s, self._constrained.token_masks)
         self._in_flight.append(step)
         return step.output
+
+    def _queue_compiled(self) -> None:
+        """Let requests queue whose grammar is there by now; end those whose grammar cannot be."""
+        for request, error in self._constrained.take_compiled():
+            if error is None:
+                self.waiting.add(request)
+                request.status = RequestStatus.WAITING
+            else:
+                self._fail(request, str(error), type(error).__name__)
 
     def _schedule_running(self, draft: StepDraft) -> None:
         """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
@@ -126,8 +148,10 @@ class Scheduler:
         """Return the running rows that compute something in this step, and how many tokens each."""
         running = self.running
         rows = running.active
+        # A row under a grammar waits for its last token: what may follow depends on it.
+        num_ahead = np.where(running.is_constrained[rows], 0, running.num_in_flight[rows])
         # The last token of a request is never computed: nothing is sampled from it.
-        target = np.minimum(running.num_known[rows] + running.num_in_flight[rows], running.limit[rows] - 1)
+        target = np.minimum(running.num_known[rows] + num_ahead, running.limit[rows] - 1)
         counts = split_budget(target - running.num_computed[rows], self._max_num_batched_tokens)
         if np.count_nonzero(counts) < len(counts):
             rows, counts = rows[counts > 0], counts[counts > 0]
@@ -166,13 +190,27 @@ class Scheduler:
         assert step.output is output, "answers come in the order of their steps"
         news = StepNews.of(step, answer, self.running)
         news.append_tokens(self.running)
+        self._advance_grammars(news)
         at_limit = news.positions + 1 >= self.running.limit[news.rows]
         may_end = at_limit | self._stop_ids.candidates(news.token_ids)
         for index in may_end.nonzero()[0].tolist():
-            self._end_if_stopped(int(news.rows[index]), int(news.token_ids[index]))
+            if news.req_ids[index] in self._requests:  # its form is not complete yet
+                self._end_if_stopped(int(news.rows[index]), int(news.token_ids[index]))
         for request_id, error in news.errors.items():
             self._fail(self._requests[request_id], error)
         return self._outputs(news, step)
+
+    def _advance_grammars(self, news: StepNews) -> None:
+        """End requests whose form is complete: such an answer was not cut, even if it is as long as it may be."""
+        grammars = self._constrained.advance(news)
+        for request_id in grammars.complete:
+            request, index = self._requests[request_id], news.req_ids.index(request_id)
+            report = check_stop(request, int(news.token_ids[index]), int(news.positions[index]) + 1)
+            if report is None or report.finish_reason != RequestStatus.STOPPED.value:
+                report = form_complete(request)
+            self._end(request, report, RequestStatus.STOPPED)
+        for request_id, error in grammars.failed.items():
+            self._fail(self._requests[request_id], str(error), type(error).__name__)
 
     def _end_if_stopped(self, row: int, token_id: int) -> None:
         request = self.running.request_at(row)
@@ -201,18 +239,22 @@ class Scheduler:
         """Report ends that no step's answer carries: aborts, and failures of a step."""
         return self._outputs(StepNews.nothing(), None)
 
-    def _fail(self, request: Request, error: str) -> None:
+    def _fail(self, request: Request, error: str, error_type: str | None = None) -> None:
         """End one request as failed. What its blocks hold is not to be trusted, so nobody shall find them."""
         if request.row is not None:
             self.blocks.forget_blocks(self.running.block_ids[request.row])
-        self._end(request, finished(request, RequestStatus.FAILED, error=error), RequestStatus.FAILED)
+        report = finished(request, RequestStatus.FAILED, error=error, error_type=error_type)
+        self._end(request, report, RequestStatus.FAILED)
 
     def _end(self, request: Request, report: FinishedRequest, status: RequestStatus) -> None:
         if request.row is not None:
             self._release(request, status)
         else:
+            is_queued = request.status is not RequestStatus.WAITING_FOR_GRAMMAR
             request.status = status
-            self.waiting.remove(request)
+            if is_queued:
+                self.waiting.remove(request)
+        self._constrained.forget(request)
         del self._requests[request.request_id]
         self.finished[request.request_id] = report
 
@@ -238,7 +280,7 @@ class Scheduler:
         """Return a snapshot for logs and metrics."""
         return SchedulerStats(
             num_running=len(self.running),
-            num_waiting=len(self.waiting),
+            num_waiting=len(self.waiting) + self._constrained.num_pending,
             num_free_blocks=self.blocks.num_free_blocks,
             num_blocks=self.blocks.num_blocks,
             num_preemptions_total=self._num_preemptions,
@@ -254,7 +296,7 @@ class Scheduler:
         for row in self.running.active.tolist():
             np.add.at(owners, self.running.block_ids[row], 1)
         assert owners.tolist() == [self.blocks.pool.ref_count(block_id) for block_id in range(self.blocks.num_blocks)]
-        assert len(self._requests) == len(self.running) + len(self.waiting)
+        assert len(self._requests) == len(self.running) + len(self.waiting) + self._constrained.num_pending
 
     def _assert_owner(self) -> None:
         """One owner of scheduler and blocks; other threads reach it by messages."""

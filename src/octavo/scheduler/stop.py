@@ -1,5 +1,7 @@
 """When a request is done, as far as tokens can tell. Stop strings are the front's business: text exists only there."""
 
+from msgspec.structs import replace
+
 from octavo.contracts.engine import FinishedRequest
 from octavo.scheduler.request import Request, RequestStatus
 
@@ -19,8 +21,18 @@ def check_stop(request: Request, token_id: int, num_tokens: int) -> FinishedRequ
     return None
 
 
+def form_complete(request: Request) -> FinishedRequest:
+    """Report an answer whose form is complete: it has ended, though no end token said so."""
+    return replace(finished(request, RequestStatus.STOPPED), shows_last_token=True)
+
+
 def finished(
-    request: Request, status: RequestStatus, *, stop_token_id: int | None = None, error: str | None = None
+    request: Request,
+    status: RequestStatus,
+    *,
+    stop_token_id: int | None = None,
+    error: str | None = None,
+    error_type: str | None = None,
 ) -> FinishedRequest:
     """Report a final status."""
     return FinishedRequest(
@@ -28,4 +40,5 @@ def finished(
         stop_token_id=stop_token_id,
         error=error,
         num_preemptions=request.num_preemptions,
+        error_type=error_type,
     )

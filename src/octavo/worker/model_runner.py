@@ -55,7 +55,8 @@ class ModelRunner:
             rows = order.rows[indices]
             ends = (order.num_computed_tokens + order.num_scheduled_tokens)[indices]
             logits = self.model.compute_logits(hidden[batch.logits_indices])  # [S, V]
-            result = self._sampler.sample(logits, rows, ends - self.rows.num_prompt_tokens[rows])
+            output_indices = ends - self.rows.num_prompt_tokens[rows]
+            result = self._sampler.sample(logits, rows, output_indices, order.token_masks)
             self.rows.append_sampled(rows, ends, result.token_ids)
             sampled[indices, 0] = result.token_ids.cpu().numpy()
             num_sampled[indices] = 1

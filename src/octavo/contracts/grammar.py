@@ -1,0 +1,39 @@
+"""What the scheduler asks of whoever keeps the grammars, and the masks that come of it.
+
+Legend: M = requests under a grammar, V = vocabulary size, W = words of one mask, ceil(V / 32) or more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.contracts.engine import EngineCoreRequest
+from octavo.contracts.schedule import Int32Array
+from octavo.errors import OctavoError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GrammarNews:
+    """Where requests stand after their last tokens. One that is in neither may go on."""
+
+    complete: frozenset[str] = frozenset()  # the form is complete and nothing may follow
+    failed: Mapping[str, OctavoError] = field(default_factory=dict)
+
+
+class Grammars(Protocol):
+    """The grammar of each request that has one, by request id. Owned by the scheduler's thread."""
+
+    def begin(self, message: EngineCoreRequest) -> None:
+        """Start to compile, elsewhere, what the request's answer must look like."""
+
+    def take_compiled(self) -> dict[str, OctavoError | None]:
+        """Return the requests whose compiling has ended since the last call, and what went wrong, if anything."""
+
+    def masks(self, request_ids: Sequence[str]) -> Int32Array:
+        """Return which tokens may come next [M, W]: bit b of word w is token 32 w + b."""
+
+    def advance(self, sampled: Mapping[str, int]) -> GrammarNews:
+        """Take in one sampled token for each of these requests and make their next masks."""
+
+    def forget(self, request_id: str) -> None:
+        """Let go of a request that has ended, wherever it stands. One that is not known costs nothing."""

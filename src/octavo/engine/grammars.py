@@ -1,0 +1,29 @@
+"""Where the core gets its grammars from: the model's tokenizer files meet the grammar library, with the first form."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from octavo.config.engine import EngineConfig
+from octavo.structured.backend import GrammarBackend
+from octavo.structured.manager import GrammarManager
+from octavo.tokenizer.files import read_tokenizer_files
+
+
+def make_grammars(config: EngineConfig) -> GrammarManager[Any]:
+    """Return the keeper of all requests' grammars. It costs nothing before the first request that needs one."""
+    return GrammarManager(partial(_make_backend, config))
+
+
+def _make_backend(config: EngineConfig) -> GrammarBackend[Any]:
+    from octavo.structured.llguidance_backend import LLGuidanceBackend
+
+    files = read_tokenizer_files(Path(config.model.path))
+    named_end = files.backend.token_to_id(files.named_tokens.get("eos_token", ""))
+    added = files.backend.get_added_tokens_decoder()
+    return LLGuidanceBackend(
+        files.backend.to_str(),
+        vocab_size=config.model.vocab_size,
+        added_tokens={token.content: token_id for token_id, token in added.items()},
+        end_token_ids=config.model.eos_token_ids or ([] if named_end is None else [named_end]),
+    )

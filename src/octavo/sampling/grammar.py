@@ -1,0 +1,34 @@
+"""Bans the tokens that a grammar does not allow next.
+
+Legend: L = logits rows of the step, S = rows of one slice, S' = those of them under a grammar, M = rows of the step
+under a grammar, W = words of a mask, V = vocabulary size.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.contracts.schedule import BoolArray, Int32Array, TokenMasks
+
+_NO_MASK = -1
+
+
+class GrammarBans:
+    """The masks of one step, matched with its rows of logits."""
+
+    def __init__(self, masks: TokenMasks, row_ids: Int32Array) -> None:
+        """Match `masks` with the worker's rows `row_ids` [L] that the logits belong to."""
+        mask_of = {row: index for index, row in enumerate(masks.rows.tolist())}
+        self._mask_at = np.array([mask_of.get(row, _NO_MASK) for row in row_ids.tolist()])  # [L] among M
+        self._words = masks.words  # [M, W]
+        self.is_banning: BoolArray = self._mask_at != _NO_MASK  # [L]
+
+    def apply(self, logits: Tensor, part: NDArray[np.int64]) -> None:
+        """Ban in place what the rows `part` [S] of the step, whose logits [S, V] these are, may not sample."""
+        at = self.is_banning[part].nonzero()[0]
+        words = self._words[self._mask_at[part[at]]]  # [S', W]
+        allowed = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")  # [S', V]
+        banned = torch.from_numpy(allowed == 0).to(logits.device)
+        for row, is_banned in zip(at.tolist(), banned, strict=True):
+            logits[row].masked_fill_(is_banned, -torch.inf)

@@ -1,0 +1,79 @@
+"""Compiles grammars in threads of its own, each form once, and remembers them. The engine loop never waits for it."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic
+
+from octavo.errors import GrammarTooComplexError, OctavoError, RequestError
+from octavo.structured.backend import CompiledGrammar, GrammarBackend, MatcherT
+from octavo.structured_output import StructuredOutput
+
+MAX_CACHED = 64
+NUM_THREADS = 2
+
+
+class CompileJob(Generic[MatcherT]):
+    """One form being compiled, or compiled."""
+
+    def __init__(self) -> None:
+        self.future: Future[CompiledGrammar[MatcherT]] = Future()
+        self.started_s: float | None = None
+
+    def is_over(self, now_s: float, time_limit_s: float) -> bool:
+        """True when there is nothing more to wait for."""
+        return self.future.done() or (self.started_s is not None and now_s - self.started_s > time_limit_s)
+
+    def error(self, time_limit_s: float) -> OctavoError | None:
+        """Say why this job, which is over, is no use; None if it is."""
+        if not self.future.done():
+            return GrammarTooComplexError(f"structured_output was not compiled within {time_limit_s:g} s")
+        error = self.future.exception()
+        if error is None or isinstance(error, OctavoError):
+            return error
+        return RequestError(f"compiling structured_output failed: {type(error).__name__}: {error}")
+
+
+class GrammarCompiler(Generic[MatcherT]):
+    """Owned by one thread. The backend, which costs a second for a large vocabulary, is made with the first job."""
+
+    def __init__(self, make_backend: Callable[[], GrammarBackend[MatcherT]]) -> None:
+        self._make_backend = make_backend
+        self._threads: ThreadPoolExecutor | None = None
+        self._backend: Future[GrammarBackend[MatcherT]] | None = None
+        self._jobs: OrderedDict[StructuredOutput, CompileJob[MatcherT]] = OrderedDict()  # least recently used first
+
+    @property
+    def backend(self) -> GrammarBackend[MatcherT]:
+        """What the grammars were compiled by. There is one as soon as one of them is ready."""
+        assert self._backend is not None
+        return self._backend.result()
+
+    def submit(self, form: StructuredOutput) -> CompileJob[MatcherT]:
+        """Return the job for `form`, begun now unless it is known."""
+        if form in self._jobs:
+            self._jobs.move_to_end(form)
+            return self._jobs[form]
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-grammar")
+            self._backend = self._threads.submit(self._make_backend)
+        job = CompileJob[MatcherT]()
+        self._threads.submit(self._run, job, form)
+        self._jobs[form] = job
+        if len(self._jobs) > MAX_CACHED:
+            self._jobs.popitem(last=False)
+        return job
+
+    def close(self) -> None:
+        """Start no further job. One under way ends by the backend's own limits."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, job: CompileJob[MatcherT], form: StructuredOutput) -> None:
+        try:
+            backend = self.backend
+            job.started_s = time.monotonic()
+            job.future.set_result(backend.compile(form))
+        except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait for this form
+            job.future.set_exception(error)

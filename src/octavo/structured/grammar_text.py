@@ -1,0 +1,118 @@
+"""A form as text in llguidance's dialect of Lark, with JSON schemas inside.
+
+Source: the syntax page of llguidance (`%json`, `<[id]>` for a token, `[lazy]`, `{m,n}`).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+
+from octavo.structured.schema import compiler_schema
+from octavo.structured_output import StructuralTag, StructuredOutput
+
+_ANY_OBJECT = '{"type":"object"}'
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
+def grammar_text(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
+    """Return the grammar of `form`. `special_tokens` are those that plain text cannot spell, by their text.
+
+    Raises:
+        ValueError: a grammar in GBNF that does not parse.
+    """
+    match form.kind:
+        case "json_schema":
+            return schema_grammar(str(form.json_schema))
+        case "json_object":
+            return schema_grammar(_ANY_OBJECT)
+        case "regex":
+            from llguidance import LLMatcher
+
+            return LLMatcher.grammar_from_regex(form.regex or "")
+        case "choice":
+            return "start: " + " | ".join(map(_quoted, form.choice))
+        case "grammar":
+            return lark_of(form.grammar or "")
+        case _:
+            return _tags(form, special_tokens)
+
+
+def schema_grammar(schema: str) -> str:
+    """Return the grammar of the JSON that a schema allows."""
+    return json.dumps({"grammars": [{"json_schema": json.loads(compiler_schema(schema))}]})
+
+
+def lark_of(grammar: str) -> str:
+    """Return a grammar as Lark, whichever of the two notations it is in.
+
+    Raises:
+        ValueError: it is GBNF and does not parse.
+    """
+    if _GBNF_RULE.search(grammar) is None:
+        return grammar
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except Exception as error:  # the converter raises the bare class, with the reason in the text
+        raise ValueError(str(error)) from error
+
+
+def _tags(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
+    """Return the grammar of tagged parts: one rule for all tags that open alike, and how often they come."""
+    rules, side_grammars = [], []
+    bodies: dict[str, list[str]] = {}  # by trigger
+    for index, tag in enumerate(form.tags):
+        if tag.grammar is not None:
+            side_grammars.append({"name": f"content_{index}", "lark_grammar": lark_of(tag.grammar)})
+        bodies.setdefault(tag.trigger or "", []).append(_body(tag, index, special_tokens))
+    for index, (trigger, endings) in enumerate(bodies.items()):
+        pieces = _pieces(trigger, special_tokens)
+        if form.free_text and pieces[0].startswith('"'):  # text: the first time it comes, free text is over
+            rules.append(f"head_{index}[lazy]: TEXT {pieces[0]}")
+            pieces[0] = f"head_{index}"
+        elif form.free_text:
+            pieces.insert(0, "TEXT")
+        rules.append(f"tag_{index}: {' '.join(pieces)} ({' | '.join(endings)})")
+    rules.append("tag: " + " | ".join(f"tag_{index}" for index in range(len(bodies))))
+    rules.append(r"TEXT: /(.|\n)*/")
+    main = "\n".join([f"start: {_repeated(form)}", *rules])
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *side_grammars]})
+
+
+def _body(tag: StructuralTag, index: int, special_tokens: Mapping[str, int]) -> str:
+    """Return what follows a tag's trigger."""
+    content = f"@content_{index}" if tag.json_schema is None else f"%json {compiler_schema(str(tag.json_schema))}"
+    rest = tag.begin[len(tag.trigger or "") :]
+    return " ".join([*_pieces(rest, special_tokens), content, *_pieces(tag.end, special_tokens)])
+
+
+def _repeated(form: StructuredOutput) -> str:
+    """Return how often tags come, and what may stand around them."""
+    low, high = form.min_tags, form.max_tags
+    if not form.free_text:
+        separator = _quoted(form.separator) if form.separator else ""
+        more = f"{{{max(low, 1) - 1},{'' if high is None else high - 1}}}"
+        some = "tag" if high == 1 else f"tag ({separator} tag){more}"
+        return some if low else f"({some})?"
+    if high is None:
+        return f"tag{{{low},}} TEXT"
+    ends = [f"tag{{{high}}}"]  # with the last tag that is allowed, the answer ends
+    if low < high:
+        ends.append(f"tag{{{low},{high - 1}}} TEXT" if high > 1 else "TEXT")
+    return " | ".join(ends)
+
+
+def _pieces(text: str, special_tokens: Mapping[str, int]) -> list[str]:
+    """Cut text into quoted strings and tokens."""
+    names = sorted((name for name in special_tokens if name in text), key=len, reverse=True)
+    if not names:
+        return [_quoted(text)] if text else []
+    cut = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
+    return [f"<[{special_tokens[part]}]>" if part in special_tokens else _quoted(part) for part in cut if part]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

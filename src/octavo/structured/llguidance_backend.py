@@ -1,0 +1,131 @@
+"""Grammars by llguidance: Earley parsing over a lexer of regular-expression derivatives, made as it is needed.
+
+Because nothing is unfolded ahead of time, a huge count in a schema costs nothing, and every bound below is on work
+really done. The library gives the GIL back while it compiles and while it makes masks.
+
+Legend: M = matchers, W = words of one mask.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask_par
+
+from octavo.contracts.schedule import Int32Array
+from octavo.errors import GrammarError, GrammarTooComplexError, InvalidParameterError, UserError
+from octavo.structured.grammar_text import grammar_text
+from octavo.structured_output import StructuredOutput
+
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=100_000,  # 7 ms
+    step_max_items=50_000,  # 3 ms
+    max_lexer_states=16_384,  # 16 to 32 MiB
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+_INNER_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
+_REFUSAL = "doesn't satisfy the grammar"  # how the library says so; all else are limits
+_NUM_THREADS = 4  # that make the masks of a step together
+
+
+class LLGuidanceMatcher:
+    """Implements `GrammarMatcher`."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+
+    def accept(self, token_id: int) -> None:
+        if self.matcher.consume_token(token_id):
+            return
+        problem = _first_line(self.matcher)
+        if _REFUSAL in problem:
+            raise GrammarError(f"token {token_id} does not go with the grammar: {problem}")
+        raise GrammarTooComplexError(f"structured_output: {problem}")
+
+    @property
+    def is_complete(self) -> bool:
+        return self.matcher.is_stopped() and self.matcher.is_accepting()
+
+
+class LLGuidanceGrammar:
+    """Implements `CompiledGrammar`: a matcher that nobody moves."""
+
+    def __init__(self, pristine: LLMatcher) -> None:
+        self._pristine = pristine
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._pristine.deep_copy())
+
+
+class LLGuidanceBackend:
+    """Implements `GrammarBackend` for one tokenizer.
+
+    `tokenizer_json` is a whole `tokenizer.json`; `special_tokens` are its added tokens by their text. `vocab_size` is
+    that of the logits; an id beyond the tokenizer is never allowed.
+
+    Raises:
+        UserError: the library cannot read this kind of tokenizer.
+    """
+
+    def __init__(
+        self, tokenizer_json: str, *, vocab_size: int, added_tokens: dict[str, int], end_token_ids: Iterable[int]
+    ) -> None:
+        num_tokens = LLTokenizer(tokenizer_json, slices=[]).vocab_size
+        ends = sorted({token_id for token_id in end_token_ids if token_id < num_tokens}) or None
+        try:
+            self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, num_tokens), eos_token=ends)
+        except ValueError as error:
+            raise UserError(f"structured output is not there for this model's tokenizer: {error}") from error
+        self.num_words = -(-self._tokenizer.vocab_size // 32)
+        self.end_token_ids = frozenset(self._tokenizer.eos_tokens)
+        self._special_tokens = {
+            text: token_id for text, token_id in added_tokens.items() if self._tokenizer.is_special_token(token_id)
+        }
+        self._executor = LLExecutor(_NUM_THREADS)
+
+    def compile(self, form: StructuredOutput) -> LLGuidanceGrammar:
+        text = grammar_text(form, self._special_tokens)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        matcher.compute_bitmask()  # the first mask costs the most, and shows what cannot begin
+        field = f"structured_output.{form.kind}"
+        if matcher.is_error():
+            raise GrammarTooComplexError(f"{field}: {_first_line(matcher)}")
+        if matcher.is_stopped():
+            limit = "only the empty answer has this form" if matcher.is_accepting() else "no answer has this form"
+            raise InvalidParameterError(field, "...", limit)
+        return LLGuidanceGrammar(matcher)
+
+    def fill_masks(self, matchers: Sequence[LLGuidanceMatcher], words: Int32Array) -> list[str | None]:
+        assert words.shape == (len(matchers), self.num_words)
+        if len(matchers) == 1:  # to wake other threads costs more than one mask
+            matchers[0].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        else:
+            fill_next_token_bitmask_par(self._executor, [(m.matcher, i) for i, m in enumerate(matchers)], words)
+        return [_problem(m.matcher) for m in matchers]
+
+
+def validate(grammar: str) -> str | None:
+    """Return what is wrong with the text of a grammar, for any tokenizer, in one line; None if nothing is."""
+    has_failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
+    if not has_failed:
+        return None
+    innermost = _INNER_ERROR.findall(messages[0])  # below it is a drawing of the place
+    return _shortened(innermost[-1] if innermost else messages[0].partition("\n")[0])
+
+
+def _problem(matcher: LLMatcher) -> str | None:
+    """Say why no token may come next, unless one may or the form is complete."""
+    if matcher.is_error():
+        return _first_line(matcher)
+    return "no token may come next" if matcher.is_stopped() and not matcher.is_accepting() else None
+
+
+def _first_line(matcher: LLMatcher) -> str:
+    return _shortened(matcher.get_error().partition("\n")[0])
+
+
+def _shortened(text: str) -> str:
+    """An error may quote the whole of what it is about."""
+    return text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"

@@ -1,0 +1,123 @@
+"""The grammars of all requests that have one: compiled elsewhere, advanced here, one mask ahead of the sampler.
+
+A request is *pending* until its grammar is compiled and *held* from then on. The mask for its next token is made as
+soon as its last token is known, so that the scheduler finds it ready and hears at once when the form is complete.
+
+Legend: M = requests, W = words of one mask.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from typing import Generic
+
+import numpy as np
+
+from octavo.contracts.engine import EngineCoreRequest
+from octavo.contracts.grammar import GrammarNews
+from octavo.contracts.schedule import Int32Array
+from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
+from octavo.structured.backend import GrammarBackend, MatcherT
+from octavo.structured.compiler import CompileJob, GrammarCompiler
+
+COMPILE_TIME_LIMIT_S = 10.0
+
+
+class _Held(Generic[MatcherT]):
+    """A request under its grammar."""
+
+    def __init__(self, matcher: MatcherT, banned: Int32Array | None) -> None:
+        self.matcher = matcher
+        self.banned = banned  # [W] end tokens of the model that are none to this request
+        self.mask: Int32Array | None = None  # [W] for the next token
+
+
+class GrammarManager(Generic[MatcherT]):
+    """Implements `contracts.grammar.Grammars`. Owned by the core's thread; only compiling happens in others."""
+
+    def __init__(
+        self, make_backend: Callable[[], GrammarBackend[MatcherT]], *, time_limit_s: float = COMPILE_TIME_LIMIT_S
+    ) -> None:
+        self._compiler = GrammarCompiler(make_backend)
+        self._time_limit_s = time_limit_s
+        self._pending: dict[str, tuple[EngineCoreRequest, CompileJob[MatcherT]]] = {}
+        self._held: dict[str, _Held[MatcherT]] = {}
+
+    def begin(self, message: EngineCoreRequest) -> None:
+        form = message.sampling_params.structured_output
+        assert form is not None
+        self._pending[message.request_id] = message, self._compiler.submit(form)
+
+    def take_compiled(self) -> dict[str, OctavoError | None]:
+        now_s = time.monotonic()
+        over = [name for name, (_, job) in self._pending.items() if job.is_over(now_s, self._time_limit_s)]
+        return {request_id: self._take(*self._pending.pop(request_id)) for request_id in over}
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a pending request's grammar is ready, at the latest after `timeout_s`."""
+        wait([job.future for _, job in self._pending.values()], timeout_s, FIRST_COMPLETED)
+
+    def masks(self, request_ids: Sequence[str]) -> Int32Array:
+        return np.stack([_ready(self._held[request_id].mask) for request_id in request_ids])
+
+    def advance(self, sampled: Mapping[str, int]) -> GrammarNews:
+        failed: dict[str, OctavoError] = {}
+        for request_id, token_id in sampled.items():
+            try:
+                self._held[request_id].matcher.accept(token_id)
+            except (GrammarError, GrammarTooComplexError) as error:
+                failed[request_id] = error
+        going = [request_id for request_id in sampled if request_id not in failed]
+        complete = self._complete_of(going)
+        failed |= self._make_masks([request_id for request_id in going if request_id not in complete])
+        complete |= self._complete_of([request_id for request_id in going if request_id not in failed])
+        return GrammarNews(complete=complete, failed=failed)
+
+    def forget(self, request_id: str) -> None:
+        self._pending.pop(request_id, None)
+        self._held.pop(request_id, None)
+
+    def close(self) -> None:
+        """Start no further compilation."""
+        self._compiler.close()
+
+    def _take(self, message: EngineCoreRequest, job: CompileJob[MatcherT]) -> OctavoError | None:
+        """Put a request under its grammar; return why that cannot be, if so."""
+        if (error := job.error(self._time_limit_s)) is not None:
+            return error
+        self._held[message.request_id] = _Held(job.future.result().matcher(), self._banned(message))
+        return self._make_masks([message.request_id]).get(message.request_id)
+
+    def _banned(self, message: EngineCoreRequest) -> Int32Array | None:
+        """Return a mask [W] of the end tokens that must not end this request."""
+        backend = self._compiler.backend
+        own = () if message.sampling_params.ignore_eos else message.eos_token_ids
+        token_ids = np.array(sorted(backend.end_token_ids.difference(own)), dtype=np.int64)
+        if not len(token_ids):
+            return None
+        is_banned = np.zeros(backend.num_words * 32, dtype=np.uint8)
+        is_banned[token_ids] = 1
+        return np.packbits(is_banned, bitorder="little").view(np.int32)
+
+    def _complete_of(self, request_ids: Sequence[str]) -> frozenset[str]:
+        return frozenset(request_id for request_id in request_ids if self._held[request_id].matcher.is_complete)
+
+    def _make_masks(self, request_ids: Sequence[str]) -> dict[str, OctavoError]:
+        """Make the next masks of these requests; return those that cannot go on."""
+        if not request_ids:
+            return {}
+        backend, held = self._compiler.backend, [self._held[request_id] for request_id in request_ids]
+        words = np.zeros((len(held), backend.num_words), dtype=np.int32)  # [M, W]
+        problems = backend.fill_masks([one.matcher for one in held], words)
+        for one, mask in zip(held, words, strict=True):
+            one.mask = mask if one.banned is None else mask & ~one.banned
+        return {
+            request_id: GrammarTooComplexError(f"structured_output: {problem}")
+            for request_id, problem in zip(request_ids, problems, strict=True)
+            if problem is not None
+        }
+
+
+def _ready(mask: Int32Array | None) -> Int32Array:
+    assert mask is not None
+    return mask
