@@ -79,7 +79,7 @@ class EngineLifecycle:
     def _make_service(self, engine: AsyncLLMEngine) -> OpenAICompatibleService:
         model = engine.front.config.model
         names = ModelNames(self._args.model_name, self._server_args.served_model_name, model.max_model_len)
-        return OpenAICompatibleService(engine, names)
+        return OpenAICompatibleService(engine, names, self._server_args)
 
     def refusal(self) -> ApiError | None:
         """Return what requests are answered while there is no engine to serve them."""

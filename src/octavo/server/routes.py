@@ -12,13 +12,14 @@ from octavo.server.errors import ApiError
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.decode import decode
 from octavo.server.openai.models import ModelList
-from octavo.server.openai.protocol import ChatCompletionRequest
+from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.openai.service import Frames
 from octavo.server.sse import EventStreamResponse, wait_for_disconnect
 
 T = TypeVar("T")
 Reply = msgspec.Struct | Frames
 
+LARGE_BODY = 64 * 1024  # from here on, what is done with a body is not done in the event loop
 CLIENT_GONE = 499  # nobody reads it; the access log does
 
 
@@ -39,6 +40,9 @@ class Routes:
             ("/v1/models", self.models, get),
             ("/v1/models/{name:path}", self.model, get),
             ("/v1/chat/completions", self.chat_completions, post),
+            ("/v1/completions", self.completions, post),
+            ("/tokenize", self.tokenize, post),
+            ("/detokenize", self.detokenize, post),
         ):
             app.add_api_route(path, handler, methods=methods, response_model=None)
 
@@ -60,17 +64,26 @@ class Routes:
         return json_response(self._lifecycle.service.models.card(name))
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._generate(request, ChatCompletionRequest, self._lifecycle.service.chat_completions)
+        return await self._answer(request, ChatCompletionRequest, self._lifecycle.service.chat_completions)
 
-    async def _generate(self, request: Request, kind: type[T], answer: Callable[[T], Awaitable[Reply]]) -> Response:
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, CompletionRequest, self._lifecycle.service.completions)
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._answer(request, TokenizeRequest, self._lifecycle.service.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._answer(request, DetokenizeRequest, self._lifecycle.service.detokenize)
+
+    async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
+        """Decode the body, let `answer` see to it, encode the reply; all given up when the client leaves."""
         body = await request.body()
-        wire = decode(body, kind)
-        reply = await unless_client_leaves(request, answer(wire))
+        is_large = len(body) > LARGE_BODY
+        wire = await asyncio.to_thread(decode, body, kind) if is_large else decode(body, kind)
+        reply = await unless_client_leaves(request, answer(wire, is_large=is_large))
         if reply is None:
             return Response(status_code=CLIENT_GONE)
-        if isinstance(reply, msgspec.Struct):
-            return json_response(reply)
-        return EventStreamResponse(reply)
+        return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from octavo.sampling_params import SamplingParams
+from octavo.sampling_params import SEED_BITS, SamplingParams
 from octavo.server.errors import bad_request
+from octavo.server.openai.form import form_paths, requested_form
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from octavo.server.openai.tools import tool_wire_names
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -37,14 +39,20 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams) -> S
 def wire_names(request: GenerationRequest) -> dict[str, str]:
     """Return the wire names of `SamplingParams` fields that are spelt otherwise there."""
     if not isinstance(request, ChatCompletionRequest):
-        return {"prompt_token_ids": "prompt"}
+        return {"prompt_token_ids": "prompt"} | form_paths(request)
     cap = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-    return {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": cap}
+    return (
+        {"prompt": "messages", "logprobs": "top_logprobs", "max_tokens": cap}
+        | tool_wire_names(request)
+        | form_paths(request)
+    )
 
 
 def _given(request: GenerationRequest) -> dict[str, Any]:
     """Return the fields that the client gave."""
     if request.use_beam_search:
         raise bad_request("Beam search is not offered.", "use_beam_search", "unsupported_parameter")
-    values = {name: getattr(request, name) for name in _SAME}
+    values = {name: getattr(request, name) for name in _SAME} | {"structured_output": requested_form(request)}
+    if request.seed is not None and -(2 ** (SEED_BITS - 1)) <= request.seed < 0:
+        values["seed"] = request.seed + 2**SEED_BITS  # signed integers of 64 bits are seeds too
     return {name: value for name, value in values.items() if value is not None}

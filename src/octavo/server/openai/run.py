@@ -11,13 +11,16 @@ from octavo.engine.request_state import CompletionDelta, RequestState
 from octavo.server.errors import ApiError
 from octavo.server.openai.replies import Usage, make_usage
 
+PING_S = 10.0  # silence that proxies and clients are spared
+
 
 class Run:
     """Starts all or nothing. Close it in any case (`with`): what has not ended is aborted."""
 
     def __init__(self, engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest]) -> None:
         self._news = asyncio.Event()
-        self._is_quiet = False  # nothing came since the last look of the timer
+        self._is_quiet = False  # nothing came since the timer last looked
+        self._timer: asyncio.TimerHandle | None = None
         self._lives: list[LiveRequest] = []
         self._num_samples = prompts[0].params.n
         self.num_reasoning_tokens = 0  # counted by those who read the answers

@@ -1,71 +1,92 @@
 """`OpenAICompatibleService`: the one place that turns wire requests into engine requests and back."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import TypeVar
 
-import msgspec
-
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.engine.input_processor import ProcessedRequest
-from octavo.errors import OctavoError
-from octavo.server.errors import as_api_error
-from octavo.server.openai.chat import stream_chat, whole_chat
+from octavo.errors import UserError
+from octavo.server.args import ServerArgs
+from octavo.server.errors import as_api_error, bad_request
+from octavo.server.openai.answer_formats import AnswerFormats
+from octavo.server.openai.chat import whole_chat
+from octavo.server.openai.chat_plan import plan_chat
+from octavo.server.openai.chat_stream import stream_chat
 from octavo.server.openai.chunks import ReplyHead
+from octavo.server.openai.completion_plan import plan_completion
+from octavo.server.openai.completions import stream_completion, whole_completion
 from octavo.server.openai.models import ModelNames
-from octavo.server.openai.params import chat_params, wire_names
-from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
-from octavo.server.openai.run import Run
+from octavo.server.openai.params import wire_names
+from octavo.server.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
+from octavo.server.openai.tokens import detokenize, tokenize
 
 Frames = AsyncGenerator[bytes, None]
 T = TypeVar("T")
 
-_LARGE = 64 * 1024  # characters: from here on, tokenising is no longer done in the event loop
-
 
 class OpenAICompatibleService:
-    """Built once, when the engine is ready, and passed to whoever serves."""
+    """Built once, when the engine is ready, and passed to whoever serves.
 
-    def __init__(self, engine: AsyncLLMEngine, models: ModelNames, *, fingerprint: str | None = None) -> None:
-        self._engine = engine
+    `is_large` says that a request's body is so long that working on it would keep the event loop from its streams.
+    All methods raise ApiError: for a stream, before its first frame only what can be known then.
+    """
+
+    def __init__(
+        self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs, *, fingerprint: str | None = None
+    ) -> None:
         self.models = models
+        self._engine = engine
+        self._args = args
         self._fingerprint = fingerprint
+        self._formats = AnswerFormats(
+            engine.front.tokenizer,
+            tool_call_parser_name=args.tool_call_parser,
+            reasoning_parser_name=args.reasoning_parser,
+        )
 
-    async def chat_completions(self, request: ChatCompletionRequest) -> msgspec.Struct | Frames:
-        """Answer a conversation: a reply, or the frames of a stream if the request wants one.
+    async def chat_completions(
+        self, request: ChatCompletionRequest, *, is_large: bool = False
+    ) -> ChatCompletion | Frames:
+        """Answer a conversation: a reply, or the frames of a stream if the request wants one."""
+        head = self._begin(request, "chatcmpl")
+        plan = await _settle(partial(plan_chat, request, head, self._engine.front, self._formats), request, is_large)
+        return stream_chat(self._engine, plan) if request.stream else await whole_chat(self._engine, plan)
 
-        Raises:
-            ApiError: whatever is wrong; for a stream, only what is found before its first frame.
-        """
-        head = ReplyHead.new("chatcmpl", self.models.find(request.model), self._fingerprint)
-        try:
-            processed = await self._off_loop_if_large(request, partial(self._process_chat, request))
-            run = Run(self._engine, [processed])
-        except OctavoError as error:
-            raise as_api_error(error, wire_names(request)) from error
-        if request.stream:
-            return stream_chat(run, head, request)
-        return await whole_chat(run, head)
+    async def completions(self, request: CompletionRequest, *, is_large: bool = False) -> Completion | Frames:
+        """Go on with one prompt or many: a reply, or the frames of a stream if the request wants one."""
+        head = self._begin(request, "cmpl")
+        work = partial(plan_completion, request, head, self._engine.front, max_prompts=self._args.max_prompts)
+        plan = await _settle(work, request, is_large)
+        return stream_completion(self._engine, plan) if request.stream else await whole_completion(self._engine, plan)
 
-    def _process_chat(self, request: ChatCompletionRequest) -> ProcessedRequest:
-        front = self._engine.front
-        params = chat_params(request, front.inputs.default_params)
-        messages = [plain_message(message) for message in request.messages]
-        options = dict(request.chat_template_kwargs or {})
-        prompt = front.inputs.chat_prompt(messages, **options)
-        return front.process(prompt, params, priority=_priority(request.priority), cache_salt=request.cache_salt)
+    async def tokenize(self, request: TokenizeRequest, *, is_large: bool = False) -> TokenizeReply:
+        """Return the ids of a text or of a conversation."""
+        self.models.find(request.model)
+        return await _settle(partial(tokenize, request, self._engine.front), request, is_large)
 
-    async def _off_loop_if_large(self, request: msgspec.Struct, work: Callable[[], T]) -> T:
-        return work()
+    async def detokenize(self, request: DetokenizeRequest, *, is_large: bool = False) -> DetokenizeReply:
+        """Return the text of ids."""
+        self.models.find(request.model)
+        return await _settle(partial(detokenize, request, self._engine.front), request, is_large)
 
-
-def plain_message(message: ChatMessage) -> dict[str, object]:
-    """Return a message as chat templates read it."""
-    plain: dict[str, object] = msgspec.to_builtins(message)
-    return plain
+    def _begin(self, request: GenerationRequest, prefix: str) -> ReplyHead:
+        if request.n is not None and request.n > self._args.max_n:
+            raise bad_request(f"n={request.n}: at most {self._args.max_n}", "n")
+        return ReplyHead.new(prefix, self.models.find(request.model), self._fingerprint)
 
 
-def _priority(priority: int | None) -> int:
-    from octavo.sampling_params import RequestPriority
-
-    return RequestPriority.NORMAL if priority is None else priority
+async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
+    """Do what comes before the engine: render, tokenise, validate."""
+    try:
+        return await asyncio.to_thread(work) if is_large else work()
+    except UserError as error:
+        names = wire_names(request) if isinstance(request, GenerationRequest) else {}
+        raise as_api_error(error, names) from error
