@@ -14,6 +14,7 @@ MAX_SPEC_BYTES = 1 << 20  # of all texts of one request together
 MAX_SCHEMA_DEPTH = 128  # lists and objects inside one another
 MAX_CHOICES = 10_000
 MAX_TAGS = 1_000
+MAX_THOUGHT_TOKENS = 1 << 20  # more than any context holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +52,35 @@ class StructuralTag:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Thoughts:
+    """What a model thinks before its answer: free text between two tags, each of them one token of the model.
+
+    With `max_tokens`, the end tag comes at the latest behind so many tokens.
+
+    Raises:
+        InvalidParameterError: naming the field, the value and the limit.
+    """
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    is_open: bool = False  # the prompt ends in `begin`; otherwise the model may begin to think, or answer at once
+    max_tokens: int | None = None  # between the tags
+
+    def __post_init__(self) -> None:
+        for name in ("begin", "end"):
+            _check_text(f"thoughts.{name}", getattr(self, name), low=1)
+        if not isinstance(self.is_open, bool):
+            raise InvalidParameterError("thoughts.is_open", self.is_open, "must be true or false")
+        if self.max_tokens is not None:
+            _check_count("thoughts.max_tokens", self.max_tokens, 0)
+            if self.max_tokens > MAX_THOUGHT_TOKENS:
+                raise InvalidParameterError("thoughts.max_tokens", self.max_tokens, f"at most {MAX_THOUGHT_TOKENS}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutput:
-    """The form that an answer must have: exactly one of the first six fields. Frozen and self-validating.
+    """The form that an answer must have: exactly one of the first six fields, perhaps behind `thoughts`. Frozen and
+    self-validating. With `thoughts` alone, the answer behind them is free.
 
     Whatever the model would rather say, the answer has this form, unless `max_tokens` or a stop string cut it short
     (`finish_reason` says so). A schema may be given as a `dict` or as JSON text; JSON text is stored. Lists may be
@@ -78,6 +106,7 @@ class StructuredOutput:
     separator: str = ""  # between tags when there is no free text
     min_tags: int = 0
     max_tags: int | None = None
+    thoughts: Thoughts | None = None  # come before the form
 
     def __post_init__(self) -> None:
         for name in ("choice", "tags"):
@@ -85,7 +114,9 @@ class StructuredOutput:
         if not isinstance(self.json_object, bool):
             raise InvalidParameterError("json_object", self.json_object, "must be true or false")
         given = [name for name in KINDS if getattr(self, name) not in (None, False, ())]
-        if len(given) != 1:
+        if self.thoughts is not None and not isinstance(self.thoughts, Thoughts):
+            raise InvalidParameterError("thoughts", self.thoughts, "must be Thoughts")
+        if len(given) != 1 and not (self.thoughts and not given):
             raise InvalidParameterError("structured_output", ", ".join(given), f"exactly one of {', '.join(KINDS)}")
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", _schema_text("json_schema", self.json_schema))
@@ -97,8 +128,8 @@ class StructuredOutput:
 
     @property
     def kind(self) -> str:
-        """The name of the field that was given."""
-        return next(name for name in KINDS if getattr(self, name) not in (None, False, ()))
+        """The name of the field that was given; `thoughts` when there is nothing but them."""
+        return next((name for name in KINDS if getattr(self, name) not in (None, False, ())), "thoughts")
 
     def _check_choice(self) -> None:
         if len(self.choice) > MAX_CHOICES:

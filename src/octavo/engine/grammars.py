@@ -20,9 +20,11 @@ def _make_backend(config: EngineConfig) -> GrammarBackend[Any]:
 
     files = read_tokenizer_files(Path(config.model.path))
     named_end = files.backend.token_to_id(files.named_tokens.get("eos_token", ""))
+    token_ids = files.backend.get_vocab(with_added_tokens=True).values()
     added = files.backend.get_added_tokens_decoder()
     return LLGuidanceBackend(
         files.backend.to_str(),
+        num_tokens=max(token_ids) + 1,
         vocab_size=config.model.vocab_size,
         added_tokens={token.content: token_id for token_id, token in added.items()},
         end_token_ids=config.model.eos_token_ids or ([] if named_end is None else [named_end]),

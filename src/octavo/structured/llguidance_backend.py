@@ -14,7 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, InvalidParameterError, UserError
-from octavo.structured.grammar_text import grammar_text
+from octavo.structured.thoughts import Vocabulary, whole_grammar
 from octavo.structured_output import StructuredOutput
 
 _LIMITS = LLParserLimits(
@@ -62,17 +62,22 @@ class LLGuidanceGrammar:
 class LLGuidanceBackend:
     """Implements `GrammarBackend` for one tokenizer.
 
-    `tokenizer_json` is a whole `tokenizer.json`; `special_tokens` are its added tokens by their text. `vocab_size` is
-    that of the logits; an id beyond the tokenizer is never allowed.
+    `tokenizer_json` is a whole `tokenizer.json`, `num_tokens` its largest id and one; `added_tokens` are by their text.
+    `vocab_size` is that of the logits; an id beyond the tokenizer is never allowed.
 
     Raises:
         UserError: the library cannot read this kind of tokenizer.
     """
 
     def __init__(
-        self, tokenizer_json: str, *, vocab_size: int, added_tokens: dict[str, int], end_token_ids: Iterable[int]
+        self,
+        tokenizer_json: str,
+        *,
+        num_tokens: int,
+        vocab_size: int,
+        added_tokens: dict[str, int],
+        end_token_ids: Iterable[int],
     ) -> None:
-        num_tokens = LLTokenizer(tokenizer_json, slices=[]).vocab_size
         ends = sorted({token_id for token_id in end_token_ids if token_id < num_tokens}) or None
         try:
             self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, num_tokens), eos_token=ends)
@@ -80,13 +85,12 @@ class LLGuidanceBackend:
             raise UserError(f"structured output is not there for this model's tokenizer: {error}") from error
         self.num_words = -(-self._tokenizer.vocab_size // 32)
         self.end_token_ids = frozenset(self._tokenizer.eos_tokens)
-        self._special_tokens = {
-            text: token_id for text, token_id in added_tokens.items() if self._tokenizer.is_special_token(token_id)
-        }
+        special = {text: id_ for text, id_ in added_tokens.items() if self._tokenizer.is_special_token(id_)}
+        self._vocabulary = Vocabulary(num_tokens=num_tokens, special_tokens=special, end_token_ids=self.end_token_ids)
         self._executor = LLExecutor(_NUM_THREADS)
 
     def compile(self, form: StructuredOutput) -> LLGuidanceGrammar:
-        text = grammar_text(form, self._special_tokens)
+        text = whole_grammar(form, self._vocabulary)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
         matcher.compute_bitmask()  # the first mask costs the most, and shows what cannot begin
         field = f"structured_output.{form.kind}"
