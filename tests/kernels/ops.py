@@ -56,6 +56,33 @@ def _gated_linear(size: int, in_size: int, *, has_bias: bool) -> Callable[[torch
     return make
 
 
+def _normed_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x, residual = _random(MOST_ROWS, in_size, dtype=dtype), _random(MOST_ROWS, in_size, dtype=dtype).flip(0)
+        norm, weight = _random(in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype) * in_size**-0.5
+        return lambda kernels, rows: torch.cat(
+            kernels.normed_linear(x[rows], residual[rows], norm, 1e-5, kernels.pack_linear(weight, None)), dim=-1
+        )
+
+    return make
+
+
+def _gated_mlp(size: int, middle_size: int) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
+        gate_up = _random(2 * middle_size, size, dtype=dtype) * size**-0.5
+        down = _random(size, middle_size, dtype=dtype) * middle_size**-0.5
+        norm = _random(size, dtype=dtype)
+
+        def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
+            maps = kernels.pack_gated_linear(gate_up, None), kernels.pack_linear(down, None)
+            return torch.cat(kernels.gated_mlp(x[rows], residual[rows], norm, 1e-5, *maps), dim=-1)
+
+        return compute
+
+    return make
+
+
 def _rms_norm(size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, weight = _random(MOST_ROWS, size, dtype=dtype), _random(size, dtype=dtype)
@@ -119,6 +146,9 @@ CASES = [
     Case(name="logits_linear-300x64", make=_logits_linear(300, 64)),
     Case(name="gated_linear-37x84", make=_gated_linear(37, 84, has_bias=True)),
     Case(name="gated_linear-96x100", make=_gated_linear(96, 100, has_bias=False)),
+    Case(name="normed_linear-100x84", make=_normed_linear(100, 84)),
+    Case(name="gated_mlp-84x37", make=_gated_mlp(84, 37)),
+    Case(name="gated_mlp-64x200", make=_gated_mlp(64, 200)),
     Case(name="rms_norm-37", make=_rms_norm(37)),
     Case(name="rms_norm-1024", make=_rms_norm(1024)),
     Case(name="rms_norm-of-heads-16x128", make=_rms_norm_of_heads(16, 128)),

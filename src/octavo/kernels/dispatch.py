@@ -50,6 +50,24 @@ class Kernels(Protocol):
         """Map x [T, K] to silu(gate(x)) * up(x), [T, I]."""
         ...
 
+    def normed_linear(
+        self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, packed: PackedLinear
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (the map [T, N] of normalised x + residual, x + residual [T, K]); norm_weight is [K]."""
+        ...
+
+    def gated_mlp(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (down(gated(n)) [T, K] of n = normalised x + residual, x + residual [T, K]); norm_weight is [K]."""
+        ...
+
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, D] of table [V, D] that ids [T] name."""
         ...

@@ -8,6 +8,7 @@ Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I 
 
 import logging
 import os
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -60,6 +61,13 @@ def available_levels() -> list[str]:
     return _cpu.levels()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeLinear(PackedLinear):
+    """A packed map with what the C++ side knows of it: sizes, and the addresses of `weight` and `bias`."""
+
+    handle: "_cpu.PackedWeight"
+
+
 class NativeKernels(ReferenceKernels):
     """See `Kernels`. bfloat16 only; what is not here is computed by the reference."""
 
@@ -80,21 +88,44 @@ class NativeKernels(ReferenceKernels):
         return self._pack(weight, bias, is_gated=True)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._linear(x, packed, packed.num_outputs, torch.bfloat16, self._cpu.Output.BF16)
+        return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.BF16)
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._linear(x, packed, packed.num_outputs, torch.float32, self._cpu.Output.FLOAT32)
+        return self._linear(x.contiguous(), packed, torch.float32, self._cpu.Output.FLOAT32)
 
     def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._linear(x, packed, packed.num_outputs // 2, torch.bfloat16, self._cpu.Output.GATED)
+        return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.GATED)
+
+    def normed_linear(
+        self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, packed: PackedLinear
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = x.contiguous(), residual.contiguous()
+        out, total = torch.empty(len(x), _handle(packed).out_size, dtype=torch.bfloat16), torch.empty_like(x)
+        rows = self._normed_rows(x, residual, norm_weight, eps, total)
+        self.native.linear(rows, _handle(packed), self._cpu.Output.BF16, out.data_ptr())
+        return out, total
+
+    def gated_mlp(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = x.contiguous(), residual.contiguous()
+        out, total = torch.empty(len(x), _handle(down).out_size, dtype=torch.bfloat16), torch.empty_like(x)
+        rows = self._normed_rows(x, residual, norm_weight, eps, total)
+        self.native.mlp(rows, _handle(gate_up), _handle(down), out.data_ptr())
+        return out, total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x, weight = x.contiguous(), weight.to(torch.bfloat16)
         out, size = torch.empty_like(x), x.shape[-1]
         num_rows = x.numel() // size
-        self.native.rms_norm(
-            x.data_ptr(), _NO_ADDRESS, weight.data_ptr(), num_rows, size, eps, out.data_ptr(), _NO_ADDRESS
-        )
+        rows = self._cpu.Rows(x.data_ptr(), num_rows, size, _NO_ADDRESS, weight.data_ptr(), eps, _NO_ADDRESS)
+        self.native.rms_norm(rows, out.data_ptr())
         return out
 
     def add_rms_norm(
@@ -102,38 +133,45 @@ class NativeKernels(ReferenceKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
         out, total = torch.empty_like(x), torch.empty_like(x)
-        num_rows, size = x.shape
-        self.native.rms_norm(
-            x.data_ptr(),
-            residual.data_ptr(),
-            weight.data_ptr(),
-            num_rows,
-            size,
-            eps,
-            out.data_ptr(),
-            total.data_ptr(),
-        )
+        self.native.rms_norm(self._normed_rows(x, residual, weight, eps, total), out.data_ptr())
         return out, total
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool) -> PackedLinear:
         weight = weight.contiguous()
         num_outputs, in_size = weight.shape
-        num_results = num_outputs // 2 if is_gated else num_outputs
-        packed = torch.empty(self._cpu.packed_size(in_size, num_results, is_gated), dtype=torch.bfloat16)
-        self.native.pack_linear(weight.data_ptr(), in_size, num_results, is_gated, packed.data_ptr())
-        return PackedLinear(weight=packed, bias=_pack_bias(bias, is_gated=is_gated), num_outputs=num_outputs)
-
-    def _linear(
-        self, x: torch.Tensor, packed: PackedLinear, num_results: int, dtype: torch.dtype, output: "_cpu.Output"
-    ) -> torch.Tensor:
-        x = x.contiguous()
-        num_rows, in_size = x.shape
-        out = torch.empty(num_rows, num_results, dtype=dtype)
-        bias = _NO_ADDRESS if packed.bias is None else packed.bias.data_ptr()
-        self.native.linear(
-            x.data_ptr(), num_rows, in_size, num_results, packed.weight.data_ptr(), bias, out.data_ptr(), output
+        out_size = num_outputs // 2 if is_gated else num_outputs
+        packed = torch.empty(self._cpu.packed_size(in_size, out_size, is_gated), dtype=torch.bfloat16)
+        self.native.pack_linear(weight.data_ptr(), in_size, out_size, is_gated, packed.data_ptr())
+        packed_bias = _pack_bias(bias, is_gated=is_gated)
+        return NativeLinear(
+            weight=packed,
+            bias=packed_bias,
+            num_outputs=num_outputs,
+            handle=self._cpu.PackedWeight(out_size, packed.data_ptr(), _address(packed_bias)),
         )
+
+    def _linear(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> torch.Tensor:
+        num_rows, in_size = x.shape
+        rows = self._cpu.Rows(x.data_ptr(), num_rows, in_size, _NO_ADDRESS, _NO_ADDRESS, 0.0, _NO_ADDRESS)
+        out = torch.empty(num_rows, _handle(packed).out_size, dtype=dtype)
+        self.native.linear(rows, _handle(packed), output, out.data_ptr())
         return out
+
+    def _normed_rows(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, total: torch.Tensor
+    ) -> "_cpu.Rows":
+        addresses = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), total.data_ptr()
+        num_rows, size = x.shape
+        return self._cpu.Rows(addresses[0], num_rows, size, addresses[1], addresses[2], eps, addresses[3])
+
+
+def _handle(packed: PackedLinear) -> "_cpu.PackedWeight":
+    assert isinstance(packed, NativeLinear), "packed by other kernels"
+    return packed.handle
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return _NO_ADDRESS if tensor is None else tensor.data_ptr()
 
 
 def _pack_bias(bias: torch.Tensor | None, *, is_gated: bool) -> torch.Tensor | None:

@@ -39,6 +39,26 @@ class ReferenceKernels:
         """silu(gate) * up of the map's two halves, which are rounded to the dtype first."""
         return self.silu_and_mul(self.linear(x, packed))
 
+    def normed_linear(
+        self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, packed: PackedLinear
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """add_rms_norm, then linear."""
+        normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
+        return self.linear(normed, packed), total
+
+    def gated_mlp(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """add_rms_norm, gated_linear, linear."""
+        normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
+        return self.linear(self.gated_linear(normed, gate_up), down), total
+
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """table[ids]."""
         return table.index_select(0, ids)

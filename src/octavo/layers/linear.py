@@ -9,6 +9,7 @@ import torch
 
 from octavo.kernels.dispatch import PackedLinear
 from octavo.layers.context import BuildContext
+from octavo.layers.norm import RMSNorm
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -33,6 +34,11 @@ class MergedLinear(WeightOwner):
                 shapes[_join(part, "bias")] = (size,)
         return shapes
 
+    @property
+    def packed(self) -> PackedLinear:
+        assert self._packed is not None, "process_weights_after_loading has not run"
+        return self._packed
+
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         # Kept as it came, usually a view of a mapped file, so that one layer at a time is copied and converted.
         self._loaded[name] = tensor
@@ -49,8 +55,11 @@ class MergedLinear(WeightOwner):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, K] to [T, N]: the parts side by side, in order."""
-        assert self._packed is not None, "process_weights_after_loading has not run"
-        return self._context.kernels.linear(x, self._packed)
+        return self._context.kernels.linear(x, self.packed)
+
+    def of_normed(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x [T, K] to the residual stream [T, K]; return (the map [T, N] of the normalised sum, the sum)."""
+        return self._context.kernels.normed_linear(x, residual, norm.weight, norm.eps, self.packed)
 
     def _gather(self, parameter: str, *row_shape: int) -> torch.Tensor:
         """Stack the parts of the weight [N, K] or the bias [N], in memory of our own and the context's dtype."""
@@ -80,8 +89,7 @@ class GatedLinear(MergedLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, K] to [T, I], I being the size of each part."""
-        assert self._packed is not None, "process_weights_after_loading has not run"
-        return self._context.kernels.gated_linear(x, self._packed)
+        return self._context.kernels.gated_linear(x, self.packed)
 
 
 def _join(part: str, parameter: str) -> str:

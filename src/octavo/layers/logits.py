@@ -28,10 +28,9 @@ class LogitsHead(Linear):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden [L, D] to logits [L, V], always float32."""
-        assert self._packed is not None, "process_weights_after_loading has not run"
         if hidden.shape[0] <= _SLICE_ROWS:
-            return self._context.kernels.logits_linear(hidden, self._packed)
+            return self._context.kernels.logits_linear(hidden, self.packed)
         logits = hidden.new_empty(hidden.shape[0], self.part_sizes[""], dtype=torch.float32)
         for rows, result in zip(torch.split(hidden, _SLICE_ROWS), torch.split(logits, _SLICE_ROWS), strict=True):
-            result.copy_(self._context.kernels.logits_linear(rows, self._packed))
+            result.copy_(self._context.kernels.logits_linear(rows, self.packed))
         return logits

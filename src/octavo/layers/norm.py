@@ -11,19 +11,19 @@ class RMSNorm(WeightOwner):
 
     def __init__(self, size: int, eps: float, *, context: BuildContext) -> None:
         super().__init__()
-        self._kernels, self._eps = context.kernels, eps
-        self._weight = torch.empty(size, dtype=context.dtype, device=context.device)  # [D]
+        self._kernels, self.eps = context.kernels, eps
+        self.weight = torch.empty(size, dtype=context.dtype, device=context.device)  # [D]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"weight": tuple(self._weight.shape)}
+        return {"weight": tuple(self.weight.shape)}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self._weight.copy_(tensor)
+        self.weight.copy_(tensor)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise x [..., D]."""
-        return self._kernels.rms_norm(x, self._weight, self._eps)
+        return self._kernels.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [..., D] to the residual stream [..., D]; return (normalised sum, sum)."""
-        return self._kernels.add_rms_norm(x, residual, self._weight, self._eps)
+        return self._kernels.add_rms_norm(x, residual, self.weight, self.eps)

@@ -55,10 +55,12 @@ class DecoderAttention(nn.Module):
         """Hook for families that normalise each head of queries and keys before rotation; here they pass."""
         return None
 
-    def forward(self, x: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep) -> torch.Tensor:
-        """Map x [T, D] to [T, D]."""
-        out: torch.Tensor = self.out(self.attention(self.qkv(x), kv_cache, step))
-        return out
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x [T, D] to the stream [T, D]; return (what attention adds to the sum, the sum)."""
+        qkv, residual = self.qkv.of_normed(norm, x, residual)
+        return self.out(self.attention(qkv, kv_cache, step)), residual
 
     def _describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         return AttentionLayer(
@@ -75,18 +77,18 @@ class GatedMLP(nn.Module):
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
+        self._kernels = context.kernels
         size, has_bias = config.intermediate_size, config.mlp_bias
         self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context)
         self.down = Linear(size, config.hidden_size, has_bias=has_bias, context=context)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [T, D] to [T, D]."""
-        out: torch.Tensor = self.down(self.gate_up(x))
-        return out
+    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x [T, D] to the stream [T, D]; return (what the MLP adds to the sum, the sum)."""
+        return self._kernels.gated_mlp(x, residual, norm.weight, norm.eps, self.gate_up.packed, self.down.packed)
 
 
 class DecoderLayer(nn.Module):
-    """One block. The residual stream travels beside the branch's output, so that adding and normalising are one op."""
+    """One block. The residual stream travels beside what a branch adds to it; the next branch begins with their sum."""
 
     def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module, context: BuildContext) -> None:
         super().__init__()
@@ -99,9 +101,9 @@ class DecoderLayer(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take what the block before added, x [T, D], and the stream without it [T, D]; return the same of this one."""
-        x, residual = self.attention_norm.add(x, residual)
-        x, residual = self.mlp_norm.add(self.attention(x, kv_cache, step), residual)
-        return self.mlp(x), residual
+        x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
+        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual)
+        return out
 
 
 class DecoderForCausalLM(CausalLM):

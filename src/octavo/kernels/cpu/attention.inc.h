@@ -39,8 +39,8 @@ struct Workspace {
   alignas(64) Element keys[kTilePositions * kMaxHeadDim];               // a tile that had to be put together
   alignas(64) Element values[kSpanTiles * kTilePositions * kMaxHeadDim];
   alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
-  alignas(64) float span_max[kMaxRowsOfBlock], span_sum[kMaxRowsOfBlock];
-  alignas(64) float old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
+  f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row's scores, the greatest in each lane; then of its weights, the sum
+  alignas(64) float bases[kMaxRowsOfBlock], old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
   RowStates states[2];  // of each row tile
 };
 
@@ -115,6 +115,8 @@ template <class Element>
 static inline void score_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
                               Workspace<Element>& work) {
   const std::int64_t num_parts = padded_head(args) / kPart;
+  // A prompt's rows read the same tiles again and again, from caches; a few rows read theirs once.
+  const bool is_from_memory = rows.num_rows <= 16 && has_tiles(args);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     const Element* keys = span.keys[i];
     if (!has_tiles(args)) {
@@ -122,11 +124,15 @@ static inline void score_span(const AttentionArgs& args, const RowBlock& rows, c
       gather_tile(args, rows, pool, span.first_tile + i, work.keys, put_key<Element>);
       keys = work.keys;
     }
-    const Element* next = !has_tiles(args) ? nullptr : i + 1 < span.num_tiles ? span.keys[i + 1] : span.values[0];
+    const Element* next = i + 1 < span.num_tiles ? span.keys[i + 1] : keys;
     multiply_parts(
         work.scores + i * 2 * kPairElements, work.queries, num_parts * kLeftElements, rows.num_rows, num_parts,
         [&](std::int64_t part) { return keys + part * kRightElements; },
-        [&](std::int64_t part) { return next ? next + part * kRightElements : nullptr; });
+        [&](std::int64_t part) {
+          if (!is_from_memory) return;
+          prefetch_part(next + part * kRightElements);
+          prefetch_part(span.values[i] + part * kRightElements);
+        });
   }
 }
 
@@ -139,45 +145,57 @@ static inline f32x16 hide(f32x16 scores, std::int64_t start, Sight seen) {
   return is_seen ? scores : splat(kNothing);
 }
 
-// One row of a span: scores to weights, rounded as products take them; their sum is taken before.
 template <class Element>
-static inline void weigh_row(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
-                             Workspace<Element>& work, std::int64_t row) {
-  const Sight seen = sight(args, rows, row);
-  float* scores = work.scores + row / 16 * kPairElements + row % 16 * 16;
-  Element* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
+static inline float* scores_of(Workspace<Element>& work, std::int64_t row, std::int64_t tile, std::int64_t half) {
+  return work.scores + (tile * 2 + row / 16) * kPairElements + half * kResultElements + row % 16 * 16;
+}
+
+// Hides what the row does not see, and finds the greatest of what it sees.
+template <class Element>
+static inline f32x16 max_of_scores(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+                                   Workspace<Element>& work, std::int64_t row) {
   f32x16 max = splat(kNothing);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t half = 0; half < 2; ++half) {
-      float* at = scores + i * 2 * kPairElements + half * kResultElements;
-      if (!span.is_seen_by_all[i])
-        store_f32(at, hide(load_f32(at), (span.first_tile + i) * kTilePositions + half * 16, seen));
-      max = greater(load_f32(at), max);
+      float* scores = scores_of(work, row, i, half);
+      if (!span.is_seen_by_all[i]) {
+        const std::int64_t start = (span.first_tile + i) * kTilePositions + half * 16;
+        store_f32(scores, hide(load_f32(scores), start, sight(args, rows, row)));
+      }
+      max = greater(load_f32(scores), max);
     }
   }
-  const float log2_e = 1.44269504f, factor = args.scale * log2_e;
-  const float span_max = max_of_lanes(max) * factor;
-  const f32x16 base = splat(span_max == kNothing ? 0.0f : span_max);
+  return max;
+}
+
+// One row's scores to weights, rounded as products take them; returns their sum before rounding.
+template <class Element>
+static inline f32x16 weigh_row(float factor, const Span<Element>& span, Workspace<Element>& work, std::int64_t row) {
+  Element* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
+  const f32x16 base = splat(work.bases[row]);
   f32x16 sum = splat(0.0f);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t half = 0; half < 2; ++half) {
-      const f32x16 score = load_f32(scores + i * 2 * kPairElements + half * kResultElements);
-      const f32x16 weight = power_of_two(score * factor - base);
-      store(weights + i * kLeftElements + half * 16, weight);
+      const f32x16 score = load_f32(scores_of(work, row, i, half));
+      const f32x16 weight = weight_of(Element{}, score * factor - base);
+      store_some(weights + i * kLeftElements + half * 16, weight, 16);
       sum += weight;
     }
   }
-  work.span_max[row] = span_max;
-  work.span_sum[row] = sum_of_lanes(sum);
+  return sum;
 }
 
 template <class Element>
 static inline void weigh_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
                               Workspace<Element>& work) {
-  for (std::int64_t row = 0; row < rows.num_rows; ++row) weigh_row(args, rows, span, work, row);
+  const float factor = args.scale * 1.44269504f;  // weights are powers of two, not of e
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) work.lanes[row] = max_of_scores(args, rows, span, work, row);
   for (std::int64_t tile = 0; tile * 16 < rows.num_rows; ++tile) {
-    const Shares shares =
-        join(work.states[tile], load_f32(work.span_max + tile * 16), load_f32(work.span_sum + tile * 16));
+    const f32x16 max = max_of_each(work.lanes + tile * 16) * factor;
+    store_f32(work.bases + tile * 16, max == kNothing ? splat(0.0f) : max);
+    for (std::int64_t row = tile * 16; row < smaller(rows.num_rows, tile * 16 + 16); ++row)
+      work.lanes[row] = weigh_row(factor, span, work, row);
+    const Shares shares = join(work.states[tile], max, sum_of_each(work.lanes + tile * 16));
     store_f32(work.old_shares + tile * 16, shares.old_share);
     store_f32(work.new_shares + tile * 16, shares.new_share);
   }
@@ -191,16 +209,17 @@ static inline void mix_values(const RowBlock& rows, const Span<Element>& span, W
     multiply_parts(
         work.mixed + part * 2 * kPairElements, work.weights, kSpanTiles * kLeftElements, rows.num_rows, span.num_tiles,
         [&](std::int64_t tile) { return span.values[tile] + part * kRightElements; },
-        [&](std::int64_t) { return static_cast<const Element*>(nullptr); });
+        [](std::int64_t) {});
 }
 
 // Adds the span's mix of values of one row to what the row has.
 template <class Element>
-static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts) {
+static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts, bool is_first) {
   const float old_share = work.old_shares[row], new_share = work.new_shares[row];
   for (std::int64_t i = 0; i < num_parts * 2; ++i) {
     const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
-    store_f32(work.total + at, load_f32(work.total + at) * old_share + load_f32(work.mixed + at) * new_share);
+    const f32x16 before = is_first ? splat(0.0f) : load_f32(work.total + at);
+    store_f32(work.total + at, before * old_share + load_f32(work.mixed + at) * new_share);
   }
 }
 
@@ -238,13 +257,13 @@ static inline bool has_hidden_nan(const AttentionArgs& args, const Span<Element>
 
 template <class Element>
 static inline void mix_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
-                            Workspace<Element>& work) {
+                            Workspace<Element>& work, bool is_first) {
   const std::int64_t num_parts = padded_head(args) / kPart;
   const bool is_by_row = has_hidden_nan(args, span);
   if (!is_by_row) mix_values(rows, span, work, num_parts);
   for (std::int64_t row = 0; row < rows.num_rows; ++row) {
     if (is_by_row) mix_values(rows, clean_for_row(args, rows, span, work, row), work, num_parts);
-    add_mixed(work, row, num_parts);
+    add_mixed(work, row, num_parts, is_first);
   }
 }
 
@@ -259,15 +278,15 @@ static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, W
     // + 0: tiles that a row does not see may have turned a negative zero into a positive one.
     const f32x16 result = load_f32(work.total + at) * share + 0.0f;
     const std::int64_t count = smaller(16, args.head_dim - i * 16);
-    count == 16 ? store(out + i * 16, result) : store_part(out + i * 16, result, count);
+    store_some(out + i * 16, result, count);
   }
 }
 
 template <class Element>
 static void attend_rows(const AttentionArgs& args, const RowBlock& rows) {
   Workspace<Element> work;
-  __builtin_memset(work.total, 0, sizeof work.total);
-  __builtin_memset(work.weights, 0, sizeof work.weights);  // also of rows that are not there
+  // Rows of the second tile that are not there are computed all the same.
+  if (rows.num_rows > 16) __builtin_memset(work.weights, 0, sizeof work.weights);
   make_queries(args, rows, work.queries);
   begin_tiles(smaller(16, rows.num_rows));
   const std::int64_t first_tile = sight(args, rows, 0).first / kTilePositions;
@@ -279,7 +298,7 @@ static void attend_rows(const AttentionArgs& args, const RowBlock& rows) {
     find_tiles(args, rows, span, work);
     score_span(args, rows, span, work);
     weigh_span(args, rows, span, work);
-    mix_span(args, rows, span, work);
+    mix_span(args, rows, span, work, tile == first_tile);
     tile += span.num_tiles;
   }
   end_tiles();

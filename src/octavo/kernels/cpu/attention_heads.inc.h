@@ -1,15 +1,22 @@
 // Heads of queries, keys and values on their way from the projection: normalised, rotated, put where they are read.
 // Included inside namespace octavo::OCTAVO_LEVEL.
 
-static inline f32x16 load(const bf16* from) { return load_bf16(from); }
-static inline f32x16 load_part(const bf16* from, std::int64_t count) { return load_bf16_part(from, count); }
-static inline void store_part(bf16* to, f32x16 value, std::int64_t count) { store_bf16_part(to, value, count); }
-static inline void store(bf16* to, f32x16 value) { store_bf16(to, value); }
+static inline std::int64_t padded_head(const AttentionArgs& args) { return ceil_div(args.head_dim, kPart) * kPart; }
 
-static inline f32x16 load_part(const float* from, std::int64_t count) {
+// The first `count` of 16, the others zeros.
+static inline f32x16 load_some(const bf16* from, std::int64_t count) {
+  return count == 16 ? load_bf16(from) : load_bf16_part(from, count);
+}
+
+static inline f32x16 load_some(const float* from, std::int64_t count) {
+  if (count == 16) return load_f32(from);
   f32x16 result = {};
   __builtin_memcpy(&result, from, static_cast<std::size_t>(count) * sizeof(float));
   return result;
+}
+
+static inline void store_some(bf16* to, f32x16 value, std::int64_t count) {
+  count == 16 ? store_bf16(to, value) : store_bf16_part(to, value, count);
 }
 
 // One head, cut in halves whose elements are rotated in pairs: normalised where `norm` is not null, then turned.
@@ -22,43 +29,30 @@ static inline void make_head(const AttentionArgs& args, const Element* from, con
   f32x16 first[kMaxVectors], second[kMaxVectors], squares = splat(0.0f);
   for (std::int64_t i = 0; i < num_vectors; ++i) {
     const std::int64_t count = smaller(16, half - i * 16);
-    first[i] = count == 16 ? load(from + i * 16) : load_part(from + i * 16, count);
-    second[i] = count == 16 ? load(from + half + i * 16) : load_part(from + half + i * 16, count);
+    first[i] = load_some(from + i * 16, count);
+    second[i] = load_some(from + half + i * 16, count);
     squares += first[i] * first[i];
     squares += second[i] * second[i];
   }
-  const float mean = sum_of_lanes(squares) / static_cast<float>(args.head_dim);
-  const float factor = 1.0f / __builtin_sqrtf(mean + args.norm_eps);
-  for (std::int64_t i = half * 2; i < ceil_div(half * 2, kPart) * kPart; ++i) to[i] = Element{0};
+  if (norm) {
+    const float mean = sum_of_lanes(squares) / static_cast<float>(args.head_dim);
+    const float factor = 1.0f / __builtin_sqrtf(mean + args.norm_eps);
+    for (std::int64_t i = 0; i < num_vectors; ++i) {
+      const std::int64_t count = smaller(16, half - i * 16);
+      first[i] *= factor * load_some(norm + i * 16, count);
+      second[i] *= factor * load_some(norm + half + i * 16, count);
+    }
+  }
+  for (std::int64_t i = half * 2; i < padded_head(args); ++i) to[i] = Element{0};
   for (std::int64_t i = 0; i < num_vectors; ++i) {
     const std::int64_t count = smaller(16, half - i * 16);
-    if (norm) {
-      first[i] *= factor * load_part(norm + i * 16, count);
-      second[i] *= factor * load_part(norm + half + i * 16, count);
-    }
-    const f32x16 cos = load_part(args.cos + token * half + i * 16, count);
-    const f32x16 sin = load_part(args.sin + token * half + i * 16, count);
-    store_part(to + i * 16, first[i] * cos - second[i] * sin, count);
-    store_part(to + half + i * 16, second[i] * cos + first[i] * sin, count);
+    const f32x16 cos = load_some(args.cos + token * half + i * 16, count);
+    const f32x16 sin = load_some(args.sin + token * half + i * 16, count);
+    store_some(to + i * 16, first[i] * cos - second[i] * sin, count);
+    store_some(to + half + i * 16, second[i] * cos + first[i] * sin, count);
   }
 }
 
-// A token's key and value [P] each, into position `at` of a tile.
-template <class Element>
-static inline void put_key(Element* tile, std::int64_t at, const Element* key, std::int64_t padded) {
-  for (std::int64_t part = 0; part < padded / kPart; ++part)
-    for (std::int64_t i = 0; i < kPart; ++i)
-      tile[part * kRightElements + right_index(Element{}, i, at)] = key[part * kPart + i];
-}
-
-template <class Element>
-static inline void put_value(Element* tile, std::int64_t at, const Element* value, std::int64_t padded) {
-  for (std::int64_t part = 0; part < padded / kPart; ++part)
-    for (std::int64_t i = 0; i < kPart; ++i)
-      tile[part * kRightElements + right_index(Element{}, at, i)] = value[part * kPart + i];
-}
-
-static inline std::int64_t padded_head(const AttentionArgs& args) { return ceil_div(args.head_dim, kPart) * kPart; }
 static inline bool has_tiles(const AttentionArgs& args) { return args.block_size % kTilePositions == 0; }
 
 // Where the tile that holds this slot begins, for one kv head.

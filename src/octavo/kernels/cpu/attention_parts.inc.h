@@ -12,29 +12,31 @@ static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column
   return column / 16 * kTileElements + k / 2 * 32 + column % 16 * 2 + k % 2;
 }
 
+static inline void prefetch_part(const bf16* part) {
+  for (int line = 0; line < 32; ++line) __builtin_prefetch(part + line * 32);
+}
+
 #if defined(OCTAVO_HAS_AMX)
 
-// result = sum over k of left part k * right(k). `ahead(k)` is a right part that is soon needed, or null.
-template <class Right, class Ahead>
-static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
-                                  std::int64_t num_k, const Right& right, const Ahead& ahead) {
-  const bool is_double = num_rows > 16;
+// One row tile, or two. `ahead(k)` prefetches what is needed soon.
+template <bool kIsDouble, class Right, class Ahead>
+static inline void multiply_tiles(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_k,
+                                  const Right& right, const Ahead& ahead) {
   _tile_zero(0);
   _tile_zero(1);
-  if (is_double) {
+  if constexpr (kIsDouble) {
     _tile_zero(2);
     _tile_zero(3);
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
     const bf16* part = right(k);
-    if (const bf16* next = ahead(k))
-      for (int line = 0; line < 32; ++line) _mm_prefetch(next + line * 32, _MM_HINT_T0);
+    ahead(k);
     _tile_loadd(6, part, 64);
     _tile_loadd(4, left + k * kLeftElements, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, part + kTileElements, 64);
     _tile_dpbf16ps(1, 4, 7);
-    if (is_double) {
+    if constexpr (kIsDouble) {
       _tile_loadd(5, left + row_tile_stride + k * kLeftElements, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
@@ -42,9 +44,20 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
   }
   _tile_stored(0, result, 64);
   _tile_stored(1, result + kResultElements, 64);
-  if (is_double) {
+  if constexpr (kIsDouble) {
     _tile_stored(2, result + 2 * kResultElements, 64);
     _tile_stored(3, result + 3 * kResultElements, 64);
+  }
+}
+
+// result = sum over k of left part k * right(k).
+template <class Right, class Ahead>
+static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
+                                  std::int64_t num_k, const Right& right, const Ahead& ahead) {
+  if (num_rows > 16) {
+    multiply_tiles<true>(result, left, row_tile_stride, num_k, right, ahead);
+  } else {
+    multiply_tiles<false>(result, left, row_tile_stride, num_k, right, ahead);
   }
 }
 
@@ -54,8 +67,7 @@ template <class Right, class Ahead>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
                                   std::int64_t num_k, const Right& right, const Ahead& ahead) {
   for (std::int64_t k = 0; k < num_k; ++k) {
-    if (const bf16* next = ahead(k))
-      for (int line = 0; line < 32; ++line) __builtin_prefetch(next + line * 32);
+    ahead(k);
     for (std::int64_t row = 0; row < num_rows; row += 16)
       multiply_1x2(result + row / 16 * 2 * kResultElements, left + row / 16 * row_tile_stride + k * kLeftElements,
                    right(k), 1, k > 0, smaller(16, num_rows - row));
@@ -63,6 +75,30 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
 }
 
 #endif
+
+// A token's key [P], into position `at` of a tile.
+static inline void put_key(bf16* tile, std::int64_t at, const bf16* key, std::int64_t padded) {
+  bf16* to = tile + at / 16 * kTileElements + at % 16 * 2;
+  for (std::int64_t part = 0; part < padded; part += kPart, to += kRightElements)
+    for (std::int64_t pair = 0; pair < 16; ++pair) __builtin_memcpy(to + pair * 32, key + part + pair * 2, 4);
+}
+
+// A token's value [P], into position `at` of a tile. Its neighbour of the pair may be written at the same time.
+static inline void put_value(bf16* tile, std::int64_t at, const bf16* value, std::int64_t padded) {
+  bf16* to = tile + at / 2 * 32;
+  for (std::int64_t i = 0; i < padded; i += 16, to += kTileElements) {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + i)));
+    if (at % 2 == 0) {
+      _mm512_mask_storeu_epi16(to, 0x55555555, wide);
+    } else {
+      _mm512_mask_storeu_epi16(to, 0xaaaaaaaa, _mm512_slli_epi32(wide, 16));
+    }
+#else
+    for (std::int64_t lane = 0; lane < 16; ++lane) to[lane * 2 + at % 2] = value[i + lane];
+#endif
+  }
+}
 
 // Whether all of a tile's values are finite: a weight of zero makes nothing of them then.
 static inline bool is_finite(const bf16* values, std::int64_t count) {

@@ -21,13 +21,14 @@ constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows of a product that 
 constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
 constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
 constexpr std::int64_t kMostRowTiles = 32;            // 512 rows, whose results of one panel take 64 KiB
-constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, in the first-level cache
+constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel, in the first-level cache
+constexpr std::int64_t kStreamedBytes = 1 << 20;      // results larger than this bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
 
 #include "simd.inc.h"
 #include "tiles.inc.h"
-#include "linear.inc.h"
 #include "norm.inc.h"
+#include "linear.inc.h"
 #include "attention_parts.inc.h"
 #include "attention_heads.inc.h"
 #include "softmax.inc.h"
@@ -42,6 +43,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .name = OCTAVO_TEXT(OCTAVO_LEVEL),
     .pack_linear = OCTAVO_LEVEL::pack_linear,
     .linear = OCTAVO_LEVEL::linear,
+    .mlp = OCTAVO_LEVEL::mlp,
     .rms_norm = OCTAVO_LEVEL::rms_norm,
     .attention = OCTAVO_LEVEL::attention,
 };

@@ -28,93 +28,178 @@ static void pack_linear(const PackArgs& args, Pool& pool) {
   });
 }
 
-// 16 rows of x as left tiles [num_k][16][32]; rows and inputs that are not there are zeros.
-static inline void pack_rows(const LinearArgs& args, std::int64_t row_tile, bf16* to) {
-  const std::int64_t num_k = ceil_div(args.in_size, 32);
-  for (std::int64_t row = 0; row < 16; ++row) {
-    const bf16* from = args.x + (row_tile * 16 + row) * args.in_size;
-    const std::int64_t in_size = row_tile * 16 + row < args.rows ? args.in_size : 0;
-    const std::int64_t num_whole = in_size / 32;
-    for (std::int64_t k = 0; k < num_whole; ++k) __builtin_memcpy(to + k * kTileElements + row * 32, from + k * 32, 64);
-    for (std::int64_t k = num_whole; k < num_k; ++k) {
-      const std::int64_t count = larger(0, smaller(32, in_size - k * 32));
-      bf16* part = to + k * kTileElements + row * 32;
-      __builtin_memset(part, 0, 64);
-      __builtin_memcpy(part, from + k * 32, static_cast<std::size_t>(count) * sizeof(bf16));
-    }
+// One row of inputs as its line in each of the left tiles [num_k][16][32]; inputs that are not there are zeros.
+static inline void pack_row(const bf16* from, std::int64_t size, std::int64_t num_k, bf16* to) {
+  const std::int64_t num_whole = size / 32;
+  for (std::int64_t k = 0; k < num_whole; ++k) __builtin_memcpy(to + k * kTileElements, from + k * 32, 64);
+  for (std::int64_t k = num_whole; k < num_k; ++k) {
+    __builtin_memset(to + k * kTileElements, 0, 64);
+    __builtin_memcpy(to + k * kTileElements, from + k * 32, static_cast<std::size_t>(larger(0, size - k * 32)) * sizeof(bf16));
   }
 }
 
-// Two result tiles of one row tile, [2][16][16], to where they belong in the output.
-static inline void store_panel(const LinearArgs& args, std::int64_t row_tile, std::int64_t panel, const float* result) {
-  const std::int64_t num_rows = smaller(16, args.rows - row_tile * 16);
-  const f32x16 bias0 = args.bias ? load_f32(args.bias + panel * 32) : splat(0.0f);
-  const f32x16 bias1 = args.bias ? load_f32(args.bias + panel * 32 + 16) : splat(0.0f);
-  const std::int64_t width = args.output == Output::gated ? 16 : 32;
-  const std::int64_t column = panel * width, count = smaller(width, args.out_size - column);
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    f32x16 first = load_f32(result + row * 16), second = load_f32(result + kResultElements + row * 16);
-    if (args.bias) first += bias0, second += bias1;
-    const std::int64_t offset = (row_tile * 16 + row) * args.out_size + column;
-    if (args.output == Output::float32) {
-      float lanes[32];
-      store_f32(lanes, first);
-      store_f32(lanes + 16, second);
-      __builtin_memcpy(static_cast<float*>(args.out) + offset, lanes, static_cast<std::size_t>(count) * sizeof(float));
-      continue;
+// All rows as left tiles [row tiles][num_k][16][32], normalised where that is asked for. Rows that are not there are
+// zeros.
+static void pack_rows(const RowsArgs& args, bf16* left, Pool& pool) {
+  const std::int64_t num_k = ceil_div(args.size, 32);
+  pool.run(ceil_div(args.rows, 16), [&](std::int64_t tile) {
+    bf16* normalised = args.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
+    for (std::int64_t line = 0; line < 16; ++line) {
+      const std::int64_t row = tile * 16 + line;
+      const bf16* from = args.x + row * args.size;
+      if (normalised && row < args.rows) normalise_row(args, row, normalised), from = normalised;
+      pack_row(from, row < args.rows ? args.size : 0, num_k, left + tile * num_k * kTileElements + line * 32);
     }
-    bf16* out = static_cast<bf16*>(args.out) + offset;
-    if (args.output == Output::gated) {
-      // Rounded where a separate op would have read them rounded.
-      store_bf16_part(out, silu(widen(narrow(first))) * widen(narrow(second)), count);
-    } else if (count == 32) {
-      store_bf16(out, first);
-      store_bf16(out + 16, second);
-    } else {
-      store_bf16_part(out, first, smaller(16, count));
-      if (count > 16) store_bf16_part(out + 16, second, count - 16);
-    }
+  });
+}
+
+// One map, its rows packed already.
+struct Product {
+  const bf16* left;  // [row tiles][num_k][16][32]
+  std::int64_t rows, num_k;
+  PackedWeight packed;
+  Output output;
+  void* out;       // [T, N] bf16 or float32; or, gated:
+  bf16* out_left;  // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
+
+  std::int64_t num_row_tiles() const { return (rows + 15) / 16; }
+  std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
+  std::int64_t num_panels() const { return (packed.out_size + outputs_per_panel() - 1) / outputs_per_panel(); }
+};
+
+// Panels are computed in pairs, so that results of 16 bits fill whole cache lines.
+constexpr std::int64_t kPair = 2;
+
+// One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
+static inline void store_row(const Product& product, std::int64_t row, std::int64_t pair, const f32x16* values,
+                             bool streams) {
+  const std::int64_t width = product.outputs_per_panel() * kPair, column = pair * width;
+  const std::int64_t count = smaller(width, product.packed.out_size - column);
+  if (product.output == Output::float32) {
+    float* out = static_cast<float*>(product.out) + row * product.packed.out_size + column;
+    alignas(64) float lanes[64];
+    for (int i = 0; i < 4; ++i) store_f32(lanes + i * 16, values[i]);
+    __builtin_memcpy(out, lanes, static_cast<std::size_t>(count) * sizeof(float));
+    return;
+  }
+  alignas(64) bf16 lanes[64];
+  if (product.output == Output::gated) {
+    // Rounded where a separate op would have read them rounded.
+    store_bf16(lanes, silu(widen(narrow(values[0]))) * widen(narrow(values[1])));
+    store_bf16(lanes + 16, silu(widen(narrow(values[2]))) * widen(narrow(values[3])));
+  } else {
+    for (int i = 0; i < 4; ++i) store_bf16(lanes + i * 16, values[i]);
+  }
+  bf16* out = product.out_left
+                  ? product.out_left + (row / 16 * ceil_div(product.packed.out_size, 32) + pair) * kTileElements + row % 16 * 32
+                  : static_cast<bf16*>(product.out) + row * product.packed.out_size + column;
+  if (streams && count == width && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
+    for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lanes + i);
+  } else {
+    __builtin_memcpy(out, lanes, static_cast<std::size_t>(product.out_left ? width : count) * sizeof(bf16));
   }
 }
 
-// Rows taken together: their left tiles stay in the second-level cache while the weights pass by once.
-static inline std::int64_t row_tiles_at_once(std::int64_t num_row_tiles, std::int64_t num_k) {
-  const std::int64_t fitting = larger(2, kLeftCacheBytes / (num_k * kTileElements * 2) / 2 * 2);
-  const std::int64_t num_blocks = ceil_div(num_row_tiles, fitting);
-  return (ceil_div(num_row_tiles, num_blocks) + 1) / 2 * 2;
+// How a product of many rows is cut so that its operands come from caches.
+struct Blocking {
+  std::int64_t row_tiles;  // taken together: their left tiles stay in the second-level cache while weights pass by once
+  std::int64_t num_k;      // k tiles at a time: those of one panel stay in the first-level cache for all these rows
+};
+
+static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t num_k) {
+  if (num_row_tiles <= 2) return {2, num_k};  // each weight is used once, there is nothing to keep
+  const std::int64_t fitting = larger(2, kLeftCacheBytes / (num_k * kTileElements * 2));
+  const std::int64_t num_blocks = ceil_div(num_row_tiles, smaller(fitting, kMostRowTiles));
+  return {ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2, kTilesOfK};
+}
+
+// One panel for row tiles [first, end): results [row tile][2][16][16]. Sums wait there between blocks of k.
+static inline void multiply_panel(const Product& product, std::int64_t block_of_k, std::int64_t first, std::int64_t end,
+                                  std::int64_t panel, float* results) {
+  const std::int64_t row_stride = product.num_k * kTileElements;
+  const bf16* right = product.packed.weight + panel * 2 * row_stride;
+  const bool streams = end - first <= 2;
+  for (std::int64_t k = 0; k < product.num_k; k += block_of_k) {
+    const std::int64_t count = smaller(block_of_k, product.num_k - k);
+    const bf16* right_of_k = right + k * 2 * kTileElements;
+    std::int64_t tile = first;
+    for (; tile + 1 < end; tile += 2) {
+      const bf16* left = product.left + tile * row_stride + k * kTileElements;
+      multiply_2x2(results + (tile - first) * 2 * kResultElements, left, left + row_stride, right_of_k, count, k > 0,
+                   streams);
+    }
+    if (tile < end)
+      multiply_1x2(results + (tile - first) * 2 * kResultElements,
+                   product.left + tile * row_stride + k * kTileElements, right_of_k, count, k > 0,
+                   smaller(16, product.rows - tile * 16), streams);
+  }
+}
+
+// A pair of panels for row tiles [first, end), from weights to output.
+static inline void multiply_pair(const Product& product, std::int64_t block_of_k, std::int64_t first, std::int64_t end,
+                                 std::int64_t pair, bool streams) {
+  constexpr std::int64_t kPanelResults = kMostRowTiles * 2 * kResultElements;
+  alignas(64) float results[kPair * kPanelResults];
+  const std::int64_t num_panels = smaller(kPair, product.num_panels() - pair * kPair);
+  f32x16 biases[4] = {};
+  for (std::int64_t i = 0; i < num_panels; ++i) {
+    multiply_panel(product, block_of_k, first, end, pair * kPair + i, results + i * kPanelResults);
+    if (product.packed.bias)
+      for (int tile = 0; tile < 2; ++tile)
+        biases[i * 2 + tile] = load_f32(product.packed.bias + (pair * kPair + i) * 32 + tile * 16);
+  }
+  for (std::int64_t row = first * 16; row < smaller(product.rows, end * 16); ++row) {
+    f32x16 values[4] = {};
+    for (std::int64_t i = 0; i < num_panels * 2; ++i) {
+      const float* tile = results + i / 2 * kPanelResults + ((row / 16 - first) * 2 + i % 2) * kResultElements;
+      values[i] = load_f32(tile + row % 16 * 16);
+      if (product.packed.bias) values[i] += biases[i];
+    }
+    store_row(product, row, pair, values, streams);
+  }
+}
+
+static void multiply(const Product& product, Pool& pool) {
+  const std::int64_t num_row_tiles = product.num_row_tiles(), num_pairs = ceil_div(product.num_panels(), kPair);
+  const Blocking blocking = choose_blocking(num_row_tiles, product.num_k);
+  const std::int64_t num_blocks = ceil_div(num_row_tiles, blocking.row_tiles);
+  // Enough chunks that no thread waits long for another, and few enough that claiming them costs nothing.
+  const std::int64_t group = larger(1, num_pairs / (pool.num_threads() * kChunksPerThread));
+  const std::int64_t num_groups = ceil_div(num_pairs, group);
+  const bool streams = product.rows * product.packed.out_size * 2 > kStreamedBytes;
+  pool.run(num_blocks * num_groups, [&](std::int64_t chunk) {
+    const std::int64_t first = chunk / num_groups * blocking.row_tiles;
+    const std::int64_t end = smaller(num_row_tiles, first + blocking.row_tiles);
+    const std::int64_t first_pair = chunk % num_groups * group;
+    begin_tiles(smaller(16, product.rows));
+    for (std::int64_t pair = first_pair; pair < smaller(num_pairs, first_pair + group); ++pair)
+      multiply_pair(product, blocking.num_k, first, end, pair, streams);
+    end_tiles();
+    if (streams) end_stream();
+  });
+}
+
+static inline std::int64_t left_elements(std::int64_t rows, std::int64_t size) {
+  return ceil_div(rows, 16) * ceil_div(size, 32) * kTileElements;
 }
 
 static void linear(const LinearArgs& args, Pool& pool) {
-  if (args.rows == 0) return;
-  const std::int64_t num_k = ceil_div(args.in_size, 32), num_row_tiles = ceil_div(args.rows, 16);
-  const std::int64_t num_panels = ceil_div(args.out_size, args.output == Output::gated ? 16 : kPanelOutputs);
-  bf16* left = static_cast<bf16*>(pool.scratch().bytes(num_row_tiles * num_k * kTileElements * sizeof(bf16)));
-  pool.run(num_row_tiles, [&](std::int64_t tile) { pack_rows(args, tile, left + tile * num_k * kTileElements); });
+  const RowsArgs& rows = args.rows;
+  if (rows.rows == 0) return;
+  bf16* left = static_cast<bf16*>(pool.scratch().bytes(left_elements(rows.rows, rows.size) * sizeof(bf16)));
+  pack_rows(rows, left, pool);
+  multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, args.output, args.out, nullptr}, pool);
+}
 
-  const std::int64_t block = row_tiles_at_once(num_row_tiles, num_k), num_blocks = ceil_div(num_row_tiles, block);
-  // Enough chunks that no thread waits long for another, and few enough that claiming them costs nothing.
-  const std::int64_t group = larger(1, num_panels / (pool.num_threads() * kChunksPerThread));
-  const std::int64_t num_groups = ceil_div(num_panels, group);
-  const std::int64_t rows_of_tile = smaller(16, args.rows);
-  pool.run(num_blocks * num_groups, [&](std::int64_t chunk) {
-    const std::int64_t first_tile = chunk / num_groups * block, end_tile = smaller(num_row_tiles, first_tile + block);
-    const std::int64_t first_panel = chunk % num_groups * group, end_panel = smaller(num_panels, first_panel + group);
-    alignas(64) float result[4 * kResultElements];
-    begin_tiles(rows_of_tile);
-    for (std::int64_t panel = first_panel; panel < end_panel; ++panel) {
-      const bf16* right = args.weight + panel * num_k * 2 * kTileElements;
-      std::int64_t tile = first_tile;
-      for (; tile + 1 < end_tile; tile += 2) {
-        const bf16* left0 = left + tile * num_k * kTileElements;
-        multiply_2x2(result, left0, left0 + num_k * kTileElements, right, num_k, false);
-        store_panel(args, tile, panel, result);
-        store_panel(args, tile + 1, panel, result + 2 * kResultElements);
-      }
-      if (tile < end_tile) {
-        multiply_1x2(result, left + tile * num_k * kTileElements, right, num_k, false, rows_of_tile);
-        store_panel(args, tile, panel, result);
-      }
-    }
-    end_tiles();
-  });
+// down(silu(gate(x)) * up(x)). What lies between the two maps never leaves the layout of tiles.
+static void mlp(const MlpArgs& args, Pool& pool) {
+  const RowsArgs& rows = args.rows;
+  if (rows.rows == 0) return;
+  const std::int64_t middle_size = args.gate_up.out_size, size = left_elements(rows.rows, rows.size);
+  const std::int64_t num_elements = size + left_elements(rows.rows, middle_size);
+  bf16* left = static_cast<bf16*>(pool.scratch().bytes(num_elements * sizeof(bf16)));
+  bf16* middle = left + size;
+  pack_rows(rows, left, pool);
+  multiply({left, rows.rows, ceil_div(rows.size, 32), args.gate_up, Output::gated, nullptr, middle}, pool);
+  multiply({middle, rows.rows, ceil_div(middle_size, 32), args.down, Output::bf16, args.out, nullptr}, pool);
 }

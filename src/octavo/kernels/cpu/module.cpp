@@ -57,6 +57,15 @@ AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_row_blocks, st
           at<const std::int32_t>(block_table), at<const std::int32_t>(row_blocks)};
 }
 
+RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, std::uintptr_t residual,
+                   std::uintptr_t norm_weight, float eps, std::uintptr_t total) {
+  return {at<const bf16>(x), rows, size, at<const bf16>(residual), at<const bf16>(norm_weight), eps, at<bf16>(total)};
+}
+
+PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uintptr_t bias) {
+  return {out_size, at<const bf16>(weight), at<const float>(bias)};
+}
+
 // One level's ops and the threads that run them.
 class Kernels {
  public:
@@ -70,17 +79,15 @@ class Kernels {
     run(ops_.pack_linear, PackArgs{at<const bf16>(weight), in_size, out_size, is_gated, at<bf16>(packed)});
   }
 
-  void linear(std::uintptr_t x, std::int64_t rows, std::int64_t in_size, std::int64_t out_size, std::uintptr_t weight,
-              std::uintptr_t bias, std::uintptr_t out, Output output) {
-    run(ops_.linear, LinearArgs{at<const bf16>(x), rows, in_size, out_size, at<const bf16>(weight),
-                                at<const float>(bias), at<void>(out), output});
+  void linear(const RowsArgs& rows, const PackedWeight& packed, Output output, std::uintptr_t out) {
+    run(ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }
 
-  void rms_norm(std::uintptr_t x, std::uintptr_t residual, std::uintptr_t weight, std::int64_t rows, std::int64_t size,
-                float eps, std::uintptr_t out, std::uintptr_t total) {
-    run(ops_.rms_norm, NormArgs{at<const bf16>(x), at<const bf16>(residual), at<const bf16>(weight), rows, size, eps,
-                                at<bf16>(out), at<bf16>(total)});
+  void mlp(const RowsArgs& rows, const PackedWeight& gate_up, const PackedWeight& down, std::uintptr_t out) {
+    run(ops_.mlp, MlpArgs{rows, gate_up, down, at<bf16>(out)});
   }
+
+  void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(ops_.rms_norm, NormArgs{rows, at<bf16>(out)}); }
 
   void attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t qkv, std::uintptr_t keys,
                  std::uintptr_t values, std::uintptr_t out) {
@@ -128,12 +135,17 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionStep>(m, "AttentionStep")
       .def(nb::new_(&make_step), "num_tokens"_a, "num_row_blocks"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
            "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "row_blocks"_a);
+  nb::class_<RowsArgs>(m, "Rows").def(nb::new_(&make_rows));
+  nb::class_<PackedWeight>(m, "PackedWeight")
+      .def(nb::new_(&make_packed))
+      .def_ro("out_size", &PackedWeight::out_size);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("level", &Kernels::level)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack_linear)
       .def("linear", &Kernels::linear)
+      .def("mlp", &Kernels::mlp)
       .def("rms_norm", &Kernels::rms_norm)
       .def("attention", &Kernels::attention);
 }

@@ -17,17 +17,38 @@ using bf16 = std::uint16_t;
 //
 // An activation is [T, K], row by row.
 
+// Rows of activations, as a map takes them: as they are, or normalised first, and before that added to a residual.
+struct RowsArgs {
+  const bf16* x;            // [T, K]
+  std::int64_t rows;        // T
+  std::int64_t size;        // K
+  const bf16* residual;     // [T, K] or null
+  const bf16* norm_weight;  // [K]; null: no norm, and no residual
+  float eps;
+  bf16* total;              // [T, K], receives x + residual; null without residual
+};
+
+struct PackedWeight {
+  std::int64_t out_size;  // N, or I where it is gated
+  const bf16* weight;
+  const float* bias;      // [panels * 32], in the order of the panels' outputs, or null
+};
+
+// gated: panels hold 16 gates and their 16 ups; the result is silu(gate) * up.
 enum class Output { bf16, float32, gated };
 
 struct LinearArgs {
-  const bf16* x;        // [T, K]
-  std::int64_t rows;    // T
-  std::int64_t in_size;   // K
-  std::int64_t out_size;  // N; with a gate half of the panels' outputs
-  const bf16* weight;   // packed
-  const float* bias;    // [panels * 32], in the order of the panels' outputs, or null
-  void* out;            // [T, N] bf16 or float32
-  Output output;        // gated: panels hold 16 gates and their 16 ups; the result is silu(gate) * up
+  RowsArgs rows;
+  PackedWeight packed;
+  Output output;
+  void* out;  // [T, N] bf16 or float32
+};
+
+struct MlpArgs {
+  RowsArgs rows;
+  PackedWeight gate_up;  // gated
+  PackedWeight down;
+  bf16* out;  // [T, N]
 };
 
 struct PackArgs {
@@ -39,19 +60,15 @@ struct PackArgs {
 };
 
 struct NormArgs {
-  const bf16* x;         // [T, D]
-  const bf16* residual;  // [T, D] or null
-  const bf16* weight;    // [D]
-  std::int64_t rows, size;
-  float eps;
-  bf16* out;    // [T, D], normalised x + residual
-  bf16* total;  // [T, D], x + residual; null without residual
+  RowsArgs rows;
+  bf16* out;  // [T, K]
 };
 
 struct Ops {
   const char* name;
   void (*pack_linear)(const PackArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
+  void (*mlp)(const MlpArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
 };

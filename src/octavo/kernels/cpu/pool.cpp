@@ -50,6 +50,11 @@ void* Scratch::bytes(std::size_t size) {
   return data_;
 }
 
+Scratch& thread_scratch() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
 Pool::Pool(int num_threads) {
   for (int helper = 1; helper < num_threads; ++helper) helpers_.emplace_back([this] { help(); });
 }

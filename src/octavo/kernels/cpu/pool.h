@@ -22,6 +22,9 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
+// The calling thread's own, for what an op's body needs.
+Scratch& thread_scratch();
+
 class Pool {
  public:
   explicit Pool(int num_threads);  // with the caller's

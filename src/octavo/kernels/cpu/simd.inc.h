@@ -63,6 +63,21 @@ static inline void store_bf16_part(bf16* to, f32x16 value, std::int64_t count) {
   __builtin_memcpy(to, &half, static_cast<std::size_t>(count) * sizeof(bf16));
 }
 
+// Writes a cache line past the caches, into memory; others see it after `end_stream`.
+static inline void stream_line(void* to, const void* from) {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_load_si512(from));
+#else
+  __builtin_memcpy(to, from, 64);
+#endif
+}
+
+static inline void end_stream() {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  _mm_sfence();
+#endif
+}
+
 // Always in the same order.
 static inline float sum_of_lanes(f32x16 value) {
   float lanes[16];

@@ -6,26 +6,89 @@
 
 constexpr float kNothing = -__builtin_inff();  // the score of a position that is not seen
 
-// 2^x for x <= 0 to 2 units in the last place; exactly 0 below -126, NaN for NaN. x = n + f with |f| <= 1/2, and 2^f by
-// its Taylor polynomial of degree 6 (remainder below 2e-8).
+// How exact weights have to be: far more so than they are rounded.
+struct ToSingle {  // Taylor polynomial of degree 6, remainder below 2e-8
+  static inline f32x16 fraction(f32x16 f) {
+    f32x16 p = splat(1.54035304e-4f);
+    p = p * f + 1.33335581e-3f;
+    p = p * f + 9.61812911e-3f;
+    p = p * f + 5.55041087e-2f;
+    p = p * f + 2.40226507e-1f;
+    p = p * f + 6.93147181e-1f;
+    return p * f + 1.0f;
+  }
+};
+struct ToHalf {  // Chebyshev interpolation of degree 4, error below 4e-6
+  static inline f32x16 fraction(f32x16 f) {
+    f32x16 p = splat(0.00966636852f);
+    p = p * f + 0.0559219758f;
+    p = p * f + 0.24022349f;
+    p = p * f + 0.693121045f;
+    return p * f + 1f;
+  }
+};
+
+// 2^x for x <= 0 (or a rounding above); exactly 0 below -126, NaN for NaN. x = n + f with |f| <= 1/2.
+template <class Exactness>
 static inline f32x16 power_of_two(f32x16 x) {
-  const f32x16 low = splat(-126.0f), shift = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const i32x16 is_low = x < low;
-  const f32x16 bounded = is_low ? low : x;
-  const f32x16 shifted = bounded + shift;
-  const f32x16 f = bounded - (shifted - shift);
-  f32x16 p = splat(1.54035304e-4f);
-  p = p * f + 1.33335581e-3f;
-  p = p * f + 9.61812911e-3f;
-  p = p * f + 5.55041087e-2f;
-  p = p * f + 2.40226507e-1f;
-  p = p * f + 6.93147181e-1f;
-  p = p * f + 1.0f;
-  const f32x16 result = p * (f32x16)(((i32x16)shifted - (i32x16)shift + 127) << 23);
-  return (f32x16)((i32x16)result & ~is_low);
+  const f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer, in the lowest bits
+  const f32x16 f = x - (shifted - 12582912.0f);
+  const i32x16 exponent = (i32x16)shifted << 23;
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  const __mmask16 is_positive = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (f32x16)_mm512_maskz_add_epi32(is_positive, (__m512i)Exactness::fraction(f), (__m512i)exponent);
+#else
+  const i32x16 is_zero = x < -126.0f;
+  return (f32x16)(((i32x16)Exactness::fraction(f) + exponent) & ~is_zero);
+#endif
 }
 
-static inline f32x16 greater(f32x16 a, f32x16 b) { return a > b ? a : b; }
+static inline f32x16 weight_of(bf16, f32x16 x) { return power_of_two<ToHalf>(x); }
+
+static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// The greatest lane of each of 16 vectors, and the sum of each one's lanes, always in the same order.
+#if defined(OCTAVO_HAS_AVX512_BF16)
+
+template <class Join>
+static inline f32x16 join_lanes(const f32x16* rows, const Join& join) {
+  const i32x16 even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+  const i32x16 odd = even + 1;
+  f32x16 half[16];
+  __builtin_memcpy(half, rows, sizeof half);
+  // Each round joins neighbours within vectors and halves their number: row r's lanes end up as lane r.
+  for (int count = 8; count > 0; count /= 2)
+    for (int i = 0; i < count; ++i)
+      half[i] = join(__builtin_shuffle(half[2 * i], half[2 * i + 1], even), __builtin_shuffle(half[2 * i], half[2 * i + 1], odd));
+  return half[0];
+}
+
+static inline f32x16 max_of_each(const f32x16* rows) { return join_lanes(rows, greater); }
+static inline f32x16 sum_of_each(const f32x16* rows) {
+  return join_lanes(rows, [](f32x16 a, f32x16 b) { return a + b; });
+}
+
+#else
+
+static inline f32x16 max_of_each(const f32x16* rows) {
+  f32x16 result;
+  for (int row = 0; row < 16; ++row) result[row] = max_of_lanes(rows[row]);
+  return result;
+}
+
+static inline f32x16 sum_of_each(const f32x16* rows) {
+  f32x16 result;
+  for (int row = 0; row < 16; ++row) result[row] = sum_of_lanes(rows[row]);
+  return result;
+}
+
+#endif
 
 // What is known of 16 rows after some spans: weights are 2^(score - max).
 struct RowStates {
@@ -40,7 +103,7 @@ struct Shares {
 static inline Shares join(RowStates& states, f32x16 span_max, f32x16 span_sum) {
   const f32x16 max = greater(span_max, states.max);
   const f32x16 base = max == kNothing ? splat(0.0f) : max;
-  const Shares shares = {power_of_two(states.max - base), power_of_two(span_max - base)};
+  const Shares shares = {power_of_two<ToSingle>(states.max - base), power_of_two<ToSingle>(span_max - base)};
   states.sum = states.sum * shares.old_share + span_sum * shares.new_share;
   states.max = max;
   return shares;
