@@ -61,7 +61,7 @@ class ServerArgs:
     # what it tells
     log_level: LogLevel = option("info", "least important messages to log")
     log_format: LogFormat = option("text", "lines for people, or JSON for programs")
-    access_log: bool = option(True, "log each request: status, time, tokens")
+    access_log: bool = option(True, "log each request (but no probe of /health or /ready): status, time, tokens")
     vllm_metrics: bool = option(False, "show metrics under vLLM's names too, for its dashboards")
 
     def __post_init__(self) -> None:

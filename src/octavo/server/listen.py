@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from octavo.errors import EngineError
 from octavo.metrics.http import HttpMetrics
@@ -33,7 +34,7 @@ def serve(settings: Settings, on_listening: Callable[[str], None] | None = None)
     with listening(args) as listener:
         lifecycle = EngineLifecycle(settings.engine, args)
         lifecycle.start_loading()
-        server = make_server(lifecycle, settings, keys)
+        server = make_server(create_app(lifecycle, args), settings, keys, HttpMetrics())
         lifecycle.on_end = server.stop
         (on_listening or _log_url)(url_of(listener, args))
         server.run(sockets=[listener])
@@ -47,13 +48,11 @@ def _log_url(url: str) -> None:
     logger.info("listening on %s", url)
 
 
-def make_server(lifecycle: EngineLifecycle, settings: Settings, keys: tuple[str, ...]) -> DrainingServer:
+def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> DrainingServer:
     """Put routes, middleware and uvicorn together."""
     args = settings.server
-    metrics = HttpMetrics()
     admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
     limits = HttpLimits(max_header_bytes=args.max_header_bytes, read_timeout_s=args.read_timeout_s)
-    app = create_app(lifecycle, args)
     config = uvicorn.Config(
         with_middleware(app, args, keys, admission, metrics),
         loop="uvloop", http=limited_protocol(limits, metrics), ws="none", log_config=None, access_log=False,

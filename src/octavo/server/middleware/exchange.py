@@ -83,7 +83,7 @@ def log_access(scope: Scope, exchange: Exchange, status: int) -> None:
     known = {name: fact for name, fact in facts.items() if fact is not None}
     rest = " ".join(f"{name}={known[name]}" for name in list(known)[4:])
     line = (known["client"], known["method"], repr(known["path"])[1:-1], status, rest)
-    level = logging.DEBUG if route_path(scope) in OPEN_PATHS and status < 400 else logging.INFO  # probes come for ever
+    level = logging.DEBUG if route_path(scope) in OPEN_PATHS else logging.INFO  # probes come for ever
     access_logger.log(level, "%s %s %s %s %s", *line, extra={"facts": known})
 
 

@@ -1,0 +1,72 @@
+"""What never becomes a request: heads that are too large, heads and bodies that do not come, what is not HTTP."""
+
+import asyncio
+import json
+
+from tests.server.tiny import tiny_server
+
+HEAD = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+
+
+def parts(answer: str) -> tuple[int, str]:
+    """Return the status of a raw answer and the code of its error."""
+    head, _, body = answer.partition("\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error["code"]
+
+
+async def test_a_head_over_the_limit_is_431() -> None:
+    async with tiny_server(max_header_bytes=1000) as tiny:
+        one_long_line = b"GET /x HTTP/1.1\r\nHost: h\r\nA: " + b"a" * 1000 + b"\r\n\r\n"
+        assert parts(await tiny.send_raw(one_long_line)) == (431, "head_too_large")
+        many_lines = b"GET /x HTTP/1.1\r\nHost: h\r\n" + b"A: b\r\n" * 200 + b"\r\n"
+        assert parts(await tiny.send_raw(many_lines)) == (431, "head_too_large")
+        never_ending = [b"GET /x HTTP/1.1\r\nA: "] + [b"a" * 100] * 20
+        assert parts(await tiny.send_raw(*never_ending, pause_s=0.01)) == (431, "head_too_large")
+        long_path = b"GET /" + b"x" * 1000 + b" HTTP/1.1\r\nHost: h\r\n\r\n"
+        assert parts(await tiny.send_raw(long_path)) == (431, "head_too_large")
+        assert (await tiny.client.get("/" + "x" * 500)).status_code == 200
+        assert tiny.metrics.rejections == {"head_too_large": 4}
+
+
+async def test_what_is_not_http_is_told_so_as_json() -> None:
+    async with tiny_server() as tiny:
+        assert parts(await tiny.send_raw(b"\x16\x03\x01 hello\r\n\r\n")) == (400, "invalid_http")
+        bad_chunk = HEAD + b"Transfer-Encoding: chunked\r\n\r\nnot a length\r\n"
+        assert parts(await tiny.send_raw(bad_chunk)) == (400, "invalid_http")
+
+
+async def test_a_body_that_does_not_come_is_408() -> None:
+    async with tiny_server(read_timeout_s=0.2) as tiny:
+        assert parts(await tiny.send_raw(HEAD + b"Content-Length: 9\r\n\r\n{")) == (408, "slow_request")
+        drops = [HEAD + b"Content-Length: 99\r\n\r\n"] + [b"{"] * 10
+        assert parts(await tiny.send_raw(*drops, pause_s=0.06)) == (408, "slow_request")
+        assert tiny.metrics.num_in_flight == 0
+
+
+async def test_a_head_that_does_not_come_is_408_and_silence_is_closed() -> None:
+    async with tiny_server(read_timeout_s=0.2) as tiny:
+        assert parts(await tiny.send_raw(b"GET /x HTTP/1.1\r\n")) == (408, "slow_request")
+        assert await tiny.send_raw() == ""
+
+
+async def test_time_to_answer_is_not_time_to_read() -> None:
+    async with tiny_server(read_timeout_s=0.1) as tiny:
+        assert (await tiny.client.post("/v1/wait", json={"seconds": 0.4})).status_code == 200
+        await asyncio.sleep(0.3)  # an idle connection is for keep_alive_s to end
+        assert (await tiny.client.post("/v1/wait", json={"seconds": 0.0})).status_code == 200
+
+
+async def test_an_early_answer_reaches_a_client_that_still_sends() -> None:
+    async with tiny_server(max_body_bytes=1000) as tiny:
+        body = b" " * 5_000_000
+        answer = await tiny.client.post("/v1/x", content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 413
+        assert (await tiny.client.post("/v1/x", json={})).status_code == 200
+
+
+async def test_an_idle_connection_is_closed_after_its_time() -> None:
+    async with tiny_server(keep_alive_s=1) as tiny:
+        answer = await tiny.send_raw(b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert answer.startswith("HTTP/1.1 200")

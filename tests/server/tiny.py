@@ -1,0 +1,96 @@
+"""The server without a model: middleware and uvicorn as they are, around a few routes that a test can steer."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2 as httpx
+from starlette.types import Receive, Scope, Send
+
+from octavo.metrics.http import HttpMetrics
+from octavo.server.api_keys import load_api_keys
+from octavo.server.draining import DrainingServer
+from octavo.server.exchange import Exchange
+from octavo.server.listen import make_server
+from octavo.server.settings import resolve_settings
+from octavo.server.sockets import listening, url_of
+from octavo.server.sse import EventStreamResponse
+
+
+async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """`/v1/wait` waits as long as the body says, `/v1/stream` streams for ever, `/v1/fail` fails; others echo."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    body = (await receive())["body"] if scope["method"] == "POST" else b""
+    request = json.loads(body) if body else {}
+    exchange = Exchange.of(scope)
+    if request.get("timeout") is not None:
+        exchange.limit_to(request["timeout"])
+    if exchange.ticket is not None:
+        exchange.ticket.resize(request.get("n", 1))
+    match scope["path"].rpartition("/")[2]:
+        case "fail":
+            raise RuntimeError("secret path /etc/passwd")
+        case "wait":
+            await asyncio.sleep(request["seconds"])
+        case "stream":
+            await EventStreamResponse(endless())(scope, receive, send)
+            return
+    exchange.note_tokens(3, 4)
+    await reply(send, {"num_bytes": len(body)})
+
+
+async def reply(send: Send, body: dict[str, Any]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+async def endless() -> AsyncGenerator[bytes, None]:
+    while True:
+        yield b"data: {}\n\n"
+        await asyncio.sleep(0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyServer:
+    """One that runs in this event loop."""
+
+    client: httpx.AsyncClient
+    port: int
+    metrics: HttpMetrics
+    server: DrainingServer
+    running: "asyncio.Task[None]"  # ends with the server
+
+    async def send_raw(self, *pieces: bytes, pause_s: float = 0.0) -> str:
+        """Send bytes as they are, until the server closes; return all that came back."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reading = asyncio.create_task(asyncio.wait_for(reader.read(), 10.0))
+        for piece in pieces:
+            if not reading.done():
+                writer.write(piece)
+                await asyncio.sleep(pause_s)
+        answer = await reading
+        writer.close()
+        return answer.decode()
+
+
+@asynccontextmanager
+async def tiny_server(**options: Any) -> AsyncGenerator[TinyServer, None]:
+    """Options are those of `ServerArgs` and `EngineArgs`."""
+    settings = resolve_settings({"port": 0, **options}, {})
+    metrics = HttpMetrics()
+    server = make_server(tiny_app, settings, load_api_keys(settings.server), metrics)
+    with listening(settings.server) as listener:
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        url = url_of(listener, settings.server)
+        async with httpx.AsyncClient(base_url=url, timeout=10.0) as client:
+            yield TinyServer(client, listener.getsockname()[1], metrics, server, running)
+        server.stop()
+        await running
