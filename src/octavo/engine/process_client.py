@@ -40,6 +40,8 @@ _CLOSE_S = 5.0  # how long the child may take to leave on its own
 class ProcessClient:
     """Starts the child and returns when its model is loaded. A thread listens to it from then on."""
 
+    command = (sys.executable, "-m", "octavo.engine.core_proc")  # the folder of the sockets comes behind it
+
     def __init__(self, config: EngineConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
         self._sockets = zmq.Context()
@@ -113,8 +115,7 @@ class ProcessClient:
         return socket
 
     def _start(self, config: EngineConfig) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "octavo.engine.core_proc", str(self._folder)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE)
+        child = subprocess.Popen([*self.command, str(self._folder)], stdin=subprocess.PIPE)
         assert child.stdin is not None
         child.stdin.write(msgspec.json.encode(config) + b"\n")
         child.stdin.flush()
