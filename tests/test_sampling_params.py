@@ -20,6 +20,7 @@ BOUNDS: list[tuple[str, Any, Any]] = [
     ("top_p", 0.0, 1e-9),
     ("top_p", 1.1, 1.0),
     ("top_k", -2, -1),
+    ("top_k", 2**31, 2**31 - 1),
     ("min_p", -0.1, 0.0),
     ("min_p", 1.1, 1.0),
     ("presence_penalty", -2.1, -2.0),

@@ -11,6 +11,7 @@ from octavo.structured_output import StructuredOutput
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_N = 16384
+MAX_TOP_K = 2**31 - 1  # more than any vocabulary, and no more than messages can carry
 SEED_BITS = 64
 
 
@@ -95,7 +96,7 @@ class SamplingParams:
 
     def _check_integers(self) -> None:
         _check_integer("n", self.n, 1, MAX_N)
-        _check_integer("top_k", self.top_k, -1, None)
+        _check_integer("top_k", self.top_k, -1, MAX_TOP_K)
         _check_integer("min_tokens", self.min_tokens, 0, None)
         for name, low, high in (
             ("max_tokens", 1, None),

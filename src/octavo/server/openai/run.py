@@ -8,7 +8,8 @@ from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.request_state import CompletionDelta, RequestState
-from octavo.server.errors import ApiError
+from octavo.errors import RequestError, named_error
+from octavo.server.errors import ApiError, as_api_error
 from octavo.server.openai.replies import Usage, make_usage
 
 PING_S = 10.0  # silence that proxies and clients are spared
@@ -99,6 +100,6 @@ class Run:
 
 def _check_end(delta: CompletionDelta) -> None:
     if delta.finish_reason == "error":
-        raise ApiError(500, delta.error or "The request failed.", code="engine_error")
+        raise as_api_error(named_error(delta.error_type or RequestError.__name__, delta.error or "The request failed."))
     if delta.finish_reason == "abort":
         raise ApiError(503, "The request was aborted.", code="aborted", headers={"Retry-After": "1"})
