@@ -10,7 +10,8 @@ import pytest
 from octavo.demo import demo_model_path
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
-from octavo.server.openai.answer_formats import AnswerFormats, AnswerPlan
+from octavo.server.openai.answer_formats import AnswerFormats
+from octavo.server.openai.answer_plan import AnswerPlan
 from octavo.server.openai.history import template_messages
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
@@ -34,7 +35,7 @@ def request(**fields: Any) -> ChatCompletionRequest:
 
 def plan(params: SamplingParams | None = None, parser: str = "auto", **fields: Any) -> AnswerPlan:
     formats = AnswerFormats(TOKENIZER, tool_call_parser_name=parser)
-    return formats.plan(request(**fields), params or SamplingParams())
+    return AnswerPlan.of(request(**fields), params or SamplingParams(), formats)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.errors import InvalidParameterError, PromptTooLongError
-from octavo.inputs import parse_prompt
+from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.seeds import derive_seed, draw_seed
 from octavo.structured.check import FormChecker
@@ -80,7 +80,7 @@ class InputProcessor:
             request_id=request_id, prompt=text, prompt_token_ids=token_ids, params=params, samples=samples
         )
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: object) -> Mapping[str, object]:
+    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: object) -> TokensPrompt:
         """Render a conversation with the model's chat template; return a token prompt.
 
         Raises:

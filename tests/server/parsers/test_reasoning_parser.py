@@ -53,15 +53,15 @@ def test_thoughts_stream_as_they_come() -> None:
     ],
 )
 def test_the_prompt_may_open_the_thoughts(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
-    parser = REASONING_FORMATS[name].parser_after(prompt)
-    assert parser is not None
-    message = parse_all(parser, text)
+    starts_inside = REASONING_FORMATS[name].starts_inside(prompt)
+    assert starts_inside is not None
+    message = parse_all(REASONING_FORMATS[name].parser(starts_inside=starts_inside), text)
     assert (message.reasoning, message.content) == (reasoning, content)
 
 
 @pytest.mark.parametrize("name", ["think", "qwen3", "deepseek_r1"])
 def test_a_prompt_that_closes_the_thoughts_asks_for_none(name: str) -> None:
-    assert REASONING_FORMATS[name].parser_after("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
+    assert REASONING_FORMATS[name].starts_inside("<|im_start|>assistant\n<think>\n\n</think>\n\n") is None
 
 
 def test_calls_are_looked_for_behind_the_thoughts_only() -> None:

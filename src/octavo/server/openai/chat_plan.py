@@ -10,7 +10,8 @@ from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.sampling_params import RequestPriority
 from octavo.server.errors import bad_request
-from octavo.server.openai.answer_formats import AnswerFormats, AnswerReader
+from octavo.server.openai.answer_formats import AnswerFormats
+from octavo.server.openai.answer_plan import AnswerPlan, AnswerReader
 from octavo.server.openai.chunks import ReplyHead
 from octavo.server.openai.history import template_messages
 from octavo.server.openai.logprobs import ChatRows, TokenNames
@@ -40,12 +41,14 @@ def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFron
     """
     _refuse_templates(request)
     wishes = Wishes.of(request)
-    answers = formats.plan(request, chat_params(request, front.inputs.default_params))
+    answers = AnswerPlan.of(request, chat_params(request, front.inputs.default_params), formats)
     options = {**answers.prompt_options, **prompt_end(request)}
     if request.documents is not None:
         options["documents"] = request.documents
+    tokens = front.inputs.chat_prompt(conversation(request.messages, front.tokenizer), **options)
+    answers = answers.after(tokens["prompt_token_ids"])
     prompt = front.process(
-        front.inputs.chat_prompt(conversation(request.messages, front.tokenizer), **options),
+        tokens,
         answers.params,
         priority=RequestPriority.NORMAL if request.priority is None else request.priority,
         cache_salt=request.cache_salt,
@@ -56,7 +59,7 @@ def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFron
         head=head,
         prompt=prompt,
         wishes=wishes,
-        make_reader=partial(answers.reader, prompt.prompt_token_ids),
+        make_reader=answers.reader,
         make_rows=rows if request.logprobs else None,
         shows_reasoning=answers.shows_reasoning,
     )

@@ -54,7 +54,8 @@ class ToolUse:
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
         """Return what reads the answer, now that its form is settled."""
         form = params.structured_output
-        return self.own_parser if form is None or form.free_text else forced_parser(self.own_parser)
+        is_free = form is None or form.kind != "tags" or form.free_text
+        return self.own_parser if is_free else forced_parser(self.own_parser)
 
 
 def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:

@@ -32,12 +32,15 @@ class ReasoningFormat:
     end: str
     always_starts_inside: bool = False  # the model thinks from its first token on, whether or not a tag says so
 
-    def parser_after(self, prompt: str) -> ReasoningParser | None:
-        """Return a parser for the answer to `prompt`; None when the prompt has closed the thoughts already."""
+    def starts_inside(self, prompt: str) -> bool | None:
+        """Return whether the answer to `prompt` starts among thoughts; None when the prompt has closed them already."""
         ending = prompt.rstrip()
         if ending.endswith(self.end):
             return None
-        starts_inside = self.always_starts_inside or ending.endswith(self.begin)
+        return self.always_starts_inside or ending.endswith(self.begin)
+
+    def parser(self, *, starts_inside: bool) -> ReasoningParser:
+        """Return what reads one answer."""
         return ReasoningParser(self.begin, self.end, starts_inside=starts_inside)
 
 

@@ -1,0 +1,146 @@
+"""What calls and thoughts mean for one chat request: its prompt, its parameters, the reading of its answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import bad_request
+from octavo.server.openai.answer_formats import AnswerFormats
+from octavo.server.openai.parsers.base import ContentOnly, OutputParser
+from octavo.server.openai.parsers.call_limit import CallLimit
+from octavo.server.openai.parsers.chain import Chain
+from octavo.server.openai.parsers.special_tokens import SpecialTokenFilter
+from octavo.server.openai.protocol import ChatCompletionRequest
+from octavo.server.openai.thinking_tokens import ThinkingTokens
+from octavo.server.openai.tools import ToolUse, tool_use
+from octavo.structured_output import MAX_THOUGHT_TOKENS, StructuredOutput, Thoughts
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerReader:
+    """What reads one sample."""
+
+    parser: OutputParser = field(default_factory=ContentOnly)
+    thinking: ThinkingTokens | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerPlan:
+    """One request, as far as calls and thoughts go. What depends on the prompt's end is settled by `after`."""
+
+    formats: AnswerFormats
+    tools: ToolUse | None
+    params: SamplingParams
+    prompt_options: Mapping[str, object]  # for the chat template
+    hidden: frozenset[str]  # special tokens that the engine shows, and the client must not see
+    shows_reasoning: bool
+    thinking_budget: int | None  # tokens
+    starts_inside: bool | None = None  # whether answers start among thoughts; None: there are none to look for
+
+    @classmethod
+    def of(cls, request: ChatCompletionRequest, params: SamplingParams, formats: AnswerFormats) -> Self:
+        """Return what `request`, of whose other fields `params` were made, comes to with this model.
+
+        Raises:
+            ApiError: 400, naming the field.
+            InvalidParameterError: a tool's schema is too large or too deep.
+        """
+        tools = tool_use(request, formats.tool_calls)
+        if tools is not None:
+            params = params.replace(structured_output=tools.form(params.structured_output))
+        marks = _marks(formats, tools)
+        hidden: frozenset[str] = frozenset()
+        if marks & formats.special_tokens and params.skip_special_tokens:
+            params = params.replace(skip_special_tokens=False)
+            hidden = formats.special_tokens - marks
+        return cls(
+            formats=formats,
+            tools=tools,
+            params=params,
+            prompt_options=_prompt_options(request, tools),
+            hidden=hidden,
+            shows_reasoning=request.include_reasoning is not False,
+            thinking_budget=_thinking_budget(request, formats),
+        )
+
+    def after(self, prompt_token_ids: Sequence[int]) -> Self:
+        """Return the plan for answers to this prompt: with thoughts before the form, and their budget.
+
+        Raises:
+            ApiError: 400; a budget that cannot be kept.
+        """
+        starts_inside = self.formats.starts_inside(prompt_token_ids)
+        form, reasoning = self.params.structured_output, self.formats.reasoning
+        if reasoning is None or starts_inside is None or (form is None and self.thinking_budget is None):
+            return replace(self, starts_inside=starts_inside)
+        if self.formats.thought_tags_are_tokens:
+            thoughts = Thoughts(
+                begin=reasoning.begin, end=reasoning.end, is_open=starts_inside, max_tokens=self.thinking_budget
+            )
+            form = StructuredOutput(thoughts=thoughts) if form is None else replace(form, thoughts=thoughts)
+            return replace(self, starts_inside=starts_inside, params=self.params.replace(structured_output=form))
+        if self.thinking_budget is not None:
+            text = f"This model's tokenizer has no token {reasoning.end!r}, so thoughts cannot be counted."
+            raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
+        return self  # the form begins at once: it leaves no room for thoughts
+
+    def reader(self) -> AnswerReader:
+        """Return what reads one sample."""
+        parser, thinking = self._call_parser(), None
+        if self.starts_inside is not None:
+            tokenizer, reasoning = self.formats.tokenizer, self.formats.reasoning
+            assert reasoning is not None
+            thoughts = reasoning.parser(starts_inside=self.starts_inside)
+            thinking = ThinkingTokens(tokenizer, thoughts, reasoning.end)
+            parser = Chain(thoughts, parser)
+        if self.hidden:
+            parser = Chain(SpecialTokenFilter(self.hidden), parser)
+        return AnswerReader(parser=parser, thinking=thinking)
+
+    def _call_parser(self) -> OutputParser:
+        if self.tools is None:
+            return ContentOnly()
+        parser = self.tools.parser(self.params)(self.tools.schemas)
+        return parser if self.tools.is_parallel else CallLimit(parser, 1)
+
+
+def _prompt_options(request: ChatCompletionRequest, tools: ToolUse | None) -> dict[str, object]:
+    """Return what the chat template is told beside the messages. The client's own variables go last, and so win.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    options: dict[str, object] = {} if tools is None else {"tools": tools.prompt_tools}
+    effort = request.reasoning_effort
+    if effort is not None:
+        if effort not in EFFORTS:
+            raise bad_request(f"reasoning_effort must be one of {', '.join(EFFORTS)}.", "reasoning_effort")
+        options |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    for name, value in (request.chat_template_kwargs or {}).items():
+        if name in _OWN_VARIABLES:
+            raise bad_request(f"'{name}' is a field of its own.", f"chat_template_kwargs.{name}")
+        options[name] = value
+    return options
+
+
+def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> int | None:
+    budget, param = request.thinking_token_budget, "thinking_token_budget"
+    if budget is None:
+        return None
+    if formats.reasoning is None:
+        text = "This model is not known to think; see the server's --reasoning-parser."
+        raise bad_request(text, param, "unsupported_parameter")
+    if not 0 <= budget <= MAX_THOUGHT_TOKENS:
+        raise bad_request(f"{param}={budget}: from 0 to {MAX_THOUGHT_TOKENS}.", param)
+    return budget
+
+
+def _marks(formats: AnswerFormats, tools: ToolUse | None) -> frozenset[str]:
+    """Return the strings that the readers of an answer must see."""
+    of_calls = () if tools is None else tools.own_parser.markers
+    of_thoughts = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
+    return frozenset((*of_calls, *of_thoughts))
