@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from octavo.contracts.schedule import Int32Array
+from octavo.errors import OctavoError
 from octavo.structured_output import StructuredOutput
 
 
@@ -26,13 +27,13 @@ class GrammarMatcher(Protocol):
 
 
 MatcherT = TypeVar("MatcherT", bound=GrammarMatcher)
-MadeMatcherT = TypeVar("MadeMatcherT", bound=GrammarMatcher, covariant=True)
+MatcherT_co = TypeVar("MatcherT_co", bound=GrammarMatcher, covariant=True)
 
 
-class CompiledGrammar(Protocol[MadeMatcherT]):
+class CompiledGrammar(Protocol[MatcherT_co]):
     """A grammar that is ready; shared by all requests with the same form."""
 
-    def matcher(self) -> MadeMatcherT:
+    def matcher(self) -> MatcherT_co:
         """Return a new matcher at the start of an answer."""
 
 
@@ -50,5 +51,5 @@ class GrammarBackend(Protocol[MatcherT]):
             GrammarTooComplexError: it is over the limits.
         """
 
-    def fill_masks(self, matchers: Sequence[MatcherT], words: Int32Array) -> list[str | None]:
-        """Write which tokens may come next into `words` [M, W]; say for each matcher what went wrong, if anything."""
+    def fill_masks(self, matchers: Sequence[MatcherT], words: Int32Array) -> list[OctavoError | None]:
+        """Write which tokens may come next into `words` [M, W]; say for each matcher why none may, if so."""

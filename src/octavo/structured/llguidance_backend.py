@@ -13,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from octavo.contracts.schedule import Int32Array
-from octavo.errors import GrammarError, GrammarTooComplexError, InvalidParameterError, UserError
+from octavo.errors import GrammarError, GrammarTooComplexError, InvalidParameterError, OctavoError, UserError
 from octavo.structured.thoughts import Vocabulary, whole_grammar
 from octavo.structured_output import StructuredOutput
 
@@ -27,6 +27,7 @@ _LIMITS = LLParserLimits(
 )
 _INNER_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
 _REFUSAL = "doesn't satisfy the grammar"  # how the library says so; all else are limits
+_NOTHING_FOLLOWS = "NoExtensionBias"  # how the library calls a dead end
 _NUM_THREADS = 4  # that make the masks of a step together
 
 
@@ -89,19 +90,22 @@ class LLGuidanceBackend:
         self._vocabulary = Vocabulary(num_tokens=num_tokens, special_tokens=special, end_token_ids=self.end_token_ids)
         self._executor = LLExecutor(_NUM_THREADS)
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return what the library takes a token to stand for."""
+        return self._tokenizer.decode_bytes([token_id])
+
     def compile(self, form: StructuredOutput) -> LLGuidanceGrammar:
         text = whole_grammar(form, self._vocabulary)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
         matcher.compute_bitmask()  # the first mask costs the most, and shows what cannot begin
         field = f"structured_output.{form.kind}"
+        if _first_line(matcher) == _NOTHING_FOLLOWS:
+            raise InvalidParameterError(field, "...", "no answer has this form")
         if matcher.is_error():
             raise GrammarTooComplexError(f"{field}: {_first_line(matcher)}")
-        if matcher.is_stopped():
-            limit = "only the empty answer has this form" if matcher.is_accepting() else "no answer has this form"
-            raise InvalidParameterError(field, "...", limit)
         return LLGuidanceGrammar(matcher)
 
-    def fill_masks(self, matchers: Sequence[LLGuidanceMatcher], words: Int32Array) -> list[str | None]:
+    def fill_masks(self, matchers: Sequence[LLGuidanceMatcher], words: Int32Array) -> list[OctavoError | None]:
         assert words.shape == (len(matchers), self.num_words)
         if len(matchers) == 1:  # to wake other threads costs more than one mask
             matchers[0].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -119,11 +123,11 @@ def validate(grammar: str) -> str | None:
     return _shortened(innermost[-1] if innermost else messages[0].partition("\n")[0])
 
 
-def _problem(matcher: LLMatcher) -> str | None:
+def _problem(matcher: LLMatcher) -> OctavoError | None:
     """Say why no token may come next, unless one may or the form is complete."""
-    if matcher.is_error():
-        return _first_line(matcher)
-    return "no token may come next" if matcher.is_stopped() and not matcher.is_accepting() else None
+    if _first_line(matcher) == _NOTHING_FOLLOWS:
+        return GrammarError("the answer has come to where its grammar knows no next token")
+    return GrammarTooComplexError(f"structured_output: {_first_line(matcher)}") if matcher.is_error() else None
 
 
 def _first_line(matcher: LLMatcher) -> str:

@@ -112,7 +112,7 @@ class GrammarManager(Generic[MatcherT]):
         for one, mask in zip(held, words, strict=True):
             one.mask = mask if one.banned is None else mask & ~one.banned
         return {
-            request_id: GrammarTooComplexError(f"structured_output: {problem}")
+            request_id: problem
             for request_id, problem in zip(request_ids, problems, strict=True)
             if problem is not None
         }

@@ -1,0 +1,208 @@
+"""Masks: whatever is drawn from them has the form, all that has the form can be drawn, and it ends where it may."""
+
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.structured.support import (
+    END_TEXT,
+    SCHEMAS,
+    backend_of,
+    end_id,
+    is_valid,
+    mask_of,
+    parse,
+    random_answer,
+    tokenizer_of,
+)
+
+from octavo.errors import GrammarError, GrammarTooComplexError, InvalidParameterError, UserError
+from octavo.structured.llguidance_backend import LLGuidanceBackend
+from octavo.structured_output import StructuralTag, StructuredOutput
+
+FAMILIES = list(END_TEXT)
+ATOMS = st.sampled_from(["a", "b", "ab", "[a-c]", "[0-9]", " ", "é", r"\d", r"\."])
+PATTERNS = st.recursive(
+    ATOMS,
+    lambda inner: (
+        st.tuples(inner, inner).map("".join)
+        | st.tuples(inner, inner).map(lambda pair: f"(?:{pair[0]}|{pair[1]})")
+        | st.tuples(inner, st.sampled_from(["?", "{1,3}", "{2}"])).map(lambda pair: f"(?:{pair[0]}){pair[1]}")
+    ),
+    max_leaves=6,
+)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("family", ["demo", "byte_level"])
+def test_what_is_drawn_is_valid_json(family: str, name: str) -> None:
+    for seed in range(25):
+        text = random_answer(family, StructuredOutput(json_schema=SCHEMAS[name]), seed)
+        assert text is not None
+        assert is_valid(parse(text), SCHEMAS[name]), text
+
+
+def test_the_validator_sees_what_is_wrong() -> None:
+    wrong: list[tuple[str, Any]] = [
+        ("person", {"name": "x"}),
+        ("person", {"name": "", "age": 5}),
+        ("person", {"name": "x", "age": 151}),
+        ("person", {"name": "x", "age": True}),
+        ("person", {"name": "x", "age": 5, "mood": "bad"}),
+        ("person", {"name": "x", "age": 5, "more": 1}),
+        ("list", [1]),
+        ("list", [1, 2]),
+        ("union", "ab-1234"),
+        ("union", {"ok": 1}),
+        ("tree", {"root": {"left": "a", "right": "c"}}),
+    ]
+    for name, value in wrong:
+        assert not is_valid(value, SCHEMAS[name]), (name, value)
+
+
+@pytest.mark.parametrize("family", ["demo", "byte_level"])
+def test_any_object(family: str) -> None:
+    """A free object may go on for ever, so its end is preferred wherever it may come."""
+
+    def close(rng: random.Random, allowed: list[int]) -> int:
+        tokenizer, _ = tokenizer_of(family)
+        closing = [token_id for token_id in allowed if tokenizer.token_bytes(token_id) in (b"}", b'"', b"]")]
+        return rng.choice(closing if closing and rng.random() < 0.8 else allowed)
+
+    texts = [random_answer(family, StructuredOutput(json_object=True), seed, choose=close) for seed in range(30)]
+    values = [parse(text) for text in texts if text is not None]
+    assert len(values) > 20
+    assert any(value for value in values)
+    assert all(isinstance(value, dict) for value in values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pattern=PATTERNS, seed=st.integers(0, 2**32), family=st.sampled_from(FAMILIES))
+def test_what_is_drawn_matches_the_pattern(pattern: str, seed: int, family: str) -> None:
+    text = random_answer(family, StructuredOutput(regex=pattern), seed)
+    assert text is not None
+    assert re.fullmatch(pattern, text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(choices=st.lists(TEXTS, min_size=1, max_size=6), seed=st.integers(0, 2**32))
+def test_what_is_drawn_is_one_of_the_choices(choices: list[str], seed: int) -> None:
+    assert random_answer("demo", StructuredOutput(choice=choices), seed) in choices
+
+
+@settings(max_examples=40, deadline=None)
+@given(choices=st.lists(TEXTS, min_size=1, max_size=6), index=st.integers(0, 5))
+def test_every_choice_can_be_said(choices: list[str], index: int) -> None:
+    """The mask must not take away what has the form: each token of a choice's own spelling is allowed in its turn."""
+    tokenizer, _ = tokenizer_of("demo")
+    backend, chosen = backend_of("demo"), choices[index % len(choices)]
+    matcher = backend.compile(StructuredOutput(choice=choices)).matcher()
+    for token_id in tokenizer.encode(chosen, add_special_tokens=False):
+        assert token_id in mask_of(backend, matcher)
+        matcher.accept(token_id)
+    assert matcher.is_complete or end_id("demo") in mask_of(backend, matcher)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_end_is_allowed_exactly_where_the_form_may_be_complete(family: str) -> None:
+    backend, (tokenizer, _) = backend_of(family), tokenizer_of(family)
+    matcher = backend.compile(StructuredOutput(regex="ab?c{0,2}")).matcher()
+    said = ""
+    for piece in "abcc":
+        allowed = mask_of(backend, matcher)
+        assert (end_id(family) in allowed) == (re.fullmatch("ab?c{0,2}", said) is not None)
+        matcher.accept(next(id_ for id_ in allowed if tokenizer.token_bytes(id_) == piece.encode()))
+        said += piece
+    assert matcher.is_complete
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_special_tokens_and_padding_are_never_text(family: str) -> None:
+    backend, (tokenizer, _) = backend_of(family), tokenizer_of(family)
+    allowed = set(mask_of(backend, backend.compile(StructuredOutput(regex="(.|\n)*")).matcher()))
+    assert allowed & tokenizer.special_token_ids == {end_id(family)}
+    assert max(allowed) < tokenizer.vocab_size
+    assert len(allowed) > 150
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_library_and_our_detokenizer_agree_on_every_token(family: str) -> None:
+    """The form is held over the library's bytes, and what the user reads are ours."""
+    backend, (tokenizer, _) = backend_of(family), tokenizer_of(family)
+    for token_id in range(tokenizer.vocab_size):
+        if token_id not in tokenizer.special_token_ids and tokenizer.token_bytes(token_id) != b"\xff":  # never in UTF-8
+            assert backend.bytes_of(token_id) == tokenizer.token_bytes(token_id), token_id
+
+
+def test_masks_made_together_are_those_made_alone() -> None:
+    backend, rng = backend_of("demo"), random.Random(0)
+    forms = [StructuredOutput(json_schema=schema) for schema in SCHEMAS.values()] + [StructuredOutput(regex="[a-z ]+")]
+    matchers = [backend.compile(form).matcher() for form in forms]
+    for _ in range(6):
+        words = np.zeros((len(matchers), backend.num_words), dtype=np.int32)
+        assert backend.fill_masks(matchers, words) == [None] * len(matchers)
+        for matcher, row in zip(matchers, words, strict=True):
+            allowed = mask_of(backend, matcher)
+            assert np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist() == allowed
+            matcher.accept(rng.choice([id_ for id_ in allowed if id_ != end_id("demo")]))
+
+
+def test_matchers_of_one_grammar_do_not_move_one_another() -> None:
+    backend = backend_of("demo")
+    grammar = backend.compile(StructuredOutput(choice=["aab", "abb"]))
+    first, second = grammar.matcher(), grammar.matcher()
+    start = mask_of(backend, second)
+    while not first.is_complete:
+        first.accept(mask_of(backend, first)[0])
+    assert mask_of(backend, second) == mask_of(backend, grammar.matcher()) == start
+
+
+def test_a_token_that_was_not_allowed_is_an_error() -> None:
+    backend = backend_of("demo")
+    matcher = backend.compile(StructuredOutput(regex="[0-9]{3}")).matcher()
+    with pytest.raises(GrammarError, match="does not go with the grammar"):
+        matcher.accept(tokenizer_of("demo")[0].encode("x")[0])
+
+
+@pytest.mark.parametrize(
+    "form", [StructuredOutput(json_schema={"$ref": "#"}), StructuredOutput(grammar="start: start")]
+)
+def test_a_form_that_nothing_can_have(form: StructuredOutput) -> None:
+    with pytest.raises(InvalidParameterError, match="no answer has this form"):
+        backend_of("demo").compile(form)
+
+
+def test_the_empty_answer_is_one() -> None:
+    assert random_answer("demo", StructuredOutput(regex="a{0}"), seed=0) == ""
+
+
+def test_a_form_over_the_limits() -> None:
+    with pytest.raises(GrammarTooComplexError, match="json_schema: fuel exhausted"):
+        backend_of("demo").compile(StructuredOutput(json_schema={"type": "integer", "multipleOf": 999_999_999}))
+
+
+def test_an_answer_over_the_limits() -> None:
+    backend = backend_of("demo")
+    matcher = backend.compile(StructuredOutput(regex="((a{1000}){1000}){1000}")).matcher()
+    [token_id] = tokenizer_of("demo")[0].encode("a")
+    assert token_id in mask_of(backend, matcher)
+    with pytest.raises(GrammarTooComplexError, match="too many"):
+        matcher.accept(token_id)
+
+
+def test_a_tokenizer_that_the_library_cannot_read() -> None:
+    with pytest.raises(UserError, match="this model's tokenizer"):
+        LLGuidanceBackend("{}", num_tokens=5, vocab_size=5, added_tokens={}, end_token_ids=[])
+
+
+def test_a_tag_is_begun_by_its_special_token() -> None:
+    """As text, `<tool_call>` would be five tokens: the model knows the one."""
+    tag = StructuralTag(begin="<tool_call>", json_schema={"enum": [1]}, end="</tool_call>")
+    backend, (_, library) = backend_of("demo"), tokenizer_of("demo")
+    matcher = backend.compile(StructuredOutput(tags=[tag], free_text=False, min_tags=1, max_tags=1)).matcher()
+    assert mask_of(backend, matcher) == [library.token_to_id("<tool_call>")]
