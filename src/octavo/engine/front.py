@@ -13,6 +13,7 @@ from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import InvalidParameterError
+from octavo.metrics.collect import EngineMetrics
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ class EngineFront:
             config=config,
             tokenizer=tokenizer,
             inputs=InputProcessor(config, tokenizer),
-            outputs=OutputProcessor(tokenizer),
+            outputs=OutputProcessor(tokenizer, EngineMetrics(args.stats_interval_s)),
             client=client,
             request_numbers=itertools.count(),
         )

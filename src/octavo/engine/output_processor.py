@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.request_state import CompletionState, RequestState
+from octavo.metrics.collect import EngineMetrics
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -21,7 +22,8 @@ class StepResult:
 class OutputProcessor:
     """Keeps the state of every unfinished request. One thread."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, metrics: EngineMetrics) -> None:
+        self.metrics = metrics
         self._tokenizer = tokenizer
         self._requests: dict[str, RequestState] = {}
         self._samples: dict[str, tuple[RequestState, CompletionState]] = {}  # by core request id, unfinished ones
@@ -50,6 +52,7 @@ class OutputProcessor:
         now_s = time.time()
         changed: dict[str, RequestState] = {}
         to_abort: list[str] = []
+        num_by_last_time: dict[float, int] = {}
         self._note_events(outputs)
         start = 0
         for core_id, count, first in zip(outputs.req_ids, outputs.num_new_tokens, outputs.first_indices, strict=True):
@@ -58,7 +61,11 @@ class OutputProcessor:
             if core_id not in self._samples:
                 continue  # a stop string or an abort ended it here before the core heard of it
             state, sample = self._samples[core_id]
-            state.note_token(now_s)
+            if not state.note_token(now_s):
+                self.metrics.note_first_token(state.arrival_time_s, state.num_prompt_tokens, now_s)
+            elif (last_s := sample.last_token_time_s) is not None:
+                num_by_last_time[last_s] = num_by_last_time.get(last_s, 0) + 1
+            sample.last_token_time_s = now_s
             changed[state.request_id] = state
             if self._push(sample, first, token_ids, outputs):
                 to_abort.append(core_id)
@@ -70,6 +77,7 @@ class OutputProcessor:
                 if sample.finish_reason is None:
                     sample.end(report)
         self._retire(changed, now_s)
+        self.metrics.note_step(outputs, num_by_last_time, now_s)
         return StepResult(
             changed=list(changed.values()),
             to_abort=[core_id for core_id in to_abort if core_id not in outputs.finished],
@@ -106,3 +114,5 @@ class OutputProcessor:
             if state.is_finished:
                 state.finished_time_s = now_s
                 del self._requests[state.request_id]
+                samples = [(sample.finish_reason or "", len(sample.token_ids)) for sample in state.samples]
+                self.metrics.note_end(state.times(), state.num_prompt_tokens, samples)

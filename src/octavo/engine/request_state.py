@@ -42,6 +42,7 @@ class CompletionState:
         "error_type",
         "finish_reason",
         "is_taken",
+        "last_token_time_s",
         "logprobs",
         "request_id",
         "seed",
@@ -60,6 +61,7 @@ class CompletionState:
         self.stop_reason: str | int | None = None
         self.error: str | None = None
         self.error_type: str | None = None
+        self.last_token_time_s: float | None = None
         self.is_taken = False  # whether `take` has told the end
         self._num_taken = 0  # tokens that `take` has returned
         self._params = params
@@ -162,13 +164,13 @@ class CompletionState:
 class RequestState:
     """One prompt with its samples."""
 
-    __slots__ = ("_arrival_time_s", "_first_token_time_s", "_processed", "_tokenizer", "admitted", "finished_time_s",
+    __slots__ = ("_first_token_time_s", "_processed", "_tokenizer", "admitted", "arrival_time_s", "finished_time_s",
                  "num_preemptions", "prompt_logprobs", "samples")  # fmt: skip
 
     def __init__(self, processed: ProcessedRequest, tokenizer: Tokenizer) -> None:
         self._processed = processed
         self._tokenizer = tokenizer
-        self._arrival_time_s = processed.samples[0].arrival_time_s
+        self.arrival_time_s = processed.samples[0].arrival_time_s
         self._first_token_time_s: float | None = None
         self.samples = [
             CompletionState(sample.request_id, sample.sampling_params, processed.prompt_token_ids, tokenizer)
@@ -208,9 +210,12 @@ class RequestState:
         """Prompt tokens whose KV was found in the prefix cache."""
         return self.admitted.num_cached_tokens if self.admitted else 0
 
-    def note_token(self, now_s: float) -> None:
-        if self._first_token_time_s is None:
-            self._first_token_time_s = now_s
+    def note_token(self, now_s: float) -> bool:
+        """Note a step that brought a token; return whether there had been one before."""
+        if self._first_token_time_s is not None:
+            return True
+        self._first_token_time_s = now_s
+        return False
 
     def note_prompt_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> None:
         self.prompt_logprobs = [
@@ -230,14 +235,18 @@ class RequestState:
             outputs=[sample.snapshot(index) for index, sample in enumerate(self.samples)],
             finished=self.is_finished,
             prompt_logprobs=self.prompt_logprobs,
-            metrics=RequestMetrics(
-                arrival_time_s=self._arrival_time_s,
-                first_scheduled_time_s=self.admitted.scheduled_time_s if self.admitted else None,
-                first_token_time_s=self._first_token_time_s,
-                finished_time_s=self.finished_time_s,
-                num_cached_tokens=self.num_cached_tokens,
-                num_preemptions=self.num_preemptions,
-            ),
+            metrics=self.times(),
+        )
+
+    def times(self) -> RequestMetrics:
+        """Return when things happened so far."""
+        return RequestMetrics(
+            arrival_time_s=self.arrival_time_s,
+            first_scheduled_time_s=self.admitted.scheduled_time_s if self.admitted else None,
+            first_token_time_s=self._first_token_time_s,
+            finished_time_s=self.finished_time_s,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
         )
 
 

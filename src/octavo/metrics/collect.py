@@ -1,0 +1,94 @@
+"""What an engine's front learns about its requests, in totals and histograms.
+
+Fed by the output processor, once for each step and once for each request that begins or ends; nothing here is done
+per token.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from octavo.contracts.engine import EngineCoreOutputs
+from octavo.contracts.stats import SchedulerStats
+from octavo.metrics.histogram import Histogram, powers_of_two
+from octavo.metrics.log import StatsLog
+from octavo.outputs import RequestMetrics
+
+# Seconds. Requests: from the demo on one core to long thoughts of a large model.
+_REQUEST_BOUNDS = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+)
+_TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 5.0, 20.0)
+
+
+class EngineMetrics:
+    """Counts since the start. One thread: the one that processes outputs. Seconds of the wall clock."""
+
+    def __init__(self, stats_interval_s: float = 0.0) -> None:
+        self.stats: SchedulerStats | None = None  # as of the latest step
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self.finished: Counter[str] = Counter()  # samples, by how they ended
+        self.time_to_first_token = Histogram(_REQUEST_BOUNDS)
+        self.inter_token_latency = Histogram(_TOKEN_BOUNDS)
+        self.time_per_output_token = Histogram(_TOKEN_BOUNDS)  # the mean of each request
+        self.duration = Histogram(_REQUEST_BOUNDS)
+        self.queue_time = Histogram(_REQUEST_BOUNDS)
+        self.prefill_time = Histogram(_REQUEST_BOUNDS)
+        self.decode_time = Histogram(_REQUEST_BOUNDS)
+        self.prompt_tokens = Histogram(powers_of_two(0, 20))
+        self.generation_tokens = Histogram(powers_of_two(0, 20))
+        self.max_generation_tokens = Histogram(powers_of_two(0, 20))  # of a request's samples, the longest
+        self.step_tokens = Histogram(powers_of_two(0, 16))
+        self._log = StatsLog(stats_interval_s)
+
+    def note_step(self, outputs: EngineCoreOutputs, num_by_last_time: Mapping[float, int], now_s: float) -> None:
+        """Take in a step. `num_by_last_time`: how many samples had got their last token at which time."""
+        self.num_generation_tokens += len(outputs.new_token_ids)
+        if outputs.num_scheduled_tokens:
+            self.step_tokens.observe(outputs.num_scheduled_tokens)
+        for last_s, count in num_by_last_time.items():
+            self.inter_token_latency.observe(now_s - last_s, count)
+        self.stats = outputs.stats or self.stats
+        if self.stats is not None:
+            self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
+
+    def note_first_token(self, arrival_time_s: float, num_prompt_tokens: int, now_s: float) -> None:
+        """A request got its first token: its prompt has been computed."""
+        self.num_prompt_tokens += num_prompt_tokens
+        self.time_to_first_token.observe(now_s - arrival_time_s)
+
+    def note_end(self, times: RequestMetrics, num_prompt_tokens: int, samples: Sequence[tuple[str, int]]) -> None:
+        """A request ended. `samples`: how each ended, with how many tokens."""
+        assert times.finished_time_s is not None
+        self.finished.update(reason for reason, _ in samples)
+        self.duration.observe(times.finished_time_s - times.arrival_time_s)
+        self.prompt_tokens.observe(num_prompt_tokens)
+        for _, num_tokens in samples:
+            self.generation_tokens.observe(num_tokens)
+        longest = max(num_tokens for _, num_tokens in samples)
+        self.max_generation_tokens.observe(longest)
+        if times.first_scheduled_time_s is not None:
+            self.queue_time.observe(times.first_scheduled_time_s - times.arrival_time_s)
+            if times.first_token_time_s is not None:
+                self.prefill_time.observe(times.first_token_time_s - times.first_scheduled_time_s)
+        if times.first_token_time_s is not None:
+            decode_time_s = times.finished_time_s - times.first_token_time_s
+            self.decode_time.observe(decode_time_s)
+            if longest > 1:
+                self.time_per_output_token.observe(decode_time_s / (longest - 1))

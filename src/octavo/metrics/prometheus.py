@@ -1,0 +1,146 @@
+"""Metrics as Prometheus reads them: names of our own, and on request those that vLLM's dashboards and routers know.
+
+Two tables say what is called how. Numbers are taken at the moment of the scrape; nothing is kept twice. A registry of
+our own, so that programs with metrics of their own are not disturbed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from octavo._version import __version__
+from octavo.contracts.stats import SchedulerStats
+from octavo.metrics.collect import EngineMetrics
+from octavo.metrics.histogram import Histogram
+from octavo.metrics.http import HttpMetrics
+
+_NOTHING_YET = SchedulerStats(
+    num_running=0, num_waiting=0, num_free_blocks=1, num_blocks=1,
+    num_preemptions_total=0, num_prefix_queries_total=0, num_prefix_hits_total=0,
+)  # fmt: skip
+
+# our name, vLLM's name, what it is, where it comes from
+_GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
+    ("requests_running", "num_requests_running", "Samples that are computed.", lambda s: s.num_running),
+    ("requests_waiting", "num_requests_waiting", "Samples that wait in the engine.", lambda s: s.num_waiting),
+    ("kv_cache_usage", "kv_cache_usage_perc", "Fraction of KV blocks in use.", lambda s: s.kv_cache_usage),
+)
+_COUNTERS: tuple[tuple[str, str, str, Callable[[EngineMetrics, SchedulerStats], float]], ...] = (
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens.", lambda m, s: m.num_prompt_tokens),
+    ("generation_tokens", "generation_tokens", "Output tokens.", lambda m, s: m.num_generation_tokens),
+    ("preemptions", "num_preemptions", "Samples that had to make room.", lambda m, s: s.num_preemptions_total),
+    ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
+     lambda m, s: s.num_prefix_queries_total),
+    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found there.", lambda m, s: s.num_prefix_hits_total),
+)  # fmt: skip
+_HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], ...] = (
+    ("time_to_first_token_seconds", "time_to_first_token_seconds", "From arrival to the first token.",
+     lambda m: m.time_to_first_token),
+    ("inter_token_latency_seconds", "inter_token_latency_seconds", "Between two tokens of a sample.",
+     lambda m: m.inter_token_latency),
+    ("request_time_per_output_token_seconds", "request_time_per_output_token_seconds",
+     "Mean time between tokens, by request.", lambda m: m.time_per_output_token),
+    ("request_duration_seconds", "e2e_request_latency_seconds", "From arrival to the end.", lambda m: m.duration),
+    ("request_queue_seconds", "request_queue_time_seconds", "From arrival to the first step.", lambda m: m.queue_time),
+    ("request_prefill_seconds", "request_prefill_time_seconds", "From the first step to the first token.",
+     lambda m: m.prefill_time),
+    ("request_decode_seconds", "request_decode_time_seconds", "From the first token to the end.",
+     lambda m: m.decode_time),
+    ("request_prompt_tokens", "request_prompt_tokens", "Prompt tokens, by request.", lambda m: m.prompt_tokens),
+    ("request_generation_tokens", "request_generation_tokens", "Output tokens, by sample.",
+     lambda m: m.generation_tokens),
+    ("request_max_generation_tokens", "request_max_num_generation_tokens", "Output tokens of the longest sample.",
+     lambda m: m.max_generation_tokens),
+    ("step_tokens", "iteration_tokens_total", "Tokens computed in a step.", lambda m: m.step_tokens),
+)  # fmt: skip
+
+
+class Exposition:
+    """All metrics of one server as text."""
+
+    def __init__(self, http: HttpMetrics, model_name: str, *, with_vllm_names: bool) -> None:
+        self._collector = _Collector(http, model_name, with_vllm_names)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._collector)
+        ProcessCollector(registry=self._registry)
+
+    def watch(self, engine: EngineMetrics) -> None:
+        """Show this engine's numbers from now on."""
+        self._collector.engine = engine
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the text and its content type, in the newest form that the `Accept` header allows."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _Collector(Collector):
+    def __init__(self, http: HttpMetrics, model_name: str, with_vllm_names: bool) -> None:
+        self.engine: EngineMetrics | None = None  # while it loads
+        self._http = http
+        self._model_name = model_name
+        self._with_vllm_names = with_vllm_names
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._about_http()
+        if self.engine is not None:
+            yield from _about_engine(self.engine, "octavo_", 0, {"model_name": self._model_name})
+            yield _ends("octavo_requests_finished", "reason", self.engine, {"model_name": self._model_name})
+            if self._with_vllm_names:
+                labels = {"model_name": self._model_name, "engine": "0"}
+                yield from _about_engine(self.engine, "vllm:", 1, labels)
+                yield _ends("vllm:request_success", "finished_reason", self.engine, labels)
+
+    def _about_http(self) -> Iterator[Metric]:
+        http = self._http
+        yield InfoMetricFamily("octavo_build", "What is running.", value={"version": __version__})
+        yield GaugeMetricFamily("octavo_http_requests_in_flight", "Requests without a whole answer.",
+                                value=http.num_in_flight)  # fmt: skip
+        yield _counted("octavo_http_responses", "Answers.", "status", http.responses)
+        yield _counted("octavo_requests_rejected", "Requests refused or broken off.", "cause", http.rejections)
+        yield CounterMetricFamily("octavo_client_aborts", "Clients that left early.", value=http.num_client_aborts)
+        yield CounterMetricFamily("octavo_http_sent_bytes", "Bytes of bodies sent.", value=http.num_bytes_sent)
+
+
+def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield everything that has a name in this column of the tables."""
+    stats = engine.stats or _NOTHING_YET
+    names, values = list(labels), list(labels.values())
+    for *titles, text, of_stats in _GAUGES:
+        gauge = GaugeMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
+        gauge.add_metric(values, of_stats(stats))
+        yield gauge
+    for *titles, text, of_both in _COUNTERS:
+        counter = CounterMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
+        counter.add_metric(values, of_both(engine, stats))
+        yield counter
+    for *titles, text, of_engine in _HISTOGRAMS:
+        family = HistogramMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
+        histogram = of_engine(engine)
+        buckets = [("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative()]
+        family.add_metric(values, buckets, histogram.sum)
+        yield family
+
+
+def _ends(name: str, label: str, engine: EngineMetrics, labels: Mapping[str, str]) -> Metric:
+    family = CounterMetricFamily(name, "Samples, by how they ended.", labels=[*labels, label])
+    for reason in ("stop", "length", "abort", "error"):
+        family.add_metric([*labels.values(), reason], engine.finished[reason])
+    return family
+
+
+def _counted(name: str, text: str, label: str, counts: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([str(value)], count)
+    return family

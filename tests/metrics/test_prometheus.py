@@ -1,0 +1,91 @@
+"""What a scrape shows: names, labels, buckets, and that vLLM's names are all there when asked for."""
+
+from prometheus_client import REGISTRY
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.metrics.collect import EngineMetrics
+from octavo.metrics.http import HttpMetrics
+from octavo.metrics.prometheus import Exposition
+from octavo.outputs import RequestMetrics
+
+# What vLLM's three dashboards and the routers that know it read.
+VLLM_SAMPLES = {
+    "e2e_request_latency_seconds_bucket", "e2e_request_latency_seconds_sum", "e2e_request_latency_seconds_count",
+    "time_to_first_token_seconds_bucket", "time_to_first_token_seconds_sum", "time_to_first_token_seconds_count",
+    "inter_token_latency_seconds_bucket", "inter_token_latency_seconds_sum", "inter_token_latency_seconds_count",
+    "generation_tokens_total", "prompt_tokens_total", "request_success_total", "num_requests_running",
+    "num_requests_waiting", "kv_cache_usage_perc", "request_prompt_tokens_bucket", "request_generation_tokens_bucket",
+    "request_max_num_generation_tokens_sum", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum",
+    "request_decode_time_seconds_sum", "iteration_tokens_total_count", "prefix_cache_queries_total",
+    "prefix_cache_hits_total", "request_time_per_output_token_seconds_sum", "num_preemptions_total",
+}  # fmt: skip
+
+
+def samples(exposition: Exposition) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text, _ = exposition.render()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def busy() -> tuple[HttpMetrics, EngineMetrics]:
+    http, engine = HttpMetrics(), EngineMetrics()
+    http.responses.update({200: 3, 429: 1})
+    http.rejections.update({"queue_full": 1})
+    http.num_client_aborts = 2
+    engine.note_first_token(1.0, 7, 1.3)
+    engine.note_end(RequestMetrics(arrival_time_s=1.0, first_token_time_s=1.3, finished_time_s=2.0), 7, [("stop", 9)])
+    return http, engine
+
+
+def test_our_own_names() -> None:
+    http, engine = busy()
+    exposition = Exposition(http, "m", with_vllm_names=False)
+    exposition.watch(engine)
+    shown = samples(exposition)
+    model = ("model_name", "m")
+    assert shown["octavo_http_responses_total", (("status", "200"),)] == 3
+    assert shown["octavo_requests_rejected_total", (("cause", "queue_full"),)] == 1
+    assert shown["octavo_client_aborts_total", ()] == 2
+    assert shown["octavo_prompt_tokens_total", (model,)] == 7
+    assert shown["octavo_requests_finished_total", (model, ("reason", "stop"))] == 1
+    assert shown["octavo_requests_finished_total", (model, ("reason", "error"))] == 0
+    assert shown["octavo_time_to_first_token_seconds_count", (model,)] == 1
+    assert shown["octavo_time_to_first_token_seconds_bucket", (("le", "0.25"), model)] == 0
+    assert shown["octavo_time_to_first_token_seconds_bucket", (("le", "0.5"), model)] == 1
+    assert shown["octavo_time_to_first_token_seconds_bucket", (("le", "+Inf"), model)] == 1
+    assert shown["octavo_kv_cache_usage", (model,)] == 0.0
+    assert not any(name.startswith("vllm:") for name, _ in shown)
+
+
+def test_vllms_names_are_there_when_asked_for() -> None:
+    http, engine = busy()
+    exposition = Exposition(http, "m", with_vllm_names=True)
+    exposition.watch(engine)
+    shown = samples(exposition)
+    assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= {name for name, _ in shown}
+    labels = (("engine", "0"), ("finished_reason", "stop"), ("model_name", "m"))
+    assert shown["vllm:request_success_total", labels] == 1
+
+
+def test_there_is_something_to_see_while_the_model_loads() -> None:
+    names = {name for name, _ in samples(Exposition(HttpMetrics(), "m", with_vllm_names=True))}
+    assert "octavo_build_info" in names
+    assert "octavo_requests_running" not in names
+
+
+def test_openmetrics_for_those_who_ask() -> None:
+    http, engine = busy()
+    exposition = Exposition(http, "m", with_vllm_names=True)
+    exposition.watch(engine)
+    text, content_type = exposition.render("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert {family.name for family in parse_openmetrics(text.decode())}  # type: ignore[no-untyped-call] > {"octavo_time_to_first_token_seconds"}
+
+
+def test_the_registry_of_other_programs_is_left_alone() -> None:
+    Exposition(HttpMetrics(), "m", with_vllm_names=True)
+    assert not any(family.name.startswith(("octavo", "vllm")) for family in REGISTRY.collect())
