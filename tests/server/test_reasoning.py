@@ -1,0 +1,95 @@
+"""Thoughts over real HTTP, with the demo model: apart from the answer, counted, and no longer than asked for."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.server.http_server import HttpServer
+from tests.server.test_tools import NOW, PATH, put_together
+
+QUESTION = [{"role": "user", "content": "What is 123 + 456?"}]
+THINKING: dict[str, Any] = {
+    "messages": QUESTION,
+    "temperature": 0,
+    "max_tokens": 200,
+    "chat_template_kwargs": {"enable_thinking": True},
+}
+
+
+def whole(server: HttpServer, **fields: Any) -> dict[str, Any]:
+    response = server.post(PATH, THINKING | fields)
+    assert response.status_code == 200, response.text
+    reply: dict[str, Any] = response.json()
+    return reply
+
+
+def test_thoughts_are_apart_from_the_answer(server: HttpServer) -> None:
+    reply = whole(server, thinking_token_budget=10)
+    message = reply["choices"][0]["message"]
+    assert message["reasoning"]
+    assert message["reasoning"] == message["reasoning_content"]
+    assert "think>" not in message["content"]
+    assert 0 < reply["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 11
+
+
+def test_a_stream_says_the_same(server: HttpServer) -> None:
+    reply = whole(server, thinking_token_budget=10)
+    chunks = server.stream(PATH, THINKING | {"thinking_token_budget": 10, "stream_options": {"include_usage": True}})
+    message = put_together(chunks)
+    assert message["reasoning"] == reply["choices"][0]["message"]["reasoning"]
+    assert message["content"] == reply["choices"][0]["message"]["content"]
+    assert chunks[-1]["usage"] == reply["usage"] | {
+        "prompt_tokens_details": chunks[-1]["usage"]["prompt_tokens_details"]
+    }
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_a_budget_is_kept_to_the_token(server: HttpServer, budget: int) -> None:
+    wild = {"temperature": 1.5, "seed": 3, "n": 4, "thinking_token_budget": budget, "max_tokens": 40}
+    reply = whole(server, **wild)
+    used = reply["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 4 <= used <= 4 * (budget + 1)
+    for choice in reply["choices"]:
+        assert bool(choice["message"].get("reasoning")) <= (budget > 0)
+
+
+def test_effort_switches_thinking_on_and_off(server: HttpServer) -> None:
+    plain = {"chat_template_kwargs": None, "max_tokens": 30}
+    on = whole(server, reasoning_effort="low", **plain)
+    off = whole(server, reasoning_effort="none", **plain)
+    assert on["usage"]["prompt_tokens"] > off["usage"]["prompt_tokens"]
+    assert "reasoning" not in off["choices"][0]["message"]
+    assert off["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+
+
+def test_thoughts_can_be_left_out(server: HttpServer) -> None:
+    shown = whole(server, thinking_token_budget=5)
+    hidden = whole(server, thinking_token_budget=5, include_reasoning=False)
+    assert "reasoning" not in hidden["choices"][0]["message"]
+    assert hidden["choices"][0]["message"]["content"] == shown["choices"][0]["message"]["content"]
+    assert hidden["usage"]["completion_tokens"] == shown["usage"]["completion_tokens"]
+
+
+def test_thoughts_come_before_a_form_and_before_forced_calls(server: HttpServer) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}
+    answer = whole(server, thinking_token_budget=6, response_format=schema)["choices"][0]["message"]
+    assert answer["reasoning"]
+    assert answer["content"] in ('"yes"', '"no"')
+    forced = whole(server, thinking_token_budget=6, tools=[NOW], tool_choice="required", parallel_tool_calls=False)
+    message = forced["choices"][0]["message"]
+    assert message["reasoning"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
+
+
+@pytest.fixture(scope="module")
+def plain_server() -> Iterator[HttpServer]:
+    with HttpServer("--reasoning-parser", "none", "--tool-call-parser", "none") as running:
+        yield running
+
+
+def test_parsers_can_be_switched_off(plain_server: HttpServer) -> None:
+    refused = plain_server.post(PATH, THINKING | {"thinking_token_budget": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+    refused = plain_server.post(PATH, {"messages": QUESTION, "tools": [NOW]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert "reasoning" not in whole(plain_server, max_tokens=5)["choices"][0]["message"]
