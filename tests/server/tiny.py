@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
         case "wait":
             await asyncio.sleep(request["seconds"])
         case "stream":
-            await EventStreamResponse(endless())(scope, receive, send)
+            await EventStreamResponse(Endless())(scope, receive, send)
             return
     exchange.note_tokens(3, 4)
     await reply(send, {"num_bytes": len(body)})
@@ -52,10 +52,24 @@ async def reply(send: Send, body: dict[str, Any]) -> None:
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
-async def endless() -> AsyncGenerator[bytes, None]:
-    while True:
-        yield b"data: {}\n\n"
-        await asyncio.sleep(0.01)
+class Endless:
+    """A stream that goes on for ever."""
+
+    is_over = False
+
+    def start(self, notify: Callable[[], None]) -> None:
+        self._ticking = asyncio.create_task(self._tick(notify))
+
+    async def _tick(self, notify: Callable[[], None]) -> None:
+        while True:
+            notify()
+            await asyncio.sleep(0.01)
+
+    def take(self) -> bytes:
+        return b"data: {}\n\n"
+
+    def close(self) -> None:
+        self._ticking.cancel()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ core in this process it also runs the steps) and hands each step's outputs to th
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Self
 
 from octavo.config.args import EngineArgs
@@ -44,7 +44,7 @@ class AsyncLLMEngine:
 
     def _open(self, args: EngineArgs) -> None:
         self._front = EngineFront.open(args)
-        self._news: dict[str, asyncio.Event] = {}  # by request id: set when its state changed
+        self._readers: dict[str, Callable[[], None]] = {}  # by request id: called when its state changed
         self._death: OctavoError | None = None
         self._has_died = asyncio.Event()
         self._pump: OutputPump | None = None
@@ -77,7 +77,8 @@ class AsyncLLMEngine:
         processed = self.front.process(
             prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
-        state, news = self._start(processed)
+        news = asyncio.Event()
+        state = self._start(processed, news.set)
         try:
             is_whole = False  # what was yielded, not what there is: the end may come while the reader is busy
             while not is_whole:
@@ -91,16 +92,15 @@ class AsyncLLMEngine:
         finally:
             self._forget(state)
 
-    def open(self, processed: ProcessedRequest, news: asyncio.Event) -> LiveRequest:
-        """Start a request for a reader that wants only what is new; `news` is set whenever there is something.
+    def open(self, processed: ProcessedRequest, notify: Callable[[], None]) -> LiveRequest:
+        """Start a request for a reader that wants only what is new; `notify` is called whenever there is something.
 
-        Several requests may share an event. The processed request comes from `front.process`.
+        It is called in the event loop and must neither raise nor block. The processed request is `front.process`'s.
 
         Raises:
             EngineDeadError: the engine has ended.
         """
-        state, _ = self._start(processed, news)
-        return LiveRequest(state, lambda: self._death, self._forget)
+        return LiveRequest(self._start(processed, notify), lambda: self._death, self._forget)
 
     async def died(self) -> OctavoError:
         """Wait until the engine cannot go on; return why. From the first call on, it is watched."""
@@ -114,7 +114,8 @@ class AsyncLLMEngine:
     ) -> RequestOutput:
         """Generate for one prompt; return its complete output. Options and errors are those of `stream`."""
         processed = self.front.process(prompt, sampling_params, **options)
-        return await self._finish(*self._start(processed))
+        news = asyncio.Event()
+        return await self._finish(self._start(processed, news.set), news)
 
     async def generate_async(
         self,
@@ -132,8 +133,9 @@ class AsyncLLMEngine:
             self.front.process(prompt, params, priority=priority)
             for prompt, params in zip(prompt_list, params_per_prompt(sampling_params, len(prompt_list)), strict=True)
         ]
-        started = [self._start(request) for request in processed]
-        return list(await asyncio.gather(*(self._finish(state, news) for state, news in started)))
+        news = [asyncio.Event() for _ in processed]
+        started = [self._start(request, event.set) for request, event in zip(processed, news, strict=True)]
+        return list(await asyncio.gather(*map(self._finish, started, news)))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> Mapping[str, object]:
         """Return a conversation as a token prompt, by the model's chat template."""
@@ -154,16 +156,14 @@ class AsyncLLMEngine:
             self._pump.stop(EngineDeadError("the engine was closed"))
         self._close()
 
-    def _start(
-        self, processed: ProcessedRequest, news: asyncio.Event | None = None
-    ) -> tuple[RequestState, asyncio.Event]:
+    def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
         if self._death is not None:
             raise self._death
         self._start_pump()
         state = self.front.outputs.add(processed)
-        news = self._news[state.request_id] = news or asyncio.Event()
+        self._readers[state.request_id] = notify
         self.front.client.add(processed.samples)
-        return state, news
+        return state
 
     async def _finish(self, state: RequestState, news: asyncio.Event) -> RequestOutput:
         try:
@@ -178,7 +178,7 @@ class AsyncLLMEngine:
 
     def _forget(self, state: RequestState) -> None:
         """The reader has left: stop listening, and stop computing if it left early."""
-        self._news.pop(state.request_id, None)
+        self._readers.pop(state.request_id, None)
         if not state.is_finished and self._death is None:
             self.front.client.abort(self.front.outputs.core_ids(state.request_id))
 
@@ -192,12 +192,12 @@ class AsyncLLMEngine:
         if result.to_abort:
             self._front.client.abort(result.to_abort)
         for state in result.changed:
-            if state.request_id in self._news:
-                self._news[state.request_id].set()
+            if (notify := self._readers.get(state.request_id)) is not None:
+                notify()
 
     def _die(self, death: OctavoError) -> None:
         """Wake everyone who waits: nothing more will come."""
         self._death = self._death or death
         self._has_died.set()
-        for news in self._news.values():
-            news.set()
+        for notify in list(self._readers.values()):
+            notify()

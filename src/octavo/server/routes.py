@@ -13,11 +13,10 @@ from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.decode import decode
 from octavo.server.openai.models import ModelList
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from octavo.server.openai.service import Frames
-from octavo.server.sse import EventStreamResponse, wait_for_disconnect
+from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
-Reply = msgspec.Struct | Frames
+Reply = msgspec.Struct | FrameSource
 
 LARGE_BODY = 64 * 1024  # from here on, what is done with a body is not done in the event loop
 CLIENT_GONE = 499  # nobody reads it; the access log does

@@ -1,20 +1,22 @@
 """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html): our own ASGI response.
 
-One task writes what a generator of bytes yields, another waits for the client to leave. Nothing here looks at the
-bytes: frames come ready made.
+Frames are written the moment their source has news, by whoever brings the news: a token costs no task and no wake-up.
+Only where the client is behind does a task wait for it, and what comes meanwhile is merged.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Callable
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import as_api_error
+from octavo.server.eager import start_at_once
+from octavo.server.errors import ApiError, as_api_error
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment: clients pass over it
+PING_S = 10.0  # silence that proxies and clients are spared
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -23,8 +25,29 @@ def frame(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
+class FrameSource(Protocol):
+    """Makes the frames of one stream."""
+
+    def start(self, notify: Callable[[], None]) -> None:
+        """Begin; call `notify`, in the event loop, whenever there may be something to take."""
+        ...
+
+    def take(self) -> bytes:
+        """Return the frames of all that is new, of which there may be none."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything has been taken."""
+        ...
+
+    def close(self) -> None:
+        """Stop, whether it is over or not. Called once, after `start` or without it."""
+        ...
+
+
 class EventStreamResponse(Response):
-    """Sends frames as they are made. When the client leaves, the generator is closed, which aborts its requests.
+    """Sends frames as they are made. When the client leaves, the source is closed, which aborts its requests.
 
     Nothing is sent before the first frame: what goes wrong until then is raised and becomes an ordinary answer. What
     goes wrong later becomes a frame with an error, and ends the stream.
@@ -32,33 +55,88 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, source: FrameSource) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._frames = frames
+        self._source = source
+        self._woken = asyncio.Event()  # there is something to do for the task
+        self._is_open = False  # headers are out: news is written at once
+        self._is_quiet = True  # nothing was written since the timer last looked
+        self._write: asyncio.Task[None] | None = None  # one that waits for the client
+        self._error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
+        self._send = send
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
+        leaving.add_done_callback(lambda _: self._woken.set())
+        pinging = asyncio.ensure_future(self._ping())
         try:
-            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                writing.result()
+            self._source.start(self._on_news)
+            first = await self._first_frames(leaving)
+            if not leaving.done():
+                await self._stream(first, leaving)
         finally:
-            await cancel(writing, leaving)
+            self._source.close()
+            await cancel(leaving, pinging, *([self._write] if self._write else []))
 
-    async def _write(self, send: Send) -> None:
-        async with aclosing(self._frames) as frames:
-            data = await anext(frames)
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+    async def _first_frames(self, leaving: "asyncio.Future[None]") -> bytes:
+        """Wait for something to send: frames, or a sign of life where they are long in coming."""
+        while not leaving.done():
+            data = self._source.take()
+            if data or self._source.is_over:
+                return data
             try:
-                async for data in frames:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except Exception as error:  # noqa: BLE001 - the client is told, and the log
-                data = frame(as_api_error(error).body) + DONE
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                async with asyncio.timeout(PING_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                return PING
+            self._woken.clear()
+        return b""
+
+    async def _stream(self, first: bytes, leaving: "asyncio.Future[None]") -> None:
+        await self._send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send({"type": "http.response.body", "body": first, "more_body": True})
+        self._is_open = True
+        self._on_news()  # what came meanwhile
+        while not (leaving.done() or self._error or (self._source.is_over and self._write is None)):
+            self._woken.clear()
+            await self._woken.wait()
+        last = b"" if self._error is None else frame(as_api_error(self._error).body) + DONE
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _on_news(self) -> None:
+        """Write what is new, unless the client is behind with what it has got. Raises nothing: the engine calls."""
+        if not self._is_open:
+            self._woken.set()
+        elif self._write is None and self._error is None:
+            try:
+                self._put(self._source.take())
+            except Exception as error:  # noqa: BLE001 - the task tells the client, and the log
+                self._error = error
+            if self._error is not None or self._source.is_over:
+                self._woken.set()
+
+    def _put(self, data: bytes) -> None:
+        if not data:
+            return
+        self._is_quiet = False
+        self._write = start_at_once(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+        if self._write is not None:
+            self._write.add_done_callback(self._on_caught_up)
+
+    def _on_caught_up(self, write: "asyncio.Task[None]") -> None:
+        self._write = None
+        if not write.cancelled() and (error := write.exception()) is not None:
+            self._error = error if isinstance(error, Exception) else ApiError(500, "Internal server error.")
+        self._on_news()
+
+    async def _ping(self) -> None:
+        """Say something where nothing was said for a while."""
+        while True:
+            await asyncio.sleep(PING_S)
+            if self._is_open and self._is_quiet and self._write is None:
+                self._put(PING)
+            self._is_quiet = True
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -67,8 +145,8 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def cancel(*tasks: asyncio.Future[None]) -> None:
-    """End tasks and wait until they have. What they raised before is for somebody else."""
+async def cancel(*tasks: "asyncio.Future[None]") -> None:
+    """End tasks and wait until they have. What they raised is not for us."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

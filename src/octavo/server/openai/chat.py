@@ -9,27 +9,26 @@ from octavo.server.openai.chat_plan import ChatPlan
 from octavo.server.openai.deltas import wire_message
 from octavo.server.openai.parsers.base import ParsedMessage
 from octavo.server.openai.replies import ChatChoice, ChatCompletion, ChatLogprobs, TokenRow
-from octavo.server.openai.run import Run
+from octavo.server.openai.run import run_to_end
 
 
 async def whole_chat(engine: AsyncLLMEngine, plan: ChatPlan) -> ChatCompletion:
     """Wait for all samples; return the reply."""
     answers = [WholeAnswer(index, plan) for index in range(plan.prompt.params.n)]
-    with Run(engine, [plan.prompt]) as run:
-        async for news in run.deltas():
-            for number, delta in news:
-                answers[number].add(delta)
-        run.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
-        head = plan.head
-        return ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            system_fingerprint=head.system_fingerprint,
-            choices=[answer.choice() for answer in answers],
-            usage=run.usage,
-            **about_prompt(run.states[0], plan),
-        )
+    run, deltas = await run_to_end(engine, [plan.prompt])
+    for number, delta in deltas:
+        answers[number].add(delta)
+    run.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
+    head = plan.head
+    return ChatCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        system_fingerprint=head.system_fingerprint,
+        choices=[answer.choice() for answer in answers],
+        usage=run.usage,
+        **about_prompt(run.states[0], plan),
+    )
 
 
 class WholeAnswer:

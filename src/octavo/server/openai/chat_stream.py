@@ -1,6 +1,6 @@
 """Chat answers as a stream of chunks."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.engine.async_llm_engine import AsyncLLMEngine
@@ -12,49 +12,57 @@ from octavo.server.openai.deltas import wire_delta
 from octavo.server.openai.parsers.base import Content, Delta
 from octavo.server.openai.replies import ChatLogprobs, Usage
 from octavo.server.openai.run import Run
-from octavo.server.sse import DONE, PING
-
-
-async def stream_chat(engine: AsyncLLMEngine, plan: ChatPlan) -> AsyncGenerator[bytes, None]:
-    """Yield frames: roles, text as it comes, how each sample ended, usage if asked for."""
-    stream = ChatStream(plan)
-    with Run(engine, [plan.prompt]) as run:
-        frames: list[bytes] | None = None
-        async for news in run.deltas(pings=True):
-            if not news:
-                yield PING
-                continue
-            frames = stream.opening(run) if frames is None else []
-            for number, delta in news:
-                frames += stream.frames(number, delta, run)
-            if frames:
-                yield b"".join(frames)
-        yield stream.closing(run)
+from octavo.server.sse import DONE
 
 
 class ChatStream:
-    """Makes the frames of one reply."""
+    """Makes the frames of one reply: roles, text as it comes, how each sample ended, usage if asked for."""
 
-    def __init__(self, plan: ChatPlan) -> None:
+    def __init__(self, engine: AsyncLLMEngine, plan: ChatPlan) -> None:
         num_choices = plan.prompt.params.n
+        self._engine = engine
         self._plan = plan
         self._answers = [ChatAnswer(index, plan) for index in range(num_choices)]
         self._chunks = ChatChunks(plan.head, num_choices, shows_usage=plan.wishes.includes_usage)
         self._is_plain = plan.wishes.is_plain and plan.make_rows is None
+        self._has_begun = False
+        self.is_over = False
+        self.run: Run | None = None
 
-    def usage(self, run: Run) -> Usage:
+    def start(self, notify: Callable[[], None]) -> None:
+        self.run = Run(self._engine, [self._plan.prompt], notify)
+
+    def take(self) -> bytes:
+        assert self.run is not None
+        if self.is_over:
+            return b""
+        news = self.run.take()
+        frames = self._opening(self.run) if news and not self._has_begun else []
+        self._has_begun = self._has_begun or bool(news)
+        for number, delta in news:
+            frames += self._frames(number, delta, self.run)
+        self.is_over = self.run.is_over
+        if self.is_over:
+            frames.append(self._closing(self.run))
+        return b"".join(frames)
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.close()
+
+    def _usage(self, run: Run) -> Usage:
         """Return the tokens so far."""
         run.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in self._answers)
         return run.usage
 
-    def opening(self, run: Run) -> list[bytes]:
+    def _opening(self, run: Run) -> list[bytes]:
         """Return the first chunk of each answer: who speaks."""
         role: dict[str, object] = {"role": "assistant", "content": ""}
         about = about_prompt(run.states[0], self._plan)
-        usage = self.usage(run) if self._plan.wishes.has_usage_everywhere else None
+        usage = self._usage(run) if self._plan.wishes.has_usage_everywhere else None
         return [self._chunks.delta(answer.index, role, usage=usage, **about) for answer in self._answers]
 
-    def frames(self, number: int, delta: CompletionDelta, run: Run) -> list[bytes]:
+    def _frames(self, number: int, delta: CompletionDelta, run: Run) -> list[bytes]:
         """Return the chunks of new text; the last says, with an empty delta, how the answer ended."""
         answer = self._answers[number]
         pieces = answer.read(delta)
@@ -66,9 +74,9 @@ class ChatStream:
             frames.append(self._ending(answer, run))
         return frames
 
-    def closing(self, run: Run) -> bytes:
+    def _closing(self, run: Run) -> bytes:
         """Return what comes after all answers."""
-        return (self._chunks.of_usage(self.usage(run)) if self._plan.wishes.includes_usage else b"") + DONE
+        return (self._chunks.of_usage(self._usage(run)) if self._plan.wishes.includes_usage else b"") + DONE
 
     def _plain(self, number: int, piece: Delta) -> bytes:
         if isinstance(piece, Content):
@@ -83,7 +91,7 @@ class ChatStream:
         if wishes.has_token_ids:
             more["token_ids"] = delta.token_ids
         deltas = [wire_delta(piece) for piece in pieces] or ([{"content": ""}] if more else [])
-        usage = self.usage(run) if wishes.has_usage_everywhere else None
+        usage = self._usage(run) if wishes.has_usage_everywhere else None
         frames = []
         for wire in deltas:
             frames.append(self._chunks.delta(answer.index, wire, usage=usage, **more))
@@ -91,7 +99,7 @@ class ChatStream:
         return frames
 
     def _ending(self, answer: ChatAnswer, run: Run) -> bytes:
-        usage = self.usage(run) if self._plan.wishes.has_usage_everywhere else None
+        usage = self._usage(run) if self._plan.wishes.has_usage_everywhere else None
         return self._chunks.delta(
             answer.index, {}, usage=usage, finish_reason=answer.finish_reason, stop_reason=answer.stop_reason
         )

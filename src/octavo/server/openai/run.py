@@ -1,7 +1,7 @@
 """The requests behind one HTTP request, running: one for each prompt, with one event for all of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from octavo.engine.async_llm_engine import AsyncLLMEngine
@@ -12,33 +12,29 @@ from octavo.errors import RequestError, named_error
 from octavo.server.errors import ApiError, as_api_error
 from octavo.server.openai.replies import Usage, make_usage
 
-PING_S = 10.0  # silence that proxies and clients are spared
-
 
 class Run:
-    """Starts all or nothing. Close it in any case (`with`): what has not ended is aborted."""
+    """Starts all or nothing. Close it in any case (`with`): what has not ended is aborted.
 
-    def __init__(self, engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest]) -> None:
-        self._news = asyncio.Event()
-        self._is_quiet = False  # nothing came since the timer last looked
-        self._timer: asyncio.TimerHandle | None = None
-        self._lives: list[LiveRequest] = []
-        self._num_samples = prompts[0].params.n
+    `notify` is called in the event loop whenever there may be something to take.
+    """
+
+    def __init__(self, engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest], notify: Callable[[], None]) -> None:
         self.num_reasoning_tokens = 0  # counted by those who read the answers
+        self._num_samples = prompts[0].params.n
+        self._lives: list[LiveRequest] = []
+        self._waiting: dict[int, LiveRequest] = {}  # those that have not been taken to the end, by the prompt's number
         try:
             for prompt in prompts:
-                self._lives.append(engine.open(prompt, self._news))
+                self._lives.append(engine.open(prompt, notify))
         except BaseException:
             self.close()
             raise
+        self._waiting.update(enumerate(self._lives))
 
     @property
     def states(self) -> list[RequestState]:
         return [live.state for live in self._lives]
-
-    @property
-    def num_choices(self) -> int:
-        return len(self._lives) * self._num_samples
 
     @property
     def usage(self) -> Usage:
@@ -51,43 +47,31 @@ class Run:
             self.num_reasoning_tokens,
         )
 
-    async def deltas(self, *, pings: bool = False) -> AsyncGenerator[list[tuple[int, CompletionDelta]], None]:
-        """Yield what is new, with the number of its choice (prompt by prompt); a slow reader gets more at once.
+    @property
+    def is_over(self) -> bool:
+        """Whether everything has been taken."""
+        return not self._waiting
 
-        With `pings`, an empty list comes whenever nothing else came for `PING_S`.
+    def take(self) -> list[tuple[int, CompletionDelta]]:
+        """Return what is new, with the number of its choice (prompt by prompt). Steps not looked at are merged.
 
         Raises:
             ApiError, EngineDeadError: a sample failed or was aborted; the engine is gone.
         """
-        if pings:
-            self._start_timer()
-        waiting = dict(enumerate(self._lives))
-        while waiting:
-            await self._news.wait()
-            self._news.clear()
-            news: list[tuple[int, CompletionDelta]] = []
-            for number, live in list(waiting.items()):
-                for delta in live.take():
+        news: list[tuple[int, CompletionDelta]] = []
+        ended = []
+        for number, live in self._waiting.items():
+            for delta in live.take():
+                if delta.finish_reason is not None:
                     _check_end(delta)
-                    news.append((number * self._num_samples + delta.index, delta))
-                if live.is_taken:
-                    del waiting[number]
-            if news or self._is_quiet:
-                self._is_quiet = False
-                yield news
-
-    def _start_timer(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PING_S, self._look)
-
-    def _look(self) -> None:
-        if self._is_quiet:
-            self._news.set()
-        self._is_quiet = True
-        self._start_timer()
+                news.append((number * self._num_samples + delta.index, delta))
+            if live.is_taken:
+                ended.append(number)
+        for number in ended:
+            del self._waiting[number]
+        return news
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         for live in self._lives:
             live.close()
 
@@ -96,6 +80,24 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+async def run_to_end(
+    engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest]
+) -> tuple[Run, list[tuple[int, CompletionDelta]]]:
+    """Run requests and return all that they give, each sample's in one piece or few.
+
+    Raises:
+        ApiError, EngineDeadError: as `Run.take`.
+    """
+    news = asyncio.Event()
+    deltas: list[tuple[int, CompletionDelta]] = []
+    with Run(engine, prompts, news.set) as run:
+        while not run.is_over:
+            await news.wait()
+            news.clear()
+            deltas += run.take()
+    return run, deltas
 
 
 def _check_end(delta: CompletionDelta) -> None:

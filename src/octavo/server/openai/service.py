@@ -1,7 +1,7 @@
 """`OpenAICompatibleService`: the one place that turns wire requests into engine requests and back."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -12,10 +12,11 @@ from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.answer_formats import AnswerFormats
 from octavo.server.openai.chat import whole_chat
 from octavo.server.openai.chat_plan import plan_chat
-from octavo.server.openai.chat_stream import stream_chat
+from octavo.server.openai.chat_stream import ChatStream
 from octavo.server.openai.chunks import ReplyHead
 from octavo.server.openai.completion_plan import plan_completion
-from octavo.server.openai.completions import stream_completion, whole_completion
+from octavo.server.openai.completion_stream import CompletionStream
+from octavo.server.openai.completions import whole_completion
 from octavo.server.openai.models import ModelNames
 from octavo.server.openai.params import wire_names
 from octavo.server.openai.protocol import (
@@ -28,7 +29,6 @@ from octavo.server.openai.protocol import (
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.tokens import detokenize, tokenize
 
-Frames = AsyncGenerator[bytes, None]
 T = TypeVar("T")
 
 
@@ -54,18 +54,18 @@ class OpenAICompatibleService:
 
     async def chat_completions(
         self, request: ChatCompletionRequest, *, is_large: bool = False
-    ) -> ChatCompletion | Frames:
-        """Answer a conversation: a reply, or the frames of a stream if the request wants one."""
+    ) -> ChatCompletion | ChatStream:
+        """Answer a conversation: a reply, or a stream that is yet to start if the request wants one."""
         head = self._begin(request, "chatcmpl")
         plan = await _settle(partial(plan_chat, request, head, self._engine.front, self._formats), request, is_large)
-        return stream_chat(self._engine, plan) if request.stream else await whole_chat(self._engine, plan)
+        return ChatStream(self._engine, plan) if request.stream else await whole_chat(self._engine, plan)
 
-    async def completions(self, request: CompletionRequest, *, is_large: bool = False) -> Completion | Frames:
-        """Go on with one prompt or many: a reply, or the frames of a stream if the request wants one."""
+    async def completions(self, request: CompletionRequest, *, is_large: bool = False) -> Completion | CompletionStream:
+        """Go on with one prompt or many: a reply, or a stream that is yet to start if the request wants one."""
         head = self._begin(request, "cmpl")
         work = partial(plan_completion, request, head, self._engine.front, max_prompts=self._args.max_prompts)
         plan = await _settle(work, request, is_large)
-        return stream_completion(self._engine, plan) if request.stream else await whole_completion(self._engine, plan)
+        return CompletionStream(self._engine, plan) if request.stream else await whole_completion(self._engine, plan)
 
     async def tokenize(self, request: TokenizeRequest, *, is_large: bool = False) -> TokenizeReply:
         """Return the ids of a text or of a conversation."""
