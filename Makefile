@@ -15,13 +15,16 @@ KEY := $(shell cat pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/
     src/octavo/kernels/cpu/*.h) | cksum | tr ' ' '-')
 RUNTIME := .venv/installed/runtime-$(KEY)
 TEST := .venv/installed/test-$(KEY)
+# Other projects' clients, in an environment of their own: what they bring along must not meet ours.
+CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-clients lint bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    install Octavo into .venv and generate text from the bundled model"
 	@echo "make test    run the tests                (ARGS='-k scheduler' is handed to pytest)"
+	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make bench   host cost of a step, every op beside the roofline, Octavo beside transformers; on a quiet machine"
 	@echo "             (a model of your own: .venv/bin/octavo bench throughput --model FOLDER)"
@@ -35,6 +38,9 @@ demo: $(RUNTIME)
 
 test: $(TEST)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-clients: $(TEST) $(CLIENTS)
+	.venv/clients/bin/python -m pytest -W default tests/clients $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff check .
@@ -60,6 +66,12 @@ $(TEST): | $(BIN)/python
 	@echo "Installing Octavo and its test tools into .venv; the first time takes a minute or two."
 	@$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@mkdir -p $(@D) && touch $(RUNTIME) $@
+
+$(CLIENTS): | $(BIN)/python
+	@echo "Installing other projects' clients into .venv/clients; the first time takes a minute."
+	@$(BIN)/python -m venv .venv/clients
+	@.venv/clients/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@touch $@
 
 # What is wrong with the Python at hand, in words; nothing when all is well.
 define COMPLAINT

@@ -29,7 +29,7 @@ def requested_form(request: GenerationRequest) -> StructuredOutput | None:
 
 def form_paths(request: GenerationRequest) -> dict[str, str]:
     """Return the wire path of the field that holds the form, for errors that are found later."""
-    return {field: path for field, _, path in _forms(request)}
+    return {f"structured_output.{field}": path for field, _, path in _forms(request)}
 
 
 def _forms(request: GenerationRequest) -> list[Form]:

@@ -1,0 +1,37 @@
+"""One server with the demo model, and official clients of it.
+
+These tests run in an environment of their own, where Octavo is not installed (`make test-clients`): they know it over
+HTTP only. The server is started with the interpreter of the repository's `.venv`.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+# Read when it is imported: without it, LiteLLM asks the internet for prices first.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from tests.server.http_server import HttpServer
+
+SERVER_PYTHON = str(Path(__file__).parents[2] / ".venv/bin/python")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[HttpServer]:
+    with HttpServer(python=SERVER_PYTHON) as running:
+        yield running
+        assert "Traceback" not in running.log
+
+
+@pytest.fixture
+def client(server: HttpServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def async_client(server: HttpServer) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
