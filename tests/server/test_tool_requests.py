@@ -1,7 +1,9 @@
 """What of a chat request's tools is refused, and what the rest means for prompt, grammar and messages. No engine."""
 
 import json
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,9 +15,10 @@ from octavo.server.errors import ApiError
 from octavo.server.openai.answer_formats import AnswerFormats
 from octavo.server.openai.answer_plan import AnswerPlan
 from octavo.server.openai.history import template_messages
+from octavo.server.openai.parsers.base import parse_all
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
-from octavo.structured_output import StructuredOutput
+from octavo.structured_output import StructuredOutput, Thoughts
 from octavo.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_path(demo_model_path())
@@ -170,3 +173,77 @@ def test_history_as_templates_read_it() -> None:
     }
     assert plain[1:] == messages[1:]
     assert "<tool_call>" in TOKENIZER.render_chat(plain)
+
+
+@pytest.mark.parametrize("parser", ["pythonic", "qwen3_coder"])
+def test_a_format_without_json_stays_free_with_auto(parser: str, caplog: pytest.LogCaptureFixture) -> None:
+    single = plan(parser=parser, tools=tools(PLAIN), parallel_tool_calls=False)
+    assert single.params.structured_output is None
+    assert not caplog.records
+    assert plan(parser=parser, tools=tools(PLAIN | {"strict": True})).params.structured_output is None
+    assert "cannot hold strict tools" in caplog.text
+
+
+def test_marks_that_are_special_tokens_are_seen_and_other_special_tokens_are_not(tmp_path: Path) -> None:
+    config = json.loads((demo_model_path() / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["additional_special_tokens"] = ["<tool_call>", "</tool_call>"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    shutil.copy(demo_model_path() / "tokenizer.json", tmp_path)
+    formats = AnswerFormats(Tokenizer.from_path(tmp_path))
+    assert "<tool_call>" in formats.special_tokens
+    made = AnswerPlan.of(request(tools=tools(PLAIN)), SamplingParams(), formats)
+    assert not made.params.skip_special_tokens
+    text = 'Hi<|im_start|>!<tool_call>{"name": "now"}</tool_call><|endoftext|>'
+    message = parse_all(made.reader().parser, text)
+    assert (message.content, [call.name for call in message.tool_calls]) == ("Hi!", ["now"])
+    shown = AnswerPlan.of(request(tools=tools(PLAIN)), SamplingParams(skip_special_tokens=False), formats)
+    assert parse_all(shown.reader().parser, text).content == "Hi<|im_start|>!<|endoftext|>"
+    assert AnswerPlan.of(request(), SamplingParams(), formats).params.skip_special_tokens
+
+
+@pytest.mark.parametrize(
+    ("budget", "form", "inside"),
+    [
+        (None, None, False),
+        (5, None, False),
+        (None, StructuredOutput(regex="a"), False),
+        (5, StructuredOutput(regex="a"), True),
+    ],
+)
+def test_thoughts_come_before_forms_and_have_a_budget(
+    budget: int | None, form: StructuredOutput | None, inside: bool
+) -> None:
+    prompt = "<|im_start|>assistant\n" + ("<think>\n" if inside else "")
+    settled = plan(SamplingParams(structured_output=form), thinking_token_budget=budget).after(TOKENIZER.encode(prompt))
+    found = settled.params.structured_output
+    if budget is None and form is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.thoughts == Thoughts(is_open=inside, max_tokens=budget)
+        assert found.regex == (None if form is None else form.regex)
+    assert settled.starts_inside is inside
+
+
+def test_a_prompt_that_closed_the_thoughts_leaves_forms_alone() -> None:
+    form = StructuredOutput(regex="a")
+    prompt = TOKENIZER.encode("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    settled = plan(SamplingParams(structured_output=form), thinking_token_budget=5).after(prompt)
+    assert settled.params.structured_output == form
+    assert settled.starts_inside is None
+
+
+def test_tags_that_are_no_tokens_leave_no_room_for_thoughts_before_a_form() -> None:
+    formats = AnswerFormats(TOKENIZER, reasoning_parser_name="mistral")
+    form = SamplingParams(structured_output=StructuredOutput(regex="a"))
+    settled = AnswerPlan.of(request(), form, formats).after([1, 5])
+    assert settled.params == form
+    assert settled.starts_inside is None
+    with pytest.raises(ApiError, match="cannot be counted"):
+        AnswerPlan.of(request(thinking_token_budget=3), SamplingParams(), formats).after([1, 5])
+
+
+@pytest.mark.parametrize("budget", [-1, 1 << 30])
+def test_budgets_have_limits(budget: int) -> None:
+    with pytest.raises(ApiError, match="thinking_token_budget"):
+        plan(thinking_token_budget=budget)

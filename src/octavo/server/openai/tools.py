@@ -45,10 +45,10 @@ class ToolUse:
         if answer is not None:
             schema = _schema_of(answer)
             return call_or_answer(forced_parser(self.own_parser), self.schemas, schema) if schema else answer
-        if self.strict and self.own_parser.frame("f") is None:
-            logger.warning("strict tools are not enforced with tool_choice auto: %s", self.own_parser.__name__)
-        elif self.strict or not self.is_parallel:
+        if self.own_parser.frame("f") is not None and (self.strict or not self.is_parallel):
             return may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
+        if self.strict:
+            logger.warning("%s cannot hold strict tools to their schemas in free text", self.own_parser.__name__)
         return None
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:

@@ -7,7 +7,7 @@ the answer starts inside. Thinking happens once, first: a tag further on is text
 from collections.abc import Sequence
 
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning
-from octavo.server.openai.parsers.reader import Steps, TextReader, copy_rest, copy_until
+from octavo.server.openai.parsers.reader import Steps, TextReader, copy_until
 
 
 class ReasoningParser:
@@ -16,12 +16,15 @@ class ReasoningParser:
     def __init__(self, begin: str, end: str, *, starts_inside: bool) -> None:
         self._begin, self._end, self._starts_inside = begin, end, starts_inside
         self.has_thoughts: bool | None = None  # None until that is clear
+        self._is_over = False  # all that is still to come is the answer
         self._reader = TextReader()
         self._deltas: list[Delta] = []
         self._steps = self._read()
 
     def push(self, text: str) -> Sequence[Delta]:
         """Read on; see `OutputParser`."""
+        if self._is_over:
+            return [Content(text)] if text else []
         self._reader.feed(text)
         return self._advance()
 
@@ -46,7 +49,9 @@ class ReasoningParser:
             yield from self._read_thoughts()
         else:
             reader.rewind()
-        yield from copy_rest(reader, self._content)
+        self._is_over = True
+        if reader.rest:
+            self._deltas.append(Content(reader.rest))
 
     def _read_thoughts(self) -> Steps[None]:
         reader = self._reader
@@ -58,10 +63,6 @@ class ReasoningParser:
         yield from reader.skip_space()
         yield from reader.expect(self._end)
         yield from reader.skip_space()
-
-    def _content(self, text: str) -> None:
-        if text:
-            self._deltas.append(Content(text))
 
     def _reasoning(self, text: str) -> None:
         if text:
