@@ -93,6 +93,14 @@ def test_auto_leaves_the_text_free() -> None:
     assert [tool["function"]["name"] for tool in made.prompt_options["tools"]] == ["get_weather", "now"]  # type: ignore[attr-defined]
 
 
+def test_the_prompt_shows_tools_as_models_know_them() -> None:
+    made = plan(tools=tools(WEATHER | {"strict": True}, PLAIN))
+    assert made.prompt_options["tools"] == [
+        {"type": "function", "function": WEATHER},
+        {"type": "function", "function": PLAIN | {"parameters": {"type": "object", "properties": {}}}},
+    ]
+
+
 def test_strict_tools_are_held_to_their_schema_within_free_text() -> None:
     form = plan(tools=tools(WEATHER | {"strict": True}, PLAIN)).params.structured_output
     assert form is not None

@@ -78,13 +78,21 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
         text = "How this model calls tools is not known from its chat template; see the server's --tool-call-parser."
         raise bad_request(text, "tools", "unsupported_parameter")
     return ToolUse(
-        prompt_tools=[msgspec.to_builtins(tool) for tool in tools],
+        prompt_tools=[_prompt_tool(tool) for tool in tools],
         schemas=schemas,
         strict=frozenset(tool.function.name for tool in tools if tool.function.strict),
         is_required=choice not in (None, "auto"),
         is_parallel=request.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice),
         own_parser=own_parser,
     )
+
+
+def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
+    """Return a tool as models saw them in training: always with parameters, and nothing about who enforces them."""
+    parameters = tool.function.parameters or {"type": "object", "properties": {}}
+    function = msgspec.structs.replace(tool.function, strict=None, parameters=parameters)
+    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(tool, function=function))
+    return plain
 
 
 def _checked_schemas(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, Any]]:
