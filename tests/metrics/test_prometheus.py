@@ -43,8 +43,7 @@ def busy() -> tuple[HttpMetrics, EngineMetrics]:
 
 def test_our_own_names() -> None:
     http, engine = busy()
-    exposition = Exposition(http, "m", with_vllm_names=False)
-    exposition.watch(engine)
+    exposition = Exposition(http, lambda: engine, "m", with_vllm_names=False)
     shown = samples(exposition)
     model = ("model_name", "m")
     assert shown["octavo_http_responses_total", (("status", "200"),)] == 3
@@ -63,8 +62,7 @@ def test_our_own_names() -> None:
 
 def test_vllms_names_are_there_when_asked_for() -> None:
     http, engine = busy()
-    exposition = Exposition(http, "m", with_vllm_names=True)
-    exposition.watch(engine)
+    exposition = Exposition(http, lambda: engine, "m", with_vllm_names=True)
     shown = samples(exposition)
     assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= {name for name, _ in shown}
     labels = (("engine", "0"), ("finished_reason", "stop"), ("model_name", "m"))
@@ -72,20 +70,20 @@ def test_vllms_names_are_there_when_asked_for() -> None:
 
 
 def test_there_is_something_to_see_while_the_model_loads() -> None:
-    names = {name for name, _ in samples(Exposition(HttpMetrics(), "m", with_vllm_names=True))}
+    names = {name for name, _ in samples(Exposition(HttpMetrics(), lambda: None, "m", with_vllm_names=True))}
     assert "octavo_build_info" in names
     assert "octavo_requests_running" not in names
 
 
 def test_openmetrics_for_those_who_ask() -> None:
     http, engine = busy()
-    exposition = Exposition(http, "m", with_vllm_names=True)
-    exposition.watch(engine)
+    exposition = Exposition(http, lambda: engine, "m", with_vllm_names=True)
     text, content_type = exposition.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
-    assert {family.name for family in parse_openmetrics(text.decode())}  # type: ignore[no-untyped-call] > {"octavo_time_to_first_token_seconds"}
+    families = parse_openmetrics(text.decode())  # type: ignore[no-untyped-call]
+    assert {family.name for family in families} > {"octavo_time_to_first_token_seconds"}
 
 
 def test_the_registry_of_other_programs_is_left_alone() -> None:
-    Exposition(HttpMetrics(), "m", with_vllm_names=True)
+    Exposition(HttpMetrics(), lambda: None, "m", with_vllm_names=True)
     assert not any(family.name.startswith(("octavo", "vllm")) for family in REGISTRY.collect())

@@ -43,7 +43,7 @@ async def status_of(app: object, method: str, path: str, *headers: tuple[bytes, 
 
 def real_routes(args: ServerArgs) -> tuple[object, list[tuple[str, str]]]:
     """Return the guarded application, and every (method, path) that its router knows."""
-    app = create_app(EngineLifecycle(EngineArgs(), args), args)
+    app = create_app(EngineLifecycle(EngineArgs(), args), args, HttpMetrics())
     found = [pair for route in app.routes for pair in methods_and_paths(route)]
     return with_middleware(app, args, ("secret",), Admission(1, 1), HttpMetrics()), found
 

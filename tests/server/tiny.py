@@ -43,7 +43,7 @@ async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
         case "stream":
             await EventStreamResponse(Endless())(scope, receive, send)
             return
-    exchange.note_tokens(3, 4)
+    exchange.count_tokens = lambda: (3, 4)
     await reply(send, {"num_bytes": len(body)})
 
 
@@ -67,6 +67,9 @@ class Endless:
 
     def take(self) -> bytes:
         return b"data: {}\n\n"
+
+    def count_tokens(self) -> tuple[int, int]:
+        return 3, 4
 
     def close(self) -> None:
         self._ticking.cancel()

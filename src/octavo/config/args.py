@@ -38,6 +38,7 @@ class EngineArgs:
 
     model_name: str = option(DEFAULT_MODEL, "checkpoint folder, hub id, or `demo` for the bundled model")
     tokenizer: str | None = option(None, "folder or hub id of the tokenizer, where it is not the model's own")
+    chat_template: str | None = option(None, "file of a chat template (Jinja) to use instead of the model's")
     revision: str | None = option(None, "branch, tag or commit of a hub model")
     dtype: Literal["auto", DType] = option("auto", "weights and activations; auto: as the checkpoint says")
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(

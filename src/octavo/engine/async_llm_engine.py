@@ -19,6 +19,7 @@ from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import RequestState
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.inputs import as_prompt_list
+from octavo.metrics.collect import EngineMetrics
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 
@@ -56,6 +57,11 @@ class AsyncLLMEngine:
         if not self._close.alive:
             raise RuntimeError("this engine has exited")
         return self._front
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What the front has counted so far; still there after `exit`."""
+        return self._front.outputs.metrics
 
     async def stream(
         self,

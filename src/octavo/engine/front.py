@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from octavo.config.args import DEFAULT_MODEL, EngineArgs
@@ -40,6 +41,8 @@ class EngineFront:
         """
         config = args.resolve()
         tokenizer = Tokenizer.from_path(config.tokenizer_path)
+        if args.chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(read_template(args.chat_template))
         client = make_client(config, own_process=bool(args.engine_process))
         client.call("warmup_model")
         return cls(
@@ -70,6 +73,18 @@ class EngineFront:
         if request_id in self.outputs:
             raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
         return self.inputs.process(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+
+
+def read_template(path: str) -> str:
+    """Return the text of a chat template's file.
+
+    Raises:
+        InvalidParameterError: it cannot be read.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameterError("chat_template", path, f"cannot be read: {error}") from error
 
 
 ModelName = str | os.PathLike[str]

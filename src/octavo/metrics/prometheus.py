@@ -68,15 +68,12 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], .
 class Exposition:
     """All metrics of one server as text."""
 
-    def __init__(self, http: HttpMetrics, model_name: str, *, with_vllm_names: bool) -> None:
-        self._collector = _Collector(http, model_name, with_vllm_names)
+    def __init__(
+        self, http: HttpMetrics, engine: Callable[[], EngineMetrics | None], model_name: str, *, with_vllm_names: bool
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(self._collector)
+        self._registry.register(_Collector(http, engine, model_name, with_vllm_names))
         ProcessCollector(registry=self._registry)
-
-    def watch(self, engine: EngineMetrics) -> None:
-        """Show this engine's numbers from now on."""
-        self._collector.engine = engine
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the text and its content type, in the newest form that the `Accept` header allows."""
@@ -85,21 +82,24 @@ class Exposition:
 
 
 class _Collector(Collector):
-    def __init__(self, http: HttpMetrics, model_name: str, with_vllm_names: bool) -> None:
-        self.engine: EngineMetrics | None = None  # while it loads
+    def __init__(
+        self, http: HttpMetrics, engine: Callable[[], EngineMetrics | None], model_name: str, with_vllm_names: bool
+    ) -> None:
         self._http = http
+        self._engine = engine
         self._model_name = model_name
         self._with_vllm_names = with_vllm_names
 
     def collect(self) -> Iterator[Metric]:
         yield from self._about_http()
-        if self.engine is not None:
-            yield from _about_engine(self.engine, "octavo_", 0, {"model_name": self._model_name})
-            yield _ends("octavo_requests_finished", "reason", self.engine, {"model_name": self._model_name})
+        engine = self._engine()
+        if engine is not None:
+            yield from _about_engine(engine, "octavo_", 0, {"model_name": self._model_name})
+            yield _ends("octavo_requests_finished", "reason", engine, {"model_name": self._model_name})
             if self._with_vllm_names:
                 labels = {"model_name": self._model_name, "engine": "0"}
-                yield from _about_engine(self.engine, "vllm:", 1, labels)
-                yield _ends("vllm:request_success", "finished_reason", self.engine, labels)
+                yield from _about_engine(engine, "vllm:", 1, labels)
+                yield _ends("vllm:request_success", "finished_reason", engine, labels)
 
     def _about_http(self) -> Iterator[Metric]:
         http = self._http

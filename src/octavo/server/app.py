@@ -9,13 +9,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from octavo._version import __version__
+from octavo.metrics.http import HttpMetrics
+from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, bad_request
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.routes import Routes, error_response
 
 
-def create_app(lifecycle: EngineLifecycle, args: ServerArgs) -> FastAPI:
+def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:
     """Return the ASGI application around an engine that may still be loading."""
     app = FastAPI(
         title="Octavo",
@@ -24,7 +26,10 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs) -> FastAPI:
         root_path=args.root_path,
         lifespan=_lifespan(lifecycle),
     )
-    Routes(lifecycle).add_to(app)
+    exposition = Exposition(
+        http_metrics, lambda: lifecycle.metrics, lifecycle.served_name, with_vllm_names=args.vllm_metrics
+    )
+    Routes(lifecycle, args, exposition).add_to(app)
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, _answer_error)
     return app

@@ -43,7 +43,6 @@ class ServerArgs:
 
     # the model as clients see it
     served_model_name: tuple[str, ...] = option((), "names by which clients may ask for the model, the main one first")
-    chat_template: str | None = option(None, "file of a chat template to use instead of the model's")
     tool_call_parser: str = option("auto", "form of tool calls in the model's text; auto: as its template says; none")
     reasoning_parser: str = option("auto", "form of reasoning in the model's text; auto: as its template says; none")
 

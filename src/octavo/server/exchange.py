@@ -5,6 +5,7 @@ The outermost middleware makes it and puts it into `scope["state"]`; those furth
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.types import Scope
@@ -23,8 +24,19 @@ _KEY = "exchange"
 class Exchange:
     """Belongs to one request; changed only in the event loop."""
 
-    __slots__ = ("_timeout", "end_error", "is_complete", "is_event_stream", "num_bytes_sent", "num_completion_tokens",
-                 "num_prompt_tokens", "request_id", "started_s", "status", "ticket", "was_abandoned")  # fmt: skip
+    __slots__ = (
+        "_timeout",
+        "count_tokens",
+        "end_error",
+        "is_complete",
+        "is_event_stream",
+        "num_bytes_sent",
+        "request_id",
+        "started_s",
+        "status",
+        "ticket",
+        "was_abandoned",
+    )  # fmt: skip
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -34,8 +46,7 @@ class Exchange:
         self.is_complete = False
         self.was_abandoned = False  # by the client, before the end of the answer
         self.num_bytes_sent = 0
-        self.num_prompt_tokens: int | None = None
-        self.num_completion_tokens: int | None = None
+        self.count_tokens: Callable[[], tuple[int, int]] | None = None  # of the prompt, of the answer so far
         self.ticket: Ticket | None = None
         self.end_error: ApiError | None = None  # why the request was ended early, where not by its deadline
         self._timeout: asyncio.Timeout | None = None
@@ -53,10 +64,6 @@ class Exchange:
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_s
-
-    def note_tokens(self, num_prompt_tokens: int, num_completion_tokens: int) -> None:
-        """Say what the request cost; for the access log."""
-        self.num_prompt_tokens, self.num_completion_tokens = num_prompt_tokens, num_completion_tokens
 
     def start_timeout(self, timeout: asyncio.Timeout) -> None:
         """From now on, `limit_to` brings this one forward."""

@@ -14,6 +14,7 @@ from typing import Literal
 from octavo.config.args import EngineArgs
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.errors import OctavoError
+from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, unavailable
 from octavo.server.openai.models import ModelNames
@@ -75,6 +76,16 @@ class EngineLifecycle:
             raise refusal
         assert self._service is not None
         return self._service
+
+    @property
+    def served_name(self) -> str:
+        """The model's main name for clients."""
+        return (*self._server_args.served_model_name, self._args.model_name)[0]
+
+    @property
+    def metrics(self) -> EngineMetrics | None:
+        """The engine's numbers; None while it loads."""
+        return None if self._service is None or self._engine is None else self._engine.metrics
 
     def _make_service(self, engine: AsyncLLMEngine) -> OpenAICompatibleService:
         model = engine.front.config.model

@@ -34,7 +34,8 @@ def serve(settings: Settings, on_listening: Callable[[str], None] | None = None)
     with listening(args) as listener:
         lifecycle = EngineLifecycle(settings.engine, args)
         lifecycle.start_loading()
-        server = make_server(create_app(lifecycle, args), settings, keys, HttpMetrics())
+        metrics = HttpMetrics()
+        server = make_server(create_app(lifecycle, args, metrics), settings, keys, metrics)
         lifecycle.on_end = server.stop
         (on_listening or _log_url)(url_of(listener, args))
         server.run(sockets=[listener])

@@ -8,7 +8,11 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from octavo._version import __version__
+from octavo.metrics.prometheus import Exposition
+from octavo.server.accounting import note_reply, note_request
+from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError
+from octavo.server.exchange import Exchange
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.openai.decode import decode
 from octavo.server.openai.models import ModelList
@@ -25,8 +29,10 @@ CLIENT_GONE = 499  # nobody reads it; the access log does
 class Routes:
     """Handlers. They take raw requests: what a body means is for `server/openai` to say."""
 
-    def __init__(self, lifecycle: EngineLifecycle) -> None:
+    def __init__(self, lifecycle: EngineLifecycle, args: ServerArgs, exposition: Exposition) -> None:
         self._lifecycle = lifecycle
+        self._args = args
+        self._exposition = exposition
 
     def add_to(self, app: FastAPI) -> None:
         """Register every route."""
@@ -35,6 +41,7 @@ class Routes:
             ("/health", self.health, get),
             ("/ready", self.health, get),
             ("/version", self.version, get),
+            ("/metrics", self.metrics, get),
             ("/models", self.models, get),
             ("/v1/models", self.models, get),
             ("/v1/models/{name:path}", self.model, get),
@@ -55,6 +62,11 @@ class Routes:
 
     async def version(self) -> Response:
         return json_response({"version": __version__})
+
+    async def metrics(self, request: Request) -> Response:
+        """What Prometheus reads."""
+        text, content_type = self._exposition.render(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
 
     async def models(self) -> Response:
         return json_response(ModelList(data=self._lifecycle.service.models.cards))
@@ -79,9 +91,12 @@ class Routes:
         body = await request.body()
         is_large = len(body) > LARGE_BODY
         wire = await asyncio.to_thread(decode, body, kind) if is_large else decode(body, kind)
+        exchange = Exchange.of(request.scope)
+        note_request(exchange, wire, self._args)
         reply = await unless_client_leaves(request, answer(wire, is_large=is_large))
         if reply is None:
             return Response(status_code=CLIENT_GONE)
+        note_reply(exchange, reply)
         return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
 
 

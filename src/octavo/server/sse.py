@@ -41,6 +41,10 @@ class FrameSource(Protocol):
         """Whether everything has been taken."""
         ...
 
+    def count_tokens(self) -> tuple[int, int]:
+        """Return how many tokens went in and came out so far."""
+        ...
+
     def close(self) -> None:
         """Stop, whether it is over or not. Called once, after `start` or without it."""
         ...

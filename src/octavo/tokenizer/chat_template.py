@@ -64,6 +64,17 @@ class ChatTemplate:
         text = self._render(context)
         return _cut_at_mark(text) if continue_final_message else text
 
+    def check(self) -> None:
+        """Compile the template now rather than with the first conversation.
+
+        Raises:
+            InvalidParameterError: it is not a Jinja template.
+        """
+        try:
+            assert self._template is not None
+        except TemplateError as error:
+            raise InvalidParameterError("chat_template", self.source[:100], f"not a Jinja template: {error}") from error
+
     def _render(self, context: Mapping[str, Any]) -> str:
         try:
             template = self._tool_use_template if context["tools"] else self._template

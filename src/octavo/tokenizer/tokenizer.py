@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +41,17 @@ class Tokenizer:
             CheckpointError: naming the file that is missing, malformed or not supported.
         """
         return cls(read_tokenizer_files(Path(path)))
+
+    def with_chat_template(self, source: str) -> Self:
+        """Return a tokenizer that writes conversations by this template instead of the checkpoint's.
+
+        Raises:
+            InvalidParameterError: it is not a Jinja template.
+        """
+        changed = copy(self)
+        changed.chat_template = ChatTemplate(source, special_tokens=self._named_tokens)
+        changed.chat_template.check()
+        return changed
 
     @property
     def vocab_size(self) -> int:

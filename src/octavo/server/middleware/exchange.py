@@ -68,6 +68,7 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
 def log_access(scope: Scope, exchange: Exchange, status: int) -> None:
     """Write one line; the same facts ride along as fields for the JSON format."""
     client = scope.get("client")
+    tokens = exchange.count_tokens() if exchange.count_tokens is not None else None
     facts = {
         "client": client[0] if client else "-",
         "method": scope["method"],
@@ -75,8 +76,8 @@ def log_access(scope: Scope, exchange: Exchange, status: int) -> None:
         "status": status,
         "ms": round(exchange.elapsed_s * 1000, 1),
         "bytes": exchange.num_bytes_sent,
-        "prompt_tokens": exchange.num_prompt_tokens,
-        "completion_tokens": exchange.num_completion_tokens,
+        "prompt_tokens": tokens and tokens[0],
+        "completion_tokens": tokens and tokens[1],
         "request_id": exchange.request_id,
         "client_left": exchange.was_abandoned or None,
     }

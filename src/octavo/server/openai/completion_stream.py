@@ -40,6 +40,9 @@ class CompletionStream:
             frames.append(DONE)
         return b"".join(frames)
 
+    def count_tokens(self) -> tuple[int, int]:
+        return (0, 0) if self.run is None else self.run.count_tokens()
+
     def close(self) -> None:
         if self.run is not None:
             self.run.close()

@@ -115,6 +115,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    timeout: float | None = None  # seconds from arrival after which the request is broken off
     n: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None

@@ -47,6 +47,10 @@ class Run:
             self.num_reasoning_tokens,
         )
 
+    def count_tokens(self) -> tuple[int, int]:
+        """Return the tokens of all prompts, and those that came out so far."""
+        return sum(s.num_prompt_tokens for s in self.states), sum(s.num_output_tokens for s in self.states)
+
     @property
     def is_over(self) -> bool:
         """Whether everything has been taken."""
