@@ -164,10 +164,10 @@ def test_history_as_templates_read_it() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
     broken = {"id": "2", "type": "function", "function": {"name": "f", "arguments": "{oops"}}
     bare = {"function": {"name": "g", "arguments": ""}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call, broken, bare]},
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "7"}]},
-        {"role": "user", "content": "So?", "name": "Ann"},
+        {"role": "user", "content": "So?", "name": "Ann", "tool_calls": []},
     ]
     plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]))
     assert plain[0] == {
@@ -179,6 +179,7 @@ def test_history_as_templates_read_it() -> None:
             {"type": "function", "function": {"name": "g", "arguments": {}}},
         ],
     }
+    del messages[-1]["tool_calls"]
     assert plain[1:] == messages[1:]
     assert "<tool_call>" in TOKENIZER.render_chat(plain)
 

@@ -51,6 +51,9 @@ OPENS_IN_PROMPT = PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n
         (LLAMA3, "llama3_json"),
         ("<|start_header_id|>{{ role }}<|end_header_id|>{{ content }}", "none"),
         (LLAMA4, "pythonic"),
+        (LLAMA3.replace("start_header_id", "header_start") + "<|python_start|>", "llama3_json"),
+        (CODER.replace("<tool_call>", "<seed:tool_call>"), "none"),
+        (MISTRAL.replace("[{", "{{ call.name }}[ARGS]{"), "mistral_args"),
     ],
 )
 def test_tool_calls(template: str, name: str) -> None:

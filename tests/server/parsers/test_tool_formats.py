@@ -54,6 +54,7 @@ def test_hermes(text: str, content: str, calls: Calls) -> None:
         ('\n{"type": "function", "name": "f", "parameters": {}}', "", [("f", "{}")]),
         ('{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}} bye', " bye", [("f", "{}"), ("f", "{}")]),
         ('<|python_tag|>{"name": "f", "parameters": {}}', "", [("f", "{}")]),
+        ('<|python_start|>{"name": "f", "parameters": {}}<|python_end|>', "", [("f", "{}")]),
         ('Well. <|python_tag|>{"name": "f", "arguments": {}}', "Well.", [("f", "{}")]),
         ('{"name": "f", "parameters": {"a": 1]', "", [("f", '{"a": 1]')]),
         ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),  # JSON that was asked for

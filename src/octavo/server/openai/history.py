@@ -19,9 +19,9 @@ def _template_message(message: ChatMessage) -> dict[str, object]:
     thoughts = message.reasoning_content or message.reasoning
     if thoughts:
         plain["reasoning_content"] = thoughts
-    if message.tool_calls:
-        plain["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-    return plain
+    plain.pop("tool_calls", None)
+    calls = [_template_call(call) for call in message.tool_calls or ()]
+    return plain | {"tool_calls": calls} if calls else plain  # templates ask whether there is such a field
 
 
 def _template_call(call: ToolCall) -> dict[str, object]:

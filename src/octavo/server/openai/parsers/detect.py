@@ -10,14 +10,15 @@ from octavo.server.openai.parsers.registry import NONE
 _TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (NONE, ("<arg_key>",)),  # GLM
     (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan
-    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("hermes", ("<tool_call>", "arguments")),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
+    ("pythonic", ("[func_name1(",)),  # Llama 3.2 and 4, when told to
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("llama3_json", ("<|header_start|>", '"parameters"')),  # Llama 4
     ("pythonic", ("<|python_start|>",)),  # Llama 4
     ("pythonic", ("<|tool_call_start|>",)),  # LFM2
-    ("pythonic", ("[func_name1(",)),
-    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
 )
 
 _REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (

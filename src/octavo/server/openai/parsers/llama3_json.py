@@ -1,7 +1,8 @@
-"""Calls of Llama 3.1 to 3.3: the answer is JSON, `{"name": "f", "parameters": {...}}`, several joined by `;`.
+"""Calls of Llama 3.1 and later: the answer is JSON, `{"name": "f", "parameters": {...}}`, several joined by `;`.
 
-There is no tag around them, at most `<|python_tag|>` before. So an answer is a call only if it begins as one and names
-a tool of the request: any other JSON is what the user asked for.
+There is no tag around them, at most `<|python_tag|>` before, or `<|python_start|>` and `<|python_end|>` in Llama 4.
+So an answer is a call only if it begins as one and names a tool of the request: any other JSON is what the user asked
+for.
 """
 
 import json
@@ -10,13 +11,14 @@ from octavo.server.openai.parsers.json_call import CallSink, read_json_call
 from octavo.server.openai.parsers.reader import Steps, copy_rest, copy_until
 from octavo.server.openai.parsers.tool_calls import CallFrame, ToolCallParser
 
-PYTHON_TAG = "<|python_tag|>"
+TAGS = ("<|python_tag|>", "<|python_start|>")
+END = "<|python_end|>"
 
 
 class Llama3JsonParser(ToolCallParser):
     """Calls from the beginning of the text or from the tag on; what follows the last is text."""
 
-    markers = (PYTHON_TAG,)
+    markers = (*TAGS, END)
     separator = "; "
 
     @classmethod
@@ -27,10 +29,12 @@ class Llama3JsonParser(ToolCallParser):
 
     def _read(self) -> Steps[None]:
         is_call = yield from self._attempt(self._read_call())
-        if not is_call and (yield from copy_until(self._reader, (PYTHON_TAG,), self._content)):
+        if not is_call and (yield from copy_until(self._reader, TAGS, self._content)):
             is_call = yield from self._attempt(self._read_call())
         while is_call:
             is_call = yield from self._attempt(self._read_next_call())
+        if self._num_calls:
+            yield from self._attempt(self._read_end())
         yield from copy_until(self._reader, (), self._content)
         self._close_text()
 
@@ -39,10 +43,15 @@ class Llama3JsonParser(ToolCallParser):
         yield from self._reader.takes(";")
         yield from self._read_call()
 
+    def _read_end(self) -> Steps[None]:
+        yield from self._reader.skip_space()
+        yield from self._reader.expect(END)
+
     def _read_call(self) -> Steps[None]:
         reader = self._reader
         yield from reader.skip_space()
-        yield from reader.takes(PYTHON_TAG)
+        for tag in TAGS:
+            yield from reader.takes(tag)
         yield from reader.skip_space()
         known = self._schemas.__contains__
         sink = CallSink(start=self._start, arguments=self._arguments, allows=known, is_strict=True)
