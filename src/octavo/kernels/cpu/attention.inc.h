@@ -72,9 +72,12 @@ static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, 
   }
 }
 
+// The span that begins with this tile: up to the next multiple of kSpanTiles, or to the end.
 template <class Element>
-static inline void find_tiles(const AttentionArgs& args, const RowBlock& rows, Span<Element>& span,
-                              Workspace<Element>& work) {
+static inline void find_span(const AttentionArgs& args, const RowBlock& rows, std::int64_t first_tile,
+                             std::int64_t end_tile, Span<Element>& span, Workspace<Element>& work) {
+  span.first_tile = first_tile;
+  span.num_tiles = smaller(end_tile, (first_tile / kSpanTiles + 1) * kSpanTiles) - first_tile;
   const Element* keys = static_cast<const Element*>(args.keys);
   const Element* values = static_cast<const Element*>(args.values);
   const Sight first = sight(args, rows, 0), last = sight(args, rows, rows.num_rows - 1);
@@ -87,7 +90,7 @@ static inline void find_tiles(const AttentionArgs& args, const RowBlock& rows, S
       span.values[i] = values + offset;
     } else {
       Element* to = work.values + i * kTilePositions * kMaxHeadDim;
-      gather_tile(args, rows, values, span.first_tile + i, to, put_value<Element>);
+      gather_tile(args, rows, values, span.first_tile + i, to, [](auto... put) { put_value(put...); });
       span.values[i] = to;
     }
   }
@@ -111,17 +114,26 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
   }
 }
 
+// A prompt's rows read the same tiles again and again, from caches; those of one token read theirs once, from memory.
+static inline bool is_read_once(const AttentionArgs& args, const RowBlock& rows) {
+  return rows.num_rows <= 16 && has_tiles(args);
+}
+
+template <class Element>
+static inline void prefetch_tile(const Element* tile, std::int64_t num_parts) {
+  for (std::int64_t part = 0; part < num_parts; ++part) prefetch_part(tile + part * kRightElements);
+}
+
 template <class Element>
 static inline void score_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
                               Workspace<Element>& work) {
   const std::int64_t num_parts = padded_head(args) / kPart;
-  // A prompt's rows read the same tiles again and again, from caches; a few rows read theirs once.
-  const bool is_from_memory = rows.num_rows <= 16 && has_tiles(args);
+  const bool comes_from_memory = is_read_once(args, rows);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     const Element* keys = span.keys[i];
     if (!has_tiles(args)) {
       const Element* pool = static_cast<const Element*>(args.keys);
-      gather_tile(args, rows, pool, span.first_tile + i, work.keys, put_key<Element>);
+      gather_tile(args, rows, pool, span.first_tile + i, work.keys, [](auto... put) { put_key(put...); });
       keys = work.keys;
     }
     const Element* next = i + 1 < span.num_tiles ? span.keys[i + 1] : keys;
@@ -129,7 +141,7 @@ static inline void score_span(const AttentionArgs& args, const RowBlock& rows, c
         work.scores + i * 2 * kPairElements, work.queries, num_parts * kLeftElements, rows.num_rows, num_parts,
         [&](std::int64_t part) { return keys + part * kRightElements; },
         [&](std::int64_t part) {
-          if (!is_from_memory) return;
+          if (!comes_from_memory) return;
           prefetch_part(next + part * kRightElements);
           prefetch_part(span.values[i] + part * kRightElements);
         });
@@ -269,40 +281,39 @@ static inline void mix_span(const AttentionArgs& args, const RowBlock& rows, con
 
 template <class Element>
 static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work,
-                              std::int64_t row) {
-  const float share = 1.0f / work.states[row / 16].sum[row % 16];
+                              std::int64_t row, float share) {
   Element* out = static_cast<Element*>(args.out) +
                  (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
   for (std::int64_t i = 0; i * 16 < args.head_dim; ++i) {
     const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
     // + 0: tiles that a row does not see may have turned a negative zero into a positive one.
     const f32x16 result = load_f32(work.total + at) * share + 0.0f;
-    const std::int64_t count = smaller(16, args.head_dim - i * 16);
-    store_some(out + i * 16, result, count);
+    store_some(out + i * 16, result, smaller(16, args.head_dim - i * 16));
   }
 }
 
 template <class Element>
 static void attend_rows(const AttentionArgs& args, const RowBlock& rows) {
   Workspace<Element> work;
-  // Rows of the second tile that are not there are computed all the same.
-  if (rows.num_rows > 16) __builtin_memset(work.weights, 0, sizeof work.weights);
-  make_queries(args, rows, work.queries);
-  begin_tiles(smaller(16, rows.num_rows));
   const std::int64_t first_tile = sight(args, rows, 0).first / kTilePositions;
   const std::int64_t end_tile = sight(args, rows, rows.num_rows - 1).last / kTilePositions + 1;
-  for (std::int64_t tile = first_tile; tile < end_tile;) {
-    Span<Element> span;
-    span.first_tile = tile;
-    span.num_tiles = smaller(end_tile, (tile / kSpanTiles + 1) * kSpanTiles) - tile;
-    find_tiles(args, rows, span, work);
+  Span<Element> span = {};
+  find_span(args, rows, first_tile, end_tile, span, work);
+  if (is_read_once(args, rows)) prefetch_tile(span.keys[0], padded_head(args) / kPart);
+  make_queries(args, rows, work.queries);
+  // Rows of the second tile that are not there are computed all the same.
+  if (rows.num_rows > 16) __builtin_memset(work.weights, 0, sizeof work.weights);
+  begin_tiles(smaller(16, rows.num_rows));
+  for (;;) {
     score_span(args, rows, span, work);
     weigh_span(args, rows, span, work);
-    mix_span(args, rows, span, work, tile == first_tile);
-    tile += span.num_tiles;
+    mix_span(args, rows, span, work, span.first_tile == first_tile);
+    if (span.first_tile + span.num_tiles == end_tile) break;
+    find_span(args, rows, span.first_tile + span.num_tiles, end_tile, span, work);
   }
   end_tiles();
-  for (std::int64_t row = 0; row < rows.num_rows; ++row) finish_row(args, rows, work, row);
+  for (std::int64_t row = 0; row < rows.num_rows; ++row)
+    finish_row(args, rows, work, row, 1.0f / work.states[row / 16].sum[row % 16]);
 }
 
 static inline RowBlock row_block(const AttentionArgs& args, std::int64_t index, std::int64_t kv_head) {
@@ -322,10 +333,10 @@ static void attention(const AttentionArgs& args, Pool& pool) {
   const std::int64_t group = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
   // All keys and values are written before any is read: requests of one step may share blocks.
   pool.run(ceil_div(args.num_tokens, group), [&](std::int64_t chunk) {
-    for (std::int64_t token = chunk * group; token < smaller(args.num_tokens, (chunk + 1) * group); ++token)
-      write_kv<bf16>(args, token);
+    write_kv<bf16>(args, chunk * group, smaller(args.num_tokens, (chunk + 1) * group));
   });
-  pool.run(args.num_row_blocks * args.num_kv_heads, [&](std::int64_t chunk) {
-    attend_rows<bf16>(args, row_block(args, chunk / args.num_kv_heads, chunk % args.num_kv_heads));
+  // Head by head: one head's keys and values stay in the cache while a prompt's rows pass over them.
+  pool.run(args.num_kv_heads * args.num_row_blocks, [&](std::int64_t chunk) {
+    attend_rows<bf16>(args, row_block(args, chunk % args.num_row_blocks, chunk / args.num_row_blocks));
   });
 }

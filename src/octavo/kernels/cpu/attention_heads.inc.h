@@ -62,25 +62,35 @@ static inline std::int64_t tile_offset(const AttentionArgs& args, std::int64_t s
   return ((block * args.num_kv_heads + kv_head) * tiles_per_block + tile) * kTilePositions * padded_head(args);
 }
 
+// One token's key and value [P] each, of one kv head, to their slot.
 template <class Element>
-static inline void write_kv(const AttentionArgs& args, std::int64_t token) {
-  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, padded = padded_head(args);
-  const std::int64_t slot = args.slots[token];
-  const Element* keys = static_cast<const Element*>(args.qkv) + (token * width + args.num_heads) * args.head_dim;
+static inline void store_slot(const AttentionArgs& args, std::int64_t slot, std::int64_t head, const Element* key,
+                              const Element* value) {
+  const std::int64_t padded = padded_head(args);
+  if (has_tiles(args)) {
+    const std::int64_t tile = tile_offset(args, slot, head), at = slot % kTilePositions;
+    put_key(static_cast<Element*>(args.keys) + tile, at, key, padded);
+    put_value(static_cast<Element*>(args.values) + tile, at, value, padded);
+  } else {
+    const std::int64_t offset = (slot * args.num_kv_heads + head) * padded;
+    const std::size_t size = static_cast<std::size_t>(padded) * sizeof(Element);
+    __builtin_memcpy(static_cast<Element*>(args.keys) + offset, key, size);
+    __builtin_memcpy(static_cast<Element*>(args.values) + offset, value, size);
+  }
+}
+
+// Head by head: the tile that tokens share stays in the first-level cache.
+template <class Element>
+static inline void write_kv(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token) {
+  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, size = args.head_dim;
   alignas(64) Element key[kMaxHeadDim], value[kMaxHeadDim] = {};
   for (std::int64_t head = 0; head < args.num_kv_heads; ++head) {
-    make_head(args, keys + head * args.head_dim, args.key_norm, token, key);
-    const Element* from = keys + (args.num_kv_heads + head) * args.head_dim;
-    __builtin_memcpy(value, from, static_cast<std::size_t>(args.head_dim) * sizeof(Element));
-    if (has_tiles(args)) {
-      const std::int64_t tile = tile_offset(args, slot, head), at = slot % kTilePositions;
-      put_key(static_cast<Element*>(args.keys) + tile, at, key, padded);
-      put_value(static_cast<Element*>(args.values) + tile, at, value, padded);
-    } else {
-      const std::int64_t offset = (slot * args.num_kv_heads + head) * padded;
-      const std::size_t size = static_cast<std::size_t>(padded) * sizeof(Element);
-      __builtin_memcpy(static_cast<Element*>(args.keys) + offset, key, size);
-      __builtin_memcpy(static_cast<Element*>(args.values) + offset, value, size);
+    for (std::int64_t token = first_token; token < end_token; ++token) {
+      const Element* keys = static_cast<const Element*>(args.qkv) + (token * width + args.num_heads) * size;
+      const Element* values = keys + args.num_kv_heads * size;
+      make_head(args, keys + head * size, args.key_norm, token, key);
+      __builtin_memcpy(value, values + head * size, static_cast<std::size_t>(size) * sizeof(Element));
+      store_slot(args, args.slots[token], head, key, value);
     }
   }
 }

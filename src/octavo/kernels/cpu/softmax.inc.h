@@ -24,7 +24,7 @@ struct ToHalf {  // Chebyshev interpolation of degree 4, error below 4e-6
     p = p * f + 0.0559219758f;
     p = p * f + 0.24022349f;
     p = p * f + 0.693121045f;
-    return p * f + 1f;
+    return p * f + 1.0f;
   }
 };
 
