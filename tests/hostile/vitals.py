@@ -1,0 +1,76 @@
+"""What a server holds: sockets and files, threads, memory, requests and KV blocks."""
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Self
+
+import psutil
+from tests.server.http_server import HttpServer
+
+WAIT_S = 30.0
+# Connections of the tests' own clients come and go, and libraries open a file or two on first use.
+FREE_HANDLES = 8
+FREE_THREADS = 8
+FREE_BYTES = 200 * 2**20  # memory that allocators keep for the next request
+# What an idle server shows; the request that asks for it is in flight.
+IDLE = {
+    "octavo_requests_running": 0,
+    "octavo_requests_waiting": 0,
+    "octavo_kv_cache_usage": 0,
+    "octavo_http_requests_in_flight": 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vitals:
+    """Of the front and the engine together."""
+
+    num_handles: int
+    num_threads: int
+    num_bytes: int
+    num_processes: int
+
+    @classmethod
+    def of(cls, server: HttpServer) -> Self:
+        front = psutil.Process(server.process.pid)
+        processes = [front, *front.children(recursive=True)]
+        return cls(
+            num_handles=sum(process.num_fds() for process in processes),
+            num_threads=sum(process.num_threads() for process in processes),
+            num_bytes=sum(process.memory_info().rss for process in processes),
+            num_processes=len(processes),
+        )
+
+    def wait_until_restored(self, server: HttpServer) -> None:
+        """Wait until the server holds no more than this.
+
+        Raises:
+            AssertionError: it still does after a long while, or is not well.
+        """
+        deadline_s = time.monotonic() + WAIT_S
+        while left := self._left_over(server):
+            assert time.monotonic() < deadline_s, left
+            time.sleep(0.05)
+        assert server.client.get("/health").status_code == 200
+
+    def _left_over(self, server: HttpServer) -> list[str]:
+        now = type(self).of(server)
+        left = [
+            f"{name}: {getattr(self, name)} before, {getattr(now, name)} now"
+            for name, free in (
+                ("num_handles", FREE_HANDLES), ("num_threads", FREE_THREADS), ("num_bytes", FREE_BYTES),
+                ("num_processes", 0),
+            )
+            if getattr(now, name) > getattr(self, name) + free
+        ]  # fmt: skip
+        gauges = read_gauges(server)
+        return left + [f"{name}: {gauges[name]}" for name, idle in IDLE.items() if gauges[name] > idle]
+
+
+def read_gauges(server: HttpServer) -> dict[str, float]:
+    """Return what `/metrics` says, summed over labels."""
+    totals: dict[str, float] = {}
+    for name, number in re.findall(r"^(\w+)(?:\{.*\})? (\S+)$", server.client.get("/metrics").text, re.MULTILINE):
+        totals[name] = totals.get(name, 0.0) + float(number)
+    return totals
