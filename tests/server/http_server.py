@@ -1,11 +1,13 @@
 """A real server as a child process, and clients of it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,12 +22,19 @@ class HttpServer:
     What it says goes to a file: a pipe that nobody empties would stop it after so many lines of its log.
     """
 
-    def __init__(self, *flags: str, model: str = "demo", python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        model: str = "demo",
+        python: str = sys.executable,
+        environ: Mapping[str, str] | None = None,
+        **client_options: Any,
+    ) -> None:
         command = [python, "-m", "octavo.cli.main", "serve", model, "--port", "0", *flags]
         self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115  # lives as long as the server
-        self.process = subprocess.Popen(command, stderr=self._log)
+        self.process = subprocess.Popen(command, stderr=self._log, env={**os.environ, **(environ or {})})
         self.url = self._wait_for_url()
-        self.client = httpx.Client(base_url=self.url, timeout=START_S)
+        self.client = httpx.Client(**{"base_url": self.url, "timeout": START_S, **client_options})
 
     @property
     def log(self) -> str:
@@ -35,7 +44,7 @@ class HttpServer:
 
     def _wait_for_url(self) -> str:
         deadline_s = time.monotonic() + START_S
-        while not (found := re.search(r"listening on (https?://\S+)\n", self.log)):
+        while not (found := re.search(r"listening on ((?:https?://|unix:)[^\s\"]+)[\"\n]", self.log)):
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline_s, self.log
             time.sleep(0.05)

@@ -2,7 +2,9 @@
 
 import msgspec
 
+from octavo.errors import InvalidParameterError
 from octavo.server.args import ServerArgs
+from octavo.server.errors import as_api_error
 from octavo.server.exchange import Exchange
 from octavo.server.openai.protocol import CompletionRequest, GenerationRequest
 from octavo.server.openai.replies import ChatCompletion, Completion
@@ -13,11 +15,14 @@ def note_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
     """Let a request count for its samples, and apply the deadline that it brings.
 
     Raises:
-        InvalidParameterError: a deadline that is no time.
+        ApiError: a deadline that is no time.
     """
     if isinstance(wire, GenerationRequest):
         if wire.timeout is not None:
-            exchange.limit_to(wire.timeout)
+            try:
+                exchange.limit_to(wire.timeout)
+            except InvalidParameterError as error:
+                raise as_api_error(error) from None
         if exchange.ticket is not None:
             exchange.ticket.resize(num_samples(wire, args))
 

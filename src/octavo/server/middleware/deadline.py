@@ -34,10 +34,11 @@ class DeadlineMiddleware:
         try:
             async with asyncio.timeout(self._limit_s) as timeout:
                 exchange.start_timeout(timeout)
-                _apply_header(scope, exchange)
-                await self._app(scope, receive, send)
-        except InvalidParameterError as error:  # of the header: those of the body are answered further in
-            await refuse(send, as_api_error(error), self._metrics)
+                error = _apply_header(scope, exchange)
+                if error is None:
+                    await self._app(scope, receive, send)
+                else:
+                    await refuse(send, error, self._metrics)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -60,12 +61,14 @@ def timed_out(elapsed_s: float) -> ApiError:
     return ApiError(408, message, kind="timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
 
 
-def _apply_header(scope: Scope, exchange: Exchange) -> None:
+def _apply_header(scope: Scope, exchange: Exchange) -> ApiError | None:
+    """Apply the client's deadline, where there is one; return what is wrong with it."""
     for name, value in scope["headers"]:
         if name == HEADER:
             try:
-                seconds = float(value)
-            except ValueError:
-                shown = value.decode("latin-1")
-                raise InvalidParameterError("X-Request-Timeout", shown, "must be a number of seconds") from None
-            exchange.limit_to(seconds)
+                exchange.limit_to(float(value))
+            except (ValueError, InvalidParameterError):
+                shown = value[:50].decode("latin-1")
+                limit = "must be a finite number of seconds greater than 0"
+                return as_api_error(InvalidParameterError("X-Request-Timeout", shown, limit))
+    return None
