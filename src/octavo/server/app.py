@@ -14,6 +14,7 @@ from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error, bad_request
 from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.openapi import describe
 from octavo.server.routes import Routes, error_response
 
 
@@ -30,6 +31,7 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         http_metrics, lambda: lifecycle.metrics, lifecycle.served_name, with_vllm_names=args.vllm_metrics
     )
     Routes(lifecycle, args, exposition).add_to(app)
+    describe(app)
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, _answer_error)
     return app
