@@ -18,6 +18,7 @@ from octavo.server.openai.history import template_messages
 from octavo.server.openai.parsers.base import parse_all
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
+from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput, Thoughts
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -29,6 +30,11 @@ PLAIN: dict[str, Any] = {"name": "now"}
 
 def tools(*functions: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": function} for function in functions]
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    some = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": some}}
 
 
 def request(**fields: Any) -> ChatCompletionRequest:
@@ -54,6 +60,10 @@ def plan(params: SamplingParams | None = None, parser: str = "auto", **fields: A
         ({"tools": tools(PLAIN, {"name": "f", "parameters": {"type": "array"}})}, "tools[1].function.parameters"),
         ({"tools": [{"type": "retrieval", "function": PLAIN}]}, "tools[0].type"),
         ({"tools": tools(PLAIN) * 1001}, "tools"),
+        ({"tools": tools(PLAIN), "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": tools(PLAIN), "tool_choice": allowed("auto")}, "tool_choice"),
+        ({"tools": tools(PLAIN), "tool_choice": allowed("auto", "f")}, "tool_choice"),
+        ({"tools": tools(PLAIN), "tool_choice": allowed("always", "now")}, "tool_choice.allowed_tools.mode"),
         ({"reasoning_effort": "lots"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ],
@@ -118,6 +128,25 @@ def test_required_and_named_calls_are_forced() -> None:
     assert named is not None
     assert (len(named.tags), named.max_tags) == (1, 1)
     assert '"now"' in named.tags[0].begin
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_only_allowed_tools_may_be_called_though_all_are_shown(mode: str) -> None:
+    made = plan(tools=tools(WEATHER, PLAIN), tool_choice=allowed(mode, "now"))
+    form = made.params.structured_output
+    assert form is not None
+    assert (form.free_text, form.max_tags, len(form.tags)) == (mode == "auto", None, 1)
+    assert '"now"' in form.tags[0].begin
+    assert made.tools is not None
+    assert len(made.tools.prompt_tools) == 2
+
+
+def test_errors_about_schemas_lead_to_the_tool() -> None:
+    both = request(tools=tools(WEATHER, PLAIN))
+    assert list(tool_wire_names(both).values()) == ["tools[0].function.parameters", "tools[1].function.parameters"]
+    second = request(tools=tools(WEATHER, PLAIN), tool_choice=allowed("auto", "now"))
+    assert tool_wire_names(second) == {"structured_output.tags[0].json_schema": "tools[1].function.parameters"}
+    assert tool_wire_names(request(tool_choice="required")) == {}
 
 
 def test_no_parallel_calls_means_one_at_most() -> None:
@@ -190,7 +219,7 @@ def test_a_format_without_json_stays_free_with_auto(parser: str, caplog: pytest.
     assert single.params.structured_output is None
     assert not caplog.records
     assert plan(parser=parser, tools=tools(PLAIN | {"strict": True})).params.structured_output is None
-    assert "cannot hold strict tools" in caplog.text
+    assert "cannot hold calls" in caplog.text
 
 
 def test_marks_that_are_special_tokens_are_seen_and_other_special_tokens_are_not(tmp_path: Path) -> None:

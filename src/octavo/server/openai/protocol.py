@@ -67,11 +67,26 @@ class NamedFunction(msgspec.Struct, kw_only=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, kw_only=True):
-    """This function, and no other."""
+class AllowedTool(msgspec.Struct, kw_only=True):
+    """One of several that may be called."""
 
     function: NamedFunction
     type: str = "function"
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """These, and no others; `mode` is `auto` or `required`."""
+
+    tools: list[AllowedTool]
+    mode: str = "auto"
+
+
+class ToolChoiceObject(msgspec.Struct, kw_only=True):
+    """This function, and no other; or some of the tools, with the type `allowed_tools`."""
+
+    type: str = "function"
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -165,7 +180,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     top_logprobs: int | None = None
 
     tools: list[ToolDefinition] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | ToolChoiceObject | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None

@@ -10,16 +10,16 @@ import msgspec
 
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import bad_request
+from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.parsers.forced_calls import call_or_answer, forced_parser, may_call, must_call
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
-from octavo.server.openai.protocol import ChatCompletionRequest, NamedToolChoice, ToolDefinition
+from octavo.server.openai.protocol import ChatCompletionRequest, ToolDefinition
+from octavo.server.openai.tool_choice import tool_choice
 from octavo.structured_output import StructuredOutput
 
 logger = logging.getLogger(__name__)
 
 MAX_TOOLS = 1_000
-CHOICES = ("auto", "none", "required")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
 
 
@@ -31,6 +31,7 @@ class ToolUse:
     schemas: Mapping[str, Mapping[str, Any]]  # of those that may be called, by name
     strict: frozenset[str]  # names of tools whose calls must match their schemas
     is_required: bool
+    is_subset: bool  # the prompt shows further tools, which must not be called
     is_parallel: bool  # whether one answer may call more than once
     own_parser: type[ToolCallParser]  # of the model
 
@@ -45,10 +46,11 @@ class ToolUse:
         if answer is not None:
             schema = _schema_of(answer)
             return call_or_answer(forced_parser(self.own_parser), self.schemas, schema) if schema else answer
-        if self.own_parser.frame("f") is not None and (self.strict or not self.is_parallel):
+        is_free = not (self.strict or self.is_subset)
+        if self.own_parser.frame("f") is not None and not (is_free and self.is_parallel):
             return may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
-        if self.strict:
-            logger.warning("%s cannot hold strict tools to their schemas in free text", self.own_parser.__name__)
+        if not is_free:
+            logger.warning("%s cannot hold calls in free text to tools and schemas", self.own_parser.__name__)
         return None
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
@@ -64,25 +66,21 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
     Raises:
         ApiError: 400, naming the field.
     """
-    tools, choice = request.tools or [], request.tool_choice
+    tools = request.tools or []
     schemas = _checked_schemas(tools)
-    if isinstance(choice, str) and choice not in CHOICES:
-        raise bad_request(f"tool_choice must be one of {', '.join(CHOICES)}, or name a function.", "tool_choice")
-    if not tools and (choice == "required" or isinstance(choice, NamedToolChoice)):
-        raise bad_request("'tool_choice' needs 'tools' to choose from.", "tool_choice")
-    if isinstance(choice, NamedToolChoice):
-        schemas = _only(choice.function.name, schemas)
-    if not tools or choice == "none":
+    choice = tool_choice(request, list(schemas))
+    if not tools or choice.mode == "none":
         return None
     if own_parser is None:
         text = "How this model calls tools is not known from its chat template; see the server's --tool-call-parser."
         raise bad_request(text, "tools", "unsupported_parameter")
     return ToolUse(
         prompt_tools=[_prompt_tool(tool) for tool in tools],
-        schemas=schemas,
+        schemas={name: schemas[name] for name in choice.names},
         strict=frozenset(tool.function.name for tool in tools if tool.function.strict),
-        is_required=choice not in (None, "auto"),
-        is_parallel=request.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice),
+        is_required=choice.mode == "required",
+        is_subset=choice.is_subset,
+        is_parallel=request.parallel_tool_calls is not False and not choice.is_named,
         own_parser=own_parser,
     )
 
@@ -122,12 +120,6 @@ def _check_tool(tool: ToolDefinition, path: str) -> None:
         raise bad_request(f"{param}: {error.limit}", param) from error
 
 
-def _only(name: str, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    if name not in schemas:
-        raise bad_request(f"'tool_choice' names '{name}', which is not among the tools.", "tool_choice")
-    return {name: schemas[name]}
-
-
 def _schema_of(answer: StructuredOutput) -> str | None:
     """Return the JSON schema that `answer` comes to; None if it is another kind of form."""
     if answer.json_object:
@@ -138,12 +130,11 @@ def _schema_of(answer: StructuredOutput) -> str | None:
 def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
     """Return the wire names of what the engine may refuse about tools: the schema of a tag is that of a tool."""
     names = [tool.function.name for tool in request.tools or []]
-    choice = request.tool_choice
-    if isinstance(choice, NamedToolChoice):
-        places = [names.index(choice.function.name)] if choice.function.name in names else []
-    else:
-        places = list(range(len(names)))
+    try:
+        chosen: Sequence[str] = tool_choice(request, names).names
+    except ApiError:  # then the engine is never asked
+        chosen = ()
     return {
-        f"structured_output.tags[{number}].json_schema": f"tools[{place}].function.parameters"
-        for number, place in enumerate(places)
+        f"structured_output.tags[{number}].json_schema": f"tools[{names.index(name)}].function.parameters"
+        for number, name in enumerate(chosen)
     }
