@@ -2,18 +2,14 @@
 
 from collections.abc import Callable
 
-from octavo.engine.request_state import CompletionDelta, RequestState
+from octavo.engine.request_state import CompletionState, RequestState
 from octavo.errors import OctavoError
 
 
 class LiveRequest:
-    """Made by `AsyncLLMEngine.open`. Wait for its event, clear it, take what there is; close it in any case.
+    """Made by `AsyncLLMEngine.open`. Told that there is news, take it from each sample; close the request in any case.
 
-    while not live.is_taken:
-        await news.wait()
-        news.clear()
-        for delta in live.take():
-            ...
+    A sample that has nothing new, though it has not ended, may be waiting for an engine that is dead: `check` tells.
     """
 
     __slots__ = ("_death", "_forget", "state")
@@ -26,19 +22,19 @@ class LiveRequest:
         self._forget = forget
 
     @property
-    def is_taken(self) -> bool:
-        """Whether `take` has returned the end of every sample."""
-        return all(sample.is_taken for sample in self.state.samples)
+    def samples(self) -> list[CompletionState]:
+        """In the order of their seeds; see `CompletionState.take`."""
+        return self.state.samples
 
-    def take(self) -> list[CompletionDelta]:
-        """Return what came since the last call; steps that were not looked at are merged.
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will come, because all has, or because the engine is dead."""
+        return self.state.is_finished or self._death() is not None
 
-        Raises:
-            EngineDeadError: the engine ended meanwhile.
-        """
+    def check(self) -> None:
+        """Raise EngineDeadError if the engine ended before the request did."""
         if not self.state.is_finished and (death := self._death()) is not None:
             raise death
-        return self.state.take()
 
     def close(self) -> None:
         """Stop listening; a request that has not ended is aborted. May be called twice."""

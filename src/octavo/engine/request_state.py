@@ -31,6 +31,7 @@ class CompletionState:
 
     __slots__ = (
         "_detokenizer",
+        "_is_taken",
         "_matcher",
         "_min_tokens",
         "_num_taken",
@@ -41,7 +42,6 @@ class CompletionState:
         "error",
         "error_type",
         "finish_reason",
-        "is_taken",
         "last_token_time_s",
         "logprobs",
         "request_id",
@@ -62,7 +62,7 @@ class CompletionState:
         self.error: str | None = None
         self.error_type: str | None = None
         self.last_token_time_s: float | None = None
-        self.is_taken = False  # whether `take` has told the end
+        self._is_taken = False  # whether `take` has told the end
         self._num_taken = 0  # tokens that `take` has returned
         self._params = params
         self._text: list[str] = []
@@ -122,12 +122,15 @@ class CompletionState:
         )
 
     def take(self, index: int) -> CompletionDelta | None:
-        """Return what came since the last call, None if nothing did. Text that was taken is not kept for `snapshot`."""
+        """Return what came since the last call, None if nothing did; `index` is for the caller to recognise it by.
+
+        Text that was taken is not kept for `snapshot`.
+        """
         start, self._num_taken = self._num_taken, len(self.token_ids)
-        if (start == self._num_taken and self.finish_reason is None) or self.is_taken:
+        if (start == self._num_taken and self.finish_reason is None) or self._is_taken:
             return None
-        self.is_taken = self.finish_reason is not None
-        text = self.text
+        self._is_taken = self.finish_reason is not None
+        text = "".join(self._text)
         self._text.clear()
         return CompletionDelta(
             index,
@@ -187,7 +190,10 @@ class RequestState:
 
     @property
     def is_finished(self) -> bool:
-        return all(sample.finish_reason is not None for sample in self.samples)
+        for sample in self.samples:  # noqa: SIM110 - asked for every token: a generator costs three times as much
+            if sample.finish_reason is None:
+                return False
+        return True
 
     @property
     def num_output_tokens(self) -> int:
@@ -221,10 +227,6 @@ class RequestState:
         self.prompt_logprobs = [
             None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
         ]
-
-    def take(self) -> list[CompletionDelta]:
-        """Return what is new of every sample; see `CompletionState.take`."""
-        return [delta for index, sample in enumerate(self.samples) if (delta := sample.take(index)) is not None]
 
     def snapshot(self) -> RequestOutput:
         """Return everything so far as the user sees it."""

@@ -5,10 +5,10 @@ The outermost middleware makes it and puts it into `scope["state"]`; those furth
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from octavo.errors import InvalidParameterError
 from octavo.server.errors import ApiError
@@ -27,6 +27,7 @@ class Exchange:
     __slots__ = (
         "_timeout",
         "count_tokens",
+        "direct_send",
         "end_error",
         "is_complete",
         "is_event_stream",
@@ -38,8 +39,9 @@ class Exchange:
         "was_abandoned",
     )  # fmt: skip
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, direct_send: Send) -> None:
         self.request_id = request_id
+        self.direct_send = direct_send  # the server's own, past all middleware; see `send_body`
         self.started_s = time.monotonic()
         self.status: int | None = None  # None until the answer has begun
         self.is_event_stream = False
@@ -60,6 +62,11 @@ class Exchange:
 
     def attach(self, scope: Scope) -> None:
         scope.setdefault("state", {})[_KEY] = self
+
+    def send_body(self, data: bytes) -> Awaitable[None]:
+        """Send more of a body that has begun. Middleware has nothing to add to it, and a token should cost little."""
+        self.num_bytes_sent += len(data)
+        return self.direct_send({"type": "http.response.body", "body": data, "more_body": True})
 
     @property
     def elapsed_s(self) -> float:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.server.eager import start_at_once
 from octavo.server.errors import ApiError, as_api_error
+from octavo.server.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment: clients pass over it
@@ -71,6 +72,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
+        self._exchange = Exchange.of(scope)
         leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         leaving.add_done_callback(lambda _: self._woken.set())
         pinging = asyncio.ensure_future(self._ping())
@@ -124,7 +126,7 @@ class EventStreamResponse(Response):
         if not data:
             return
         self._is_quiet = False
-        self._write = start_at_once(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+        self._write = start_at_once(self._exchange.send_body(data))
         if self._write is not None:
             self._write.add_done_callback(self._on_caught_up)
 

@@ -32,7 +32,7 @@ class ExchangeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(request_id_of(scope["headers"]))
+        exchange = Exchange(request_id_of(scope["headers"]), send)
         exchange.attach(scope)
         self._metrics.num_in_flight += 1
         watched_send = _watching_send(send, exchange)

@@ -16,8 +16,8 @@ async def whole_chat(engine: AsyncLLMEngine, plan: ChatPlan) -> ChatCompletion:
     """Wait for all samples; return the reply."""
     answers = [WholeAnswer(index, plan) for index in range(plan.prompt.params.n)]
     run, deltas = await run_to_end(engine, [plan.prompt])
-    for number, delta in deltas:
-        answers[number].add(delta)
+    for delta in deltas:
+        answers[delta.index].add(delta)
     run.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
     head = plan.head
     return ChatCompletion(

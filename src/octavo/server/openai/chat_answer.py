@@ -35,8 +35,9 @@ class ChatAnswer:
             pieces = [*pieces, *self._parser.finish()]
         if self._thinking is not None:
             self._thinking.push(delta.token_ids)
-        if any(isinstance(piece, ToolCallStart) for piece in pieces):
-            self._has_calls = True
+        for piece in pieces:
+            if isinstance(piece, ToolCallStart):
+                self._has_calls = True
         if not self._shows_reasoning:
             pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
         if delta.finish_reason is not None:

@@ -39,8 +39,8 @@ class ChatStream:
         news = self.run.take()
         frames = self._opening(self.run) if news and not self._has_begun else []
         self._has_begun = self._has_begun or bool(news)
-        for number, delta in news:
-            frames += self._frames(number, delta, self.run)
+        for delta in news:
+            frames += self._frames(delta, self.run)
         self.is_over = self.run.is_over
         if self.is_over:
             frames.append(self._closing(self.run))
@@ -65,12 +65,12 @@ class ChatStream:
         usage = self._usage(run) if self._plan.wishes.has_usage_everywhere else None
         return [self._chunks.delta(answer.index, role, usage=usage, **about) for answer in self._answers]
 
-    def _frames(self, number: int, delta: CompletionDelta, run: Run) -> list[bytes]:
+    def _frames(self, delta: CompletionDelta, run: Run) -> list[bytes]:
         """Return the chunks of new text; the last says, with an empty delta, how the answer ended."""
-        answer = self._answers[number]
+        answer = self._answers[delta.index]
         pieces = answer.read(delta)
         if self._is_plain:
-            frames = [self._plain(number, piece) for piece in pieces]
+            frames = [self._plain(delta.index, piece) for piece in pieces]
         else:
             frames = self._rich(answer, delta, pieces, run)
         if answer.finish_reason is not None:

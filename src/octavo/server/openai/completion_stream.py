@@ -33,7 +33,7 @@ class CompletionStream:
         assert self.run is not None
         if self.is_over:
             return b""
-        frames = [frame for number, delta in self.run.take() for frame in self._samples[number].frames(delta)]
+        frames = [frame for delta in self.run.take() for frame in self._samples[delta.index].frames(delta)]
         self.is_over = self.run.is_over
         if self.is_over:
             frames.append(self._chunks.of_usage(self.run.usage) if self._plan.wishes.includes_usage else b"")

@@ -15,8 +15,8 @@ async def whole_completion(engine: AsyncLLMEngine, plan: CompletionPlan) -> Comp
     """Wait for all samples of all prompts; return the reply."""
     run, deltas = await run_to_end(engine, plan.prompts)
     samples = [WholeContinuation(sample, plan) for sample in continuations(plan, run)]
-    for number, delta in deltas:
-        samples[number].add(delta)
+    for delta in deltas:
+        samples[delta.index].add(delta)
     head = plan.head
     return Completion(
         id=head.id,

@@ -21,16 +21,15 @@ class Run:
 
     def __init__(self, engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest], notify: Callable[[], None]) -> None:
         self.num_reasoning_tokens = 0  # counted by those who read the answers
-        self._num_samples = prompts[0].params.n
         self._lives: list[LiveRequest] = []
-        self._waiting: dict[int, LiveRequest] = {}  # those that have not been taken to the end, by the prompt's number
         try:
             for prompt in prompts:
                 self._lives.append(engine.open(prompt, notify))
         except BaseException:
             self.close()
             raise
-        self._waiting.update(enumerate(self._lives))
+        samples = (sample for live in self._lives for sample in live.samples)
+        self._waiting = dict(enumerate(samples))  # those not taken to their ends, by the number of the choice
 
     @property
     def states(self) -> list[RequestState]:
@@ -56,23 +55,25 @@ class Run:
         """Whether everything has been taken."""
         return not self._waiting
 
-    def take(self) -> list[tuple[int, CompletionDelta]]:
-        """Return what is new, with the number of its choice (prompt by prompt). Steps not looked at are merged.
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will come."""
+        return all(live.is_settled for live in self._lives)
+
+    def take(self) -> list[CompletionDelta]:
+        """Return what is new, `index` being the choice's (prompt by prompt). Steps not looked at are merged.
 
         Raises:
             ApiError, EngineDeadError: a sample failed or was aborted; the engine is gone.
         """
-        news: list[tuple[int, CompletionDelta]] = []
-        ended = []
-        for number, live in self._waiting.items():
-            for delta in live.take():
-                if delta.finish_reason is not None:
-                    _check_end(delta)
-                news.append((number * self._num_samples + delta.index, delta))
-            if live.is_taken:
-                ended.append(number)
-        for number in ended:
-            del self._waiting[number]
+        news = [delta for number, sample in self._waiting.items() if (delta := sample.take(number)) is not None]
+        for delta in news:
+            if delta.finish_reason is not None:
+                _check_end(delta)
+                del self._waiting[delta.index]
+        if not news:
+            for live in self._lives:
+                live.check()
         return news
 
     def close(self) -> None:
@@ -86,22 +87,24 @@ class Run:
         self.close()
 
 
-async def run_to_end(
-    engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest]
-) -> tuple[Run, list[tuple[int, CompletionDelta]]]:
-    """Run requests and return all that they give, each sample's in one piece or few.
+async def run_to_end(engine: AsyncLLMEngine, prompts: Sequence[ProcessedRequest]) -> tuple[Run, list[CompletionDelta]]:
+    """Run requests and return what they give, each choice in one piece.
 
     Raises:
         ApiError, EngineDeadError: as `Run.take`.
     """
-    news = asyncio.Event()
-    deltas: list[tuple[int, CompletionDelta]] = []
-    with Run(engine, prompts, news.set) as run:
-        while not run.is_over:
-            await news.wait()
-            news.clear()
-            deltas += run.take()
-    return run, deltas
+    settled = asyncio.Event()
+
+    def wake_at_the_end() -> None:
+        if run.is_settled:
+            settled.set()
+
+    with Run(engine, prompts, wake_at_the_end) as run:
+        await settled.wait()
+        deltas = run.take()
+        if not run.is_over:
+            run.take()  # raises: the engine is dead
+        return run, deltas
 
 
 def _check_end(delta: CompletionDelta) -> None:
