@@ -1,6 +1,7 @@
 """From `EngineCoreOutputs` to text. One loop over the batch; text exists only here and above."""
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.contracts.engine import EngineCoreOutputs
@@ -51,6 +52,7 @@ class OutputProcessor:
         """Take in one step: detokenise, look for stop strings, note who has ended."""
         now_s = time.time()
         changed: dict[str, RequestState] = {}
+        ended: dict[str, RequestState] = {}  # those of which a sample has ended
         to_abort: list[str] = []
         num_by_last_time: dict[float, int] = {}
         self._note_events(outputs)
@@ -68,15 +70,16 @@ class OutputProcessor:
             sample.last_token_time_s = now_s
             changed[state.request_id] = state
             if self._push(sample, first, token_ids, outputs):
+                ended[state.request_id] = state
                 to_abort.append(core_id)
         for core_id, report in outputs.finished.items():
             if core_id in self._samples:
                 state, sample = self._samples[core_id]
-                changed[state.request_id] = state
+                changed[state.request_id] = ended[state.request_id] = state
                 state.num_preemptions += report.num_preemptions
                 if sample.finish_reason is None:
                     sample.end(report)
-        self._retire(changed, now_s)
+        self._retire(ended.values(), now_s)
         self.metrics.note_step(outputs, num_by_last_time, now_s)
         return StepResult(
             changed=list(changed.values()),
@@ -105,9 +108,9 @@ class OutputProcessor:
             if core_id in self._samples:
                 self._samples[core_id][0].note_prompt_logprobs(entries)
 
-    def _retire(self, changed: dict[str, RequestState], now_s: float) -> None:
+    def _retire(self, ended: Iterable[RequestState], now_s: float) -> None:
         """Forget samples and requests that are done."""
-        for state in changed.values():
+        for state in ended:
             for sample in state.samples:
                 if sample.finish_reason is not None:
                     self._samples.pop(sample.request_id, None)

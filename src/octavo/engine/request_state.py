@@ -168,9 +168,10 @@ class RequestState:
     """One prompt with its samples."""
 
     __slots__ = ("_first_token_time_s", "_processed", "_tokenizer", "admitted", "arrival_time_s", "finished_time_s",
-                 "num_preemptions", "prompt_logprobs", "samples")  # fmt: skip
+                 "num_preemptions", "prompt_logprobs", "request_id", "samples")  # fmt: skip
 
     def __init__(self, processed: ProcessedRequest, tokenizer: Tokenizer) -> None:
+        self.request_id = processed.request_id
         self._processed = processed
         self._tokenizer = tokenizer
         self.arrival_time_s = processed.samples[0].arrival_time_s
@@ -183,10 +184,6 @@ class RequestState:
         self.finished_time_s: float | None = None
         self.num_preemptions = 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self._processed.request_id
 
     @property
     def is_finished(self) -> bool:

@@ -5,6 +5,7 @@ loading -> failed
 """
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from octavo.server.openai.service import OpenAICompatibleService
 logger = logging.getLogger(__name__)
 
 DEATH_NOTICE_S = 3.0  # how long a server whose engine died still says so on /health
+_OBJECTS_BETWEEN_LOOKS = 50_000
 Status = Literal["loading", "ready", "failed", "dead"]
 
 
@@ -55,6 +57,7 @@ class EngineLifecycle:
             self._engine = await asyncio.wrap_future(self._loading)
             self._service = self._make_service(self._engine)
             self.status = "ready"
+            _calm_collector()
             self.failure = await self._engine.died()
             self.status = "dead"
             logger.error("the engine has ended: %s", self.failure)
@@ -101,3 +104,10 @@ class EngineLifecycle:
                 return unavailable("The model is being loaded.", "loading")
             case _:
                 return unavailable("The engine has ended.", "engine_dead")
+
+
+def _calm_collector() -> None:
+    """Streams make objects and let them go without cycles. Looking for cycles after each 700 cost 7 % of a token."""
+    gc.collect()
+    gc.freeze()  # what is loaded stays
+    gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 20, 20)
