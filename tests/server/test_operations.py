@@ -54,7 +54,8 @@ def test_sigterm_lets_a_stream_finish_and_the_exit_code_is_0() -> None:
         with server.client.stream("POST", CHAT, json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            server.process.send_signal(signal.SIGTERM)
+            for process in (server.process, *psutil.Process(server.process.pid).children()):
+                process.send_signal(signal.SIGTERM)  # to all of them, as service managers do
             wait_for_log(server, "shutting down: 1 requests")
             health = httpx.get(f"{server.url}/health")
             assert (health.status_code, health.json()["status"]) == (503, "draining")

@@ -104,7 +104,8 @@ class CoreProc:
 
 def main() -> int:
     """Read the configuration from standard input and serve."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches both; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and service managers reach both; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(),), daemon=True).start()
     return CoreProc(Path(sys.argv[1])).run(config)

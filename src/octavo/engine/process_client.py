@@ -30,6 +30,7 @@ from octavo.contracts.control import (
     ToCore,
 )
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 
@@ -105,6 +106,7 @@ class ProcessClient:
             self._child.kill()
             self._child.wait()
         self._listener.join()
+        self._relay.join()
         self._sockets.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -115,8 +117,11 @@ class ProcessClient:
         return socket
 
     def _start(self, config: EngineConfig) -> "subprocess.Popen[bytes]":
-        child = subprocess.Popen([*self.command, str(self._folder)], stdin=subprocess.PIPE)
+        command = [*self.command, str(self._folder)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         assert child.stdin is not None
+        assert child.stderr is not None
+        self._relay = relay_lines(child.stderr)
         child.stdin.write(msgspec.json.encode(config) + b"\n")
         child.stdin.flush()
         return child
