@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.errors import InvalidParameterError
 
-MAX_SPEC_BYTES = 1 << 20  # of all texts of one request together
+MAX_SPEC_BYTES = 1 << 19  # of all texts of one request together
 MAX_SCHEMA_DEPTH = 128  # lists and objects inside one another
 MAX_CHOICES = 10_000
 MAX_TAGS = 1_000

@@ -103,24 +103,8 @@ def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = N
     root = schema if root is None else root
     if "$ref" in schema:
         return is_valid(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    if "enum" in schema and value not in schema["enum"]:
-        return False
-    for name, many in (("anyOf", any), ("allOf", all)):
-        if name in schema and not many(is_valid(value, branch, root) for branch in schema[name]):
-            return False
-    if "type" in schema and isinstance(value, bool) != (schema["type"] == "boolean"):
-        return False  # to Python a boolean is an integer
-    if "type" in schema and not isinstance(value, _TYPES[schema["type"]]):
-        return False
-    match value:
-        case dict():
-            return _is_valid_object(value, schema, root)
-        case list():
-            return _is_valid_array(value, schema, root)
-        case str():
-            return _is_valid_string(value, schema)
-        case _:
-            return _is_valid_number(value, schema)
+    has_form: Callable[..., bool] = _FORMS.get(type(value), _is_valid_number)
+    return _is_of_type(value, schema) and _is_in_branches(value, schema, root) and has_form(value, schema, root)
 
 
 _TYPES: dict[str, Any] = {
@@ -144,6 +128,22 @@ def parse(text: str) -> Any:
     return json.loads(text, object_pairs_hook=once)
 
 
+def _is_of_type(value: Any, schema: dict[str, Any]) -> bool:
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if "type" not in schema:
+        return True
+    # To Python a boolean is an integer.
+    return isinstance(value, bool) == (schema["type"] == "boolean") and isinstance(value, _TYPES[schema["type"]])
+
+
+def _is_in_branches(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    for name, many in (("anyOf", any), ("allOf", all)):
+        if name in schema and not many(is_valid(value, branch, root) for branch in schema[name]):
+            return False
+    return True
+
+
 def _is_valid_object(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any]) -> bool:
     known = schema.get("properties", {})
     other = schema.get("additionalProperties", {})
@@ -158,15 +158,17 @@ def _is_valid_array(value: list[Any], schema: dict[str, Any], root: dict[str, An
     return all(is_valid(inner, schema.get("items", {}), root) for inner in value)
 
 
-def _is_valid_string(value: str, schema: dict[str, Any]) -> bool:
+def _is_valid_string(value: str, schema: dict[str, Any], _: dict[str, Any]) -> bool:
     if not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value)):
         return False
     return "pattern" not in schema or re.search(schema["pattern"], value) is not None
 
 
-def _is_valid_number(value: float | None, schema: dict[str, Any]) -> bool:
+def _is_valid_number(value: float | None, schema: dict[str, Any], _: dict[str, Any]) -> bool:
     return value is None or bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
 
+
+_FORMS: dict[type, Callable[..., bool]] = {dict: _is_valid_object, list: _is_valid_array, str: _is_valid_string}
 
 # Every answer ends within a few hundred tokens, so that no cap hides a fault.
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -49,7 +49,7 @@ class AsyncLLMEngine:
         self._death: OctavoError | None = None
         self._has_died = asyncio.Event()
         self._pump: OutputPump | None = None
-        self._close = weakref.finalize(self, self._front.client.close)
+        self._close = weakref.finalize(self, self._front.close)
 
     @property
     def front(self) -> EngineFront:
@@ -80,6 +80,7 @@ class AsyncLLMEngine:
             InvalidParameterError: naming field, value and limit.
             EngineDeadError: the engine ended meanwhile.
         """
+        await self._check_forms([sampling_params])
         processed = self.front.process(
             prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
@@ -119,6 +120,7 @@ class AsyncLLMEngine:
         self, prompt: object, sampling_params: SamplingParams | None = None, **options: Any
     ) -> RequestOutput:
         """Generate for one prompt; return its complete output. Options and errors are those of `stream`."""
+        await self._check_forms([sampling_params])
         processed = self.front.process(prompt, sampling_params, **options)
         news = asyncio.Event()
         return await self._finish(self._start(processed, news.set), news)
@@ -135,9 +137,11 @@ class AsyncLLMEngine:
             InvalidParameterError: naming field, value and limit; then none of them was started.
         """
         prompt_list = as_prompt_list(prompts)
+        params_list = params_per_prompt(sampling_params, len(prompt_list))
+        await self._check_forms(params_list)
         processed = [
             self.front.process(prompt, params, priority=priority)
-            for prompt, params in zip(prompt_list, params_per_prompt(sampling_params, len(prompt_list)), strict=True)
+            for prompt, params in zip(prompt_list, params_list, strict=True)
         ]
         news = [asyncio.Event() for _ in processed]
         started = [self._start(request, event.set) for request, event in zip(processed, news, strict=True)]
@@ -161,6 +165,12 @@ class AsyncLLMEngine:
         if self._pump is not None:
             self._pump.stop(EngineDeadError("the engine was closed"))
         self._close()
+
+    async def _check_forms(self, params: Sequence[SamplingParams | None]) -> None:
+        """Have the forms of answers looked at, away from the event loop: it may take a while."""
+        forms = {one.structured_output for one in params if isinstance(one, SamplingParams) and one.structured_output}
+        for form in forms:
+            await asyncio.to_thread(self.front.inputs.check_form, form)
 
     def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
         if self._death is not None:

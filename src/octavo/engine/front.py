@@ -74,6 +74,11 @@ class EngineFront:
             raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
         return self.inputs.process(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
 
+    def close(self) -> None:
+        """Let the core and its memory go, and all that was started beside it."""
+        self.client.close()
+        self.inputs.close()
+
 
 def read_template(path: str) -> str:
     """Return the text of a chat template's file.

@@ -10,7 +10,8 @@ from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.seeds import derive_seed, draw_seed
-from octavo.structured.check import FormChecker
+from octavo.structured.checker import FormChecker
+from octavo.structured_output import StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -61,7 +62,7 @@ class InputProcessor:
         self._check_length(token_ids, params)
         self._check_token_ids(params)
         if params.structured_output is not None:
-            self._forms.check(params.structured_output)
+            self.check_form(params.structured_output)
         params = self._complete(params, len(token_ids))
         samples = [
             EngineCoreRequest(
@@ -87,6 +88,19 @@ class InputProcessor:
             InvalidParameterError: malformed messages, or a model without a template.
         """
         return {"prompt_token_ids": self._tokenizer.encode_chat(messages, **template_options)}
+
+    def check_form(self, form: StructuredOutput) -> None:
+        """Look at a form. May take seconds, and may be called from any thread; `process` then finds it checked.
+
+        Raises:
+            InvalidParameterError: with the place of the fault.
+            GrammarTooComplexError: to find out takes too long.
+        """
+        self._forms.check(form)
+
+    def close(self) -> None:
+        """Let go of what was started for checks."""
+        self._forms.close()
 
     def _tokenize(self, prompt: object) -> tuple[str | None, list[int]]:
         parsed = parse_prompt(prompt)

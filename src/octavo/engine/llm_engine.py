@@ -29,7 +29,7 @@ class LLMEngine:
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         self._front = EngineFront.open(engine_args(model_name, options))
         self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran for others; `step` returns them
-        self._close = weakref.finalize(self, self._front.client.close)  # also when the program ends
+        self._close = weakref.finalize(self, self._front.close)  # also when the program ends
 
     @property
     def front(self) -> EngineFront:

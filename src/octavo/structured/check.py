@@ -1,7 +1,8 @@
-"""Looks at a form where the request comes in, before any work: what is malformed is told with the place of the fault.
+"""Looks at a form before any work: what is malformed is told with the place of the fault.
 
-It needs no tokenizer and is quick whatever the form (a quarter of a second for the largest). What shows only when the
-form is compiled for the model's tokens ends that request later, with a typed error.
+It needs no tokenizer. Most forms take a millisecond, but nobody can say how long one takes that was made to hurt, or
+whether the library survives it: `FormChecker` has it done in a process that may die. What shows only when the form is
+compiled for the model's tokens ends that request later, with a typed error.
 """
 
 import re
@@ -13,29 +14,19 @@ from octavo.structured.schema import find_excess, locate_fault
 from octavo.structured_output import StructuredOutput
 
 MAX_REPEATS = 65_536  # in a regular expression
-MAX_REMEMBERED = 256
 _REPEAT = re.compile(r"(?<!\\)(?:\\\\)*\{(\d+)(?:,(\d*))?\}")
 
 
-class FormChecker:
-    """Remembers what it has found good: schemas come again and again."""
+def check_form(form: StructuredOutput) -> None:
+    """Raise when no answer can be held to `form`.
 
-    def __init__(self) -> None:
-        self._good: dict[StructuredOutput, None] = {}  # oldest first
-
-    def check(self, form: StructuredOutput) -> None:
-        """Raise when no answer can be held to `form`.
-
-        Raises:
-            InvalidParameterError: with the place of the fault.
-        """
-        if self._good.pop(form, form) is form:
-            for field, what, content in _parts(form):
-                _CHECKS[what](f"structured_output.{field}", content)
-            _check_whole(form)
-        self._good[form] = None
-        if len(self._good) > MAX_REMEMBERED:
-            del self._good[next(iter(self._good))]
+    Raises:
+        InvalidParameterError: with the place of the fault.
+    """
+    for field, what, content in _parts(form):
+        _CHECKS[what](f"structured_output.{field}", content)
+    if form.kind in ("choice", "tags") and (error := _validate(grammar_text(form, {}))) is not None:
+        raise InvalidParameterError(f"structured_output.{form.kind}", "...", error)
 
 
 def _parts(form: StructuredOutput) -> Iterator[tuple[str, str, str]]:
@@ -77,14 +68,6 @@ def _check_grammar(field: str, grammar: str) -> None:
         error = str(bad_text)
     if error is not None:
         raise InvalidParameterError(field, _excerpt(grammar), error)
-
-
-def _check_whole(form: StructuredOutput) -> None:
-    if form.kind == "thoughts":  # then there is no text of the caller's
-        return
-    error = _validate(grammar_text(form, {}))
-    if error is not None:
-        raise InvalidParameterError(f"structured_output.{form.kind}", "...", error)
 
 
 def _validate(grammar: str) -> str | None:

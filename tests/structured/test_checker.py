@@ -1,0 +1,96 @@
+"""The process in which forms are tried: it dies of a bomb and comes back, tries good forms once, is never left over."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from octavo.errors import GrammarTooComplexError, InvalidParameterError, RequestError
+from octavo.structured.checker import MAX_REMEMBERED, FormChecker
+from octavo.structured_output import StructuredOutput
+
+GOOD = StructuredOutput(json_schema={"type": "integer"})
+BAD = StructuredOutput(json_schema={"properties": {"a": {"type": "strnig"}}})
+# A minute of work for the library, and nothing that its own limits see.
+SLOW = StructuredOutput(json_schema={"patternProperties": {f"^a{i}[a-z]*$": {} for i in range(1000)}})
+WIDE = StructuredOutput(json_schema={"properties": {f"p{i}": {"type": "integer"} for i in range(15_000)}})
+
+
+@pytest.fixture
+def checker() -> Iterator[FormChecker]:
+    made = FormChecker()
+    yield made
+    made.close()
+    assert not trials()
+
+
+def trials() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "octavo.structured.trial" in child.cmdline()]
+
+
+def test_a_fault_comes_back_as_it_was_found(checker: FormChecker) -> None:
+    checker.check(GOOD)
+    with pytest.raises(InvalidParameterError, match="Invalid type: strnig") as caught:
+        checker.check(BAD)
+    assert caught.value.field == "structured_output.json_schema"
+    assert caught.value.limit.startswith("at $.properties.a:")
+    checker.check(StructuredOutput(choice=["it", "goes", "on"]))
+    assert len(trials()) == 1
+
+
+@pytest.mark.parametrize("bomb", [SLOW, WIDE])
+def test_a_bomb_ends_the_process_and_nothing_else(checker: FormChecker, bomb: StructuredOutput) -> None:
+    with pytest.raises(GrammarTooComplexError, match="json_schema: takes too much time or memory"):
+        checker.check(bomb)
+    assert not trials()
+    checker.check(GOOD)
+
+
+def test_a_good_form_is_tried_once_while_it_is_remembered(
+    checker: FormChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[StructuredOutput] = []
+    monkeypatch.setattr(FormChecker, "_try", lambda self, form: tried.append(form))
+    checker.check(GOOD)
+    checker.check(StructuredOutput(json_schema='{"type": "integer"}'))
+    assert tried == [GOOD]
+    for index in range(MAX_REMEMBERED):
+        checker.check(StructuredOutput(choice=[str(index)]))
+    checker.check(GOOD)
+    assert tried.count(GOOD) == 2
+
+
+def test_a_bad_form_is_bad_every_time(checker: FormChecker) -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidParameterError):
+            checker.check(BAD)
+
+
+def test_many_threads_ask_at_once(checker: FormChecker) -> None:
+    forms = [StructuredOutput(regex=f"a{{{count}}}") for count in range(1, 30)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(checker.check, forms))
+    assert len(trials()) == 1
+
+
+def test_a_process_that_cannot_run_is_our_fault(checker: FormChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RequestError, match="ended with 1"):
+        checker.check(GOOD)
+
+
+def test_a_process_that_somebody_killed_is_replaced(checker: FormChecker) -> None:
+    checker.check(GOOD)
+    [process] = trials()
+    process.kill()
+    process.wait()
+    checker.check(StructuredOutput(regex="c"))
+
+
+def test_it_may_be_closed_at_any_time(checker: FormChecker) -> None:
+    checker.close()
+    checker.check(GOOD)
+    checker.close()
+    checker.close()
+    checker.check(StructuredOutput(regex="b"))
