@@ -1,0 +1,33 @@
+"""docs/operations.md is true: its flags and metrics are those of the code, and none of the server's is missing."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.config.args import EngineArgs
+from octavo.metrics.collect import EngineMetrics
+from octavo.metrics.http import HttpMetrics
+from octavo.metrics.prometheus import Exposition
+from octavo.server.args import ServerArgs
+
+GUIDE = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+ELSEWHERE = {"served-model-name", "tool-call-parser", "reasoning-parser", "port"}  # what the README is about
+
+
+def test_flags_are_those_of_the_server() -> None:
+    spelt = {name: name.replace("_", "-") for name in (s.name for s in (*fields(ServerArgs), *fields(EngineArgs)))}
+    named = {flag.removeprefix("no-") for flag in re.findall(r"--([a-z][a-z-]+)", GUIDE)}
+    assert named <= {*spelt.values(), "config", "show-settings", "help"}
+    assert {spelt[s.name] for s in fields(ServerArgs)} <= named | ELSEWHERE
+
+
+def test_metrics_are_those_that_a_scrape_shows() -> None:
+    exposition = Exposition(HttpMetrics(), EngineMetrics, "m", with_vllm_names=True)
+    text, _ = exposition.render()
+    families = list(text_string_to_metric_families(text.decode()))
+    shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
+    named = set(re.findall(r"`((?:octavo_|vllm:)\w+)`", GUIDE))
+    assert named <= shown
+    assert {name for name in shown if name.startswith("octavo_")} <= named
