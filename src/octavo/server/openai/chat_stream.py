@@ -69,10 +69,15 @@ class ChatStream:
         """Return the chunks of new text; the last says, with an empty delta, how the answer ended."""
         answer = self._answers[delta.index]
         pieces = answer.read(delta)
-        if self._is_plain:
-            frames = [self._plain(delta.index, piece) for piece in pieces]
-        else:
+        if not self._is_plain:
             frames = self._rich(answer, delta, pieces, run)
+        else:
+            frames = [
+                self._chunks.text(delta.index, piece.text)
+                if isinstance(piece, Content)
+                else self._chunks.delta(delta.index, wire_delta(piece))
+                for piece in pieces
+            ]
         if answer.finish_reason is not None:
             frames.append(self._ending(answer, run))
         return frames
@@ -80,11 +85,6 @@ class ChatStream:
     def _closing(self, run: Run) -> bytes:
         """Return what comes after all answers."""
         return (self._chunks.of_usage(self._usage(run)) if self._plan.wishes.includes_usage else b"") + DONE
-
-    def _plain(self, number: int, piece: Delta) -> bytes:
-        if isinstance(piece, Content):
-            return self._chunks.text(number, piece.text)
-        return self._chunks.delta(number, wire_delta(piece))
 
     def _rich(self, answer: ChatAnswer, delta: CompletionDelta, pieces: Sequence[Delta], run: Run) -> list[bytes]:
         """Token ids and logprobs ride with the first chunk of their text, or alone."""
