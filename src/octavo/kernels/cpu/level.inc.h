@@ -20,8 +20,10 @@ namespace {
 constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows of a product that is made of vectors
 constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
 constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
-constexpr std::int64_t kMostRowTiles = 32;            // 512 rows, whose results of one panel take 64 KiB
-constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel, in the first-level cache
+constexpr std::int64_t kFewRowTiles = 6;              // 96 rows
+constexpr std::int64_t kMostRowTiles = 32;            // 512 rows
+constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, in the first-level cache
+constexpr std::int64_t kMostPanels = 16;              // whose results, of 512 rows, take 1 MiB
 constexpr std::int64_t kStreamedBytes = 1 << 20;      // results larger than this bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
 

@@ -100,80 +100,92 @@ static inline void store_row(const Product& product, std::int64_t row, std::int6
   }
 }
 
-// How a product of many rows is cut so that its operands come from caches.
+// The results of a pair of panels, [2][row tiles first ... end][2][16][16].
+static inline void store_pair(const Product& product, std::int64_t first, std::int64_t end, std::int64_t panel,
+                              std::int64_t num_panels, const float* results, bool streams) {
+  const std::int64_t panel_results = (end - first) * 2 * kResultElements;
+  f32x16 biases[4] = {};
+  if (product.packed.bias)
+    for (std::int64_t i = 0; i < num_panels * 2; ++i) biases[i] = load_f32(product.packed.bias + panel * 32 + i * 16);
+  for (std::int64_t row = first * 16; row < smaller(product.rows, end * 16); ++row) {
+    const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
+    f32x16 values[4] = {};
+    for (std::int64_t i = 0; i < num_panels * 2; ++i) {
+      values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
+      if (product.packed.bias) values[i] += biases[i];
+    }
+    store_row(product, row, panel / kPair, values, streams);
+  }
+}
+
+// How a product is cut so that its operands come from caches: row tiles and panels that are computed together, and the
+// k tiles that they take at a time. Per panel those k tiles stay in the first-level cache for all the rows; the rows'
+// tiles stay in the second-level cache for all the panels.
 struct Blocking {
-  std::int64_t row_tiles;  // taken together: their left tiles stay in the second-level cache while weights pass by once
-  std::int64_t num_k;      // k tiles at a time: those of one panel stay in the first-level cache for all these rows
+  std::int64_t row_tiles, panels, num_k;
 };
 
 static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t num_k) {
-  if (num_row_tiles <= 2) return {2, num_k};  // each weight is used once, there is nothing to keep
-  const std::int64_t fitting = larger(2, kLeftCacheBytes / (num_k * kTileElements * 2));
-  const std::int64_t num_blocks = ceil_div(num_row_tiles, smaller(fitting, kMostRowTiles));
-  return {ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2, kTilesOfK};
+  // Few rows: memory decides. The first product of a panel streams its weights, the others find them in a cache.
+  if (num_row_tiles <= kFewRowTiles) return {larger(2, num_row_tiles), kPair, num_k};
+  const std::int64_t num_blocks = ceil_div(num_row_tiles, kMostRowTiles);
+  const std::int64_t row_tiles = ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2;
+  // Where the rows' tiles of all k fit, they stay while pair after pair of panels passes by. Where they do not, those of
+  // a block of k are used for many panels, whose sums wait meanwhile.
+  const bool fits = row_tiles * num_k * kTileElements * 2 <= kLeftCacheBytes;
+  return {row_tiles, fits ? kPair : kMostPanels, kTilesOfK};
 }
 
-// One panel for row tiles [first, end): results [row tile][2][16][16]. Sums wait there between blocks of k.
-static inline void multiply_panel(const Product& product, std::int64_t block_of_k, std::int64_t first, std::int64_t end,
-                                  std::int64_t panel, float* results) {
-  const std::int64_t row_stride = product.num_k * kTileElements;
-  const bf16* right = product.packed.weight + panel * 2 * row_stride;
-  const bool streams = end - first <= 2;
-  for (std::int64_t k = 0; k < product.num_k; k += block_of_k) {
-    const std::int64_t count = smaller(block_of_k, product.num_k - k);
-    const bf16* right_of_k = right + k * 2 * kTileElements;
-    std::int64_t tile = first;
-    for (; tile + 1 < end; tile += 2) {
-      const bf16* left = product.left + tile * row_stride + k * kTileElements;
-      multiply_2x2(results + (tile - first) * 2 * kResultElements, left, left + row_stride, right_of_k, count, k > 0,
-                   streams);
+// Row tiles [first, end) times panels [panel, panel + num_panels), from weights to output.
+static inline void multiply_block(const Product& product, const Blocking& blocking, std::int64_t first,
+                                  std::int64_t end, std::int64_t panel, std::int64_t num_panels, bool streams) {
+  const std::int64_t num_tiles = end - first, stride = product.num_k * kTileElements;
+  const std::int64_t panel_results = num_tiles * 2 * kResultElements;
+  float* results = static_cast<float*>(thread_scratch().bytes(num_panels * panel_results * sizeof(float)));
+  const bf16* left = product.left + first * stride;
+  const bf16* right = product.packed.weight + panel * 2 * stride;
+  const bool streams_weights = num_tiles <= kFewRowTiles;
+  const std::int64_t lines_per_product = ceil_div(32, ceil_div(num_tiles, 2));
+  for (std::int64_t k = 0; k < product.num_k; k += blocking.num_k) {
+    const std::int64_t count = smaller(blocking.num_k, product.num_k - k);
+    for (std::int64_t i = 0; i < num_panels; ++i) {
+      const bf16* right_now = right + i * 2 * stride + k * 2 * kTileElements;
+      const bf16* right_next = i + 1 < num_panels ? right_now + 2 * stride : right + (k + count) * 2 * kTileElements;
+      float* result = results + i * panel_results;
+      // Each product fetches its share of what the next block of k needs; a streaming one, what itself needs next.
+      Ahead ahead = {right_next, lines_per_product};
+      if (streams_weights) ahead = {right_now + kPrefetchElements, 32};
+      std::int64_t tile = 0;
+      for (; tile + 1 < num_tiles; tile += 2) {
+        const bf16* left_now = left + tile * stride + k * kTileElements;
+        multiply_2x2(result + tile * 2 * kResultElements, left_now, left_now + stride, right_now, count, k > 0, ahead);
+        ahead = streams_weights ? Ahead{} : Ahead{ahead.from + count * ahead.lines * 32, ahead.lines};
+      }
+      if (tile < num_tiles)
+        multiply_1x2(result + tile * 2 * kResultElements, left + tile * stride + k * kTileElements, right_now, count,
+                     k > 0, smaller(16, product.rows - (first + tile) * 16), ahead);
     }
-    if (tile < end)
-      multiply_1x2(results + (tile - first) * 2 * kResultElements,
-                   product.left + tile * row_stride + k * kTileElements, right_of_k, count, k > 0,
-                   smaller(16, product.rows - tile * 16), streams);
   }
-}
-
-// A pair of panels for row tiles [first, end), from weights to output.
-static inline void multiply_pair(const Product& product, std::int64_t block_of_k, std::int64_t first, std::int64_t end,
-                                 std::int64_t pair, bool streams) {
-  constexpr std::int64_t kPanelResults = kMostRowTiles * 2 * kResultElements;
-  alignas(64) float results[kPair * kPanelResults];
-  const std::int64_t num_panels = smaller(kPair, product.num_panels() - pair * kPair);
-  f32x16 biases[4] = {};
-  for (std::int64_t i = 0; i < num_panels; ++i) {
-    multiply_panel(product, block_of_k, first, end, pair * kPair + i, results + i * kPanelResults);
-    if (product.packed.bias)
-      for (int tile = 0; tile < 2; ++tile)
-        biases[i * 2 + tile] = load_f32(product.packed.bias + (pair * kPair + i) * 32 + tile * 16);
-  }
-  for (std::int64_t row = first * 16; row < smaller(product.rows, end * 16); ++row) {
-    f32x16 values[4] = {};
-    for (std::int64_t i = 0; i < num_panels * 2; ++i) {
-      const float* tile = results + i / 2 * kPanelResults + ((row / 16 - first) * 2 + i % 2) * kResultElements;
-      values[i] = load_f32(tile + row % 16 * 16);
-      if (product.packed.bias) values[i] += biases[i];
-    }
-    store_row(product, row, pair, values, streams);
-  }
+  for (std::int64_t i = 0; i < num_panels; i += kPair)
+    store_pair(product, first, end, panel + i, smaller(kPair, num_panels - i), results + i * panel_results, streams);
 }
 
 static void multiply(const Product& product, Pool& pool) {
-  const std::int64_t num_row_tiles = product.num_row_tiles(), num_pairs = ceil_div(product.num_panels(), kPair);
+  const std::int64_t num_row_tiles = product.num_row_tiles(), num_panels = product.num_panels();
   const Blocking blocking = choose_blocking(num_row_tiles, product.num_k);
   const std::int64_t num_blocks = ceil_div(num_row_tiles, blocking.row_tiles);
   // Enough chunks that no thread waits long for another, and few enough that claiming them costs nothing.
-  const std::int64_t group = larger(1, num_pairs / (pool.num_threads() * kChunksPerThread));
-  const std::int64_t num_groups = ceil_div(num_pairs, group);
+  const std::int64_t num_together = ceil_div(num_panels, blocking.panels);
+  const std::int64_t group = larger(1, num_together / (pool.num_threads() * kChunksPerThread)) * blocking.panels;
+  const std::int64_t num_groups = ceil_div(num_panels, group);
   const bool streams = product.rows * product.packed.out_size * 2 > kStreamedBytes;
   pool.run(num_blocks * num_groups, [&](std::int64_t chunk) {
     const std::int64_t first = chunk / num_groups * blocking.row_tiles;
     const std::int64_t end = smaller(num_row_tiles, first + blocking.row_tiles);
-    const std::int64_t first_pair = chunk % num_groups * group;
+    const std::int64_t first_panel = chunk % num_groups * group, end_panel = smaller(num_panels, first_panel + group);
     begin_tiles(smaller(16, product.rows));
-    for (std::int64_t pair = first_pair; pair < smaller(num_pairs, first_pair + group); ++pair)
-      multiply_pair(product, blocking.num_k, first, end, pair, streams);
+    for (std::int64_t panel = first_panel; panel < end_panel; panel += blocking.panels)
+      multiply_block(product, blocking, first, end, panel, smaller(blocking.panels, end_panel - panel), streams);
     end_tiles();
     if (streams) end_stream();
   });

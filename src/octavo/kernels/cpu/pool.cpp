@@ -5,6 +5,7 @@
 
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -12,6 +13,7 @@
 namespace octavo {
 namespace {
 
+constexpr std::size_t kHugePage = std::size_t{1} << 21;
 constexpr std::uint64_t kChunkBits = 20, kChunkMask = (1u << kChunkBits) - 1;
 constexpr std::uint64_t kEpochMask = (1u << 24) - 1;
 // A helper looks for work this often before it sleeps, about 50 us: longer than the gaps between the ops of a step,
@@ -40,12 +42,15 @@ Scratch::~Scratch() { std::free(data_); }
 void* Scratch::bytes(std::size_t size) {
   if (size > size_) {
     std::free(data_);
-    size_ = (size + (std::size_t{1} << 16)) & ~std::size_t{63};
-    data_ = std::aligned_alloc(64, size_);
+    size_ = (size + kHugePage - 1) / kHugePage * kHugePage;
+    data_ = std::aligned_alloc(kHugePage, size_);
     if (data_ == nullptr) {
       size_ = 0;
       throw std::bad_alloc();
     }
+#if defined(__linux__)
+    madvise(data_, size_, MADV_HUGEPAGE);  // a wish: small pages only take longer
+#endif
   }
   return data_;
 }

@@ -7,6 +7,16 @@
 constexpr std::int64_t kTileElements = 512;    // of a left or right tile
 constexpr std::int64_t kResultElements = 256;  // of a result tile
 
+// What a product asks memory for while it computes: `lines` cache lines for each k tile.
+struct Ahead {
+  const bf16* from = nullptr;
+  std::int64_t lines = 0;
+
+  void fetch(std::int64_t k) const {
+    for (std::int64_t line = 0; line < lines; ++line) __builtin_prefetch(from + (k * lines + line) * 32);
+  }
+};
+
 #if defined(OCTAVO_HAS_AMX)
 
 struct alignas(64) TileConfig {
@@ -30,14 +40,10 @@ static constexpr TileConfigs kTileConfigs;
 static inline void begin_tiles(std::int64_t rows) { _tile_loadconfig(&kTileConfigs.by_rows[rows]); }
 static inline void end_tiles() { _tile_release(); }
 
-static inline void prefetch_right(const bf16* right) {
-  for (int line = 0; line < 32; ++line) _mm_prefetch(right + kPrefetchElements + line * 32, _MM_HINT_T0);
-}
-
 // result[left tile][right tile] = sum over k of left * right (+ result). `right` holds both right tiles of each k side
-// by side; it streams when it comes from memory and is used once.
+// by side.
 static inline void multiply_2x2(float* result, const bf16* left0, const bf16* left1, const bf16* right,
-                                std::int64_t num_k, bool accumulates, bool streams = false) {
+                                std::int64_t num_k, bool accumulates, Ahead ahead = {}) {
   if (accumulates) {
     _tile_loadd(0, result, 64);
     _tile_loadd(1, result + kResultElements, 64);
@@ -50,7 +56,7 @@ static inline void multiply_2x2(float* result, const bf16* left0, const bf16* le
     _tile_zero(3);
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
-    if (streams) prefetch_right(right + 2 * k * kTileElements);
+    ahead.fetch(k);
     _tile_loadd(6, right + 2 * k * kTileElements, 64);
     _tile_loadd(4, left0 + k * kTileElements, 64);
     _tile_loadd(7, right + (2 * k + 1) * kTileElements, 64);
@@ -67,7 +73,7 @@ static inline void multiply_2x2(float* result, const bf16* left0, const bf16* le
 }
 
 static inline void multiply_1x2(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
-                                bool accumulates, std::int64_t /*rows*/, bool streams = false) {
+                                bool accumulates, std::int64_t /*rows*/, Ahead ahead = {}) {
   if (accumulates) {
     _tile_loadd(0, result, 64);
     _tile_loadd(1, result + kResultElements, 64);
@@ -76,7 +82,7 @@ static inline void multiply_1x2(float* result, const bf16* left, const bf16* rig
     _tile_zero(1);
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
-    if (streams) prefetch_right(right + 2 * k * kTileElements);
+    ahead.fetch(k);
     _tile_loadd(4, left + k * kTileElements, 64);
     _tile_loadd(6, right + 2 * k * kTileElements, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -128,7 +134,8 @@ static inline void multiply_rows(float* result, const bf16* left, const bf16* ri
 }
 
 static inline void multiply_1x2(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
-                                bool accumulates, std::int64_t rows, bool /*streams*/ = false) {
+                                bool accumulates, std::int64_t rows, Ahead ahead = {}) {
+  for (std::int64_t k = 0; k < num_k; ++k) ahead.fetch(k);
   const std::int64_t num_together = rows / kRowsAtOnce * kRowsAtOnce;
   for (std::int64_t row = 0; row < num_together; row += kRowsAtOnce)
     multiply_rows<kRowsAtOnce>(result + row * 16, left + row * 32, right, num_k, accumulates);
@@ -137,8 +144,8 @@ static inline void multiply_1x2(float* result, const bf16* left, const bf16* rig
 }
 
 static inline void multiply_2x2(float* result, const bf16* left0, const bf16* left1, const bf16* right,
-                                std::int64_t num_k, bool accumulates, bool /*streams*/ = false) {
-  multiply_1x2(result, left0, right, num_k, accumulates, 16);
+                                std::int64_t num_k, bool accumulates, Ahead ahead = {}) {
+  multiply_1x2(result, left0, right, num_k, accumulates, 16, ahead);
   multiply_1x2(result + 2 * kResultElements, left1, right, num_k, accumulates, 16);
 }
 
