@@ -1,13 +1,14 @@
 """The server's options hold themselves to their limits, and do not leave the door open by accident."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from octavo.config.args import EngineArgs
 from octavo.errors import InvalidParameterError
-from octavo.server.args import ServerArgs, is_loopback
+from octavo.server.args import ReasoningParserName, ServerArgs, ToolCallParserName, is_loopback
+from octavo.server.openai.parsers.registry import AUTO, NONE, REASONING_FORMATS, TOOL_CALL_PARSERS
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,11 @@ def test_listening_beyond_loopback_without_a_key_is_refused(host: str) -> None:
 def test_loopback_needs_no_key(host: str) -> None:
     assert is_loopback(host)
     assert not ServerArgs(host=host).is_open_to_all
+
+
+def test_parsers_are_those_that_there_are() -> None:
+    assert set(get_args(ToolCallParserName)) == {AUTO, NONE, *TOOL_CALL_PARSERS}
+    assert set(get_args(ReasoningParserName)) == {AUTO, NONE, *REASONING_FORMATS}
 
 
 def test_options_of_server_and_engine_do_not_share_a_name() -> None:

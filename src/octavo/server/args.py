@@ -14,6 +14,11 @@ from octavo.errors import InvalidParameterError
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+# The formats of `server/openai/parsers/registry.py`, which is not imported for the sake of a help page.
+ToolCallParserName = Literal[
+    "auto", "none", "hermes", "llama3_json", "mistral", "mistral_args", "pythonic", "qwen3_coder"
+]
+ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
 
 _AT_LEAST_ONE = ("max_body_bytes", "max_header_bytes", "max_n", "max_prompts")
 _POSITIVE_SECONDS = ("request_timeout_s", "read_timeout_s", "keep_alive_s")
@@ -43,8 +48,8 @@ class ServerArgs:
 
     # the model as clients see it
     served_model_name: tuple[str, ...] = option((), "names by which clients may ask for the model, the main one first")
-    tool_call_parser: str = option("auto", "form of tool calls in the model's text; auto: as its template says; none")
-    reasoning_parser: str = option("auto", "form of reasoning in the model's text; auto: as its template says; none")
+    tool_call_parser: ToolCallParserName = option("auto", "form of tool calls in the text; auto: as the template says")
+    reasoning_parser: ReasoningParserName = option("auto", "form of thoughts in the text; auto: as the template says")
 
     # limits
     max_waiting: int = option(1024, "most requests waiting for their turn; more are answered 429")
