@@ -17,6 +17,7 @@ from octavo.server.openai.answer_plan import AnswerPlan
 from octavo.server.openai.history import template_messages
 from octavo.server.openai.parsers.base import parse_all
 from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
 from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput, Thoughts
@@ -143,9 +144,9 @@ def test_only_allowed_tools_may_be_called_though_all_are_shown(mode: str) -> Non
 
 def test_errors_about_schemas_lead_to_the_tool() -> None:
     both = request(tools=tools(WEATHER, PLAIN))
-    assert list(tool_wire_names(both).values()) == ["tools[0].function.parameters", "tools[1].function.parameters"]
+    assert set(tool_wire_names(both).values()) == {"tools[0].function.parameters", "tools[1].function.parameters"}
     second = request(tools=tools(WEATHER, PLAIN), tool_choice=allowed("auto", "now"))
-    assert tool_wire_names(second) == {"structured_output.tags[0].json_schema": "tools[1].function.parameters"}
+    assert tool_wire_names(second)["structured_output.tags[0].json_schema"] == "tools[1].function.parameters"
     assert tool_wire_names(request(tool_choice="required")) == {}
 
 
@@ -167,10 +168,14 @@ def test_a_form_for_answers_and_tools_go_together() -> None:
     assert plan(regex, tools=tools(PLAIN)).params == regex
 
 
-def test_a_format_without_json_is_forced_in_another_and_read_so() -> None:
-    made = plan(parser="pythonic", tools=tools(PLAIN), tool_choice="required")
+def test_a_format_that_cannot_tell_a_schema_is_forced_in_another_and_read_so() -> None:
+    odd = {"name": "f", "parameters": {"type": "object", "anyOf": [SCHEMA]}}
+    made = plan(parser="pythonic", tools=tools(odd), tool_choice="required")
     assert made.tools is not None
     assert made.tools.parser(made.params) is HermesParser
+    plain = plan(parser="pythonic", tools=tools(PLAIN), tool_choice="required")
+    assert plain.tools is not None
+    assert plain.tools.parser(plain.params) is PythonicParser
 
 
 @pytest.mark.parametrize(
@@ -214,12 +219,14 @@ def test_history_as_templates_read_it() -> None:
 
 
 @pytest.mark.parametrize("parser", ["pythonic", "qwen3_coder"])
-def test_a_format_without_json_stays_free_with_auto(parser: str, caplog: pytest.LogCaptureFixture) -> None:
-    single = plan(parser=parser, tools=tools(PLAIN), parallel_tool_calls=False)
+def test_a_format_that_cannot_tell_a_schema_stays_free_with_auto(parser: str, caplog: pytest.LogCaptureFixture) -> None:
+    odd = {"name": "f", "parameters": {"type": "object", "anyOf": [SCHEMA]}}
+    single = plan(parser=parser, tools=tools(odd), parallel_tool_calls=False)
     assert single.params.structured_output is None
     assert not caplog.records
-    assert plan(parser=parser, tools=tools(PLAIN | {"strict": True})).params.structured_output is None
+    assert plan(parser=parser, tools=tools(odd | {"strict": True})).params.structured_output is None
     assert "cannot hold calls" in caplog.text
+    assert plan(parser=parser, tools=tools(WEATHER | {"strict": True})).params.structured_output is not None
 
 
 def test_marks_that_are_special_tokens_are_seen_and_other_special_tokens_are_not(tmp_path: Path) -> None:

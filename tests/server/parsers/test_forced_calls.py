@@ -2,40 +2,128 @@
 
 import json
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.server.parsers.support import make
 
 from octavo.demo import demo_model_path
-from octavo.server.openai.parsers.base import ParsedCall, parse_all
+from octavo.server.openai.parsers.base import ParsedMessage, parse_all
 from octavo.server.openai.parsers.call_limit import CallLimit
 from octavo.server.openai.parsers.forced_calls import call_or_answer, forced_parser, may_call, must_call
 from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.parsers.pythonic import PythonicParser
+from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
 from octavo.server.openai.parsers.registry import TOOL_CALL_PARSERS
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
 from octavo.structured.llguidance_backend import LLGuidanceBackend
+from octavo.structured_output import StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
-SCHEMAS = {"f": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "get_weather": {}}
-FORCED = sorted({forced_parser(kind) for kind in TOOL_CALL_PARSERS.values()}, key=lambda kind: kind.__name__)
+STOP = 2
+BACKEND = LLGuidanceBackend(
+    (demo_model_path() / "tokenizer.json").read_text(encoding="utf-8"),
+    num_tokens=2048,
+    vocab_size=2048,
+    added_tokens={"<|im_end|>": STOP, "<tool_call>": 5, "</tool_call>": 6},
+    end_token_ids=[STOP],
+)
+TOKENIZER = Tokenizer.from_path(demo_model_path())
+TEXT_END, STRING_END = TOKENIZER.encode("\n</parameter>\n"), TOKENIZER.encode('"')
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "f": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False},
+    "get_weather": {},
+}
+RICH: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "colour": {"type": "string", "enum": ["red", 'a "b"\n']},
+        "number": {"$ref": "#/$defs/small"},
+        "words": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+        "maybe": {"type": ["boolean", "null"]},
+    },
+    "required": ["number", "colour"],
+    "additionalProperties": False,
+    "$defs": {"small": {"enum": [1, -2.5]}},
+}
+PATTERN = {"type": "object", "properties": {"a": {"type": "string", "pattern": "[ab]"}}, "required": ["a"]}
+EITHER = {"anyOf": [SCHEMAS["f"], PATTERN]}
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_CALL_PARSERS))
-def test_every_format_has_one_that_can_be_forced(name: str) -> None:
-    kind = TOOL_CALL_PARSERS[name]
-    assert forced_parser(kind) is (HermesParser if name in ("pythonic", "qwen3_coder") else kind)
+def check_rich(arguments: Mapping[str, Any]) -> None:
+    assert {"number", "colour"} <= set(arguments) <= set(RICH["properties"])
+    assert arguments["number"] in (1, -2.5)
+    assert arguments["colour"] in ("red", 'a "b"\n')
+    assert isinstance(arguments.get("text", ""), str)
+    assert arguments.get("maybe") in (True, False, None)
+    words = arguments.get("words", [])
+    assert len(words) <= 2
+    assert all(isinstance(word, str) and len(word) <= 3 for word in words)
 
 
-@pytest.mark.parametrize("kind", FORCED)
-def test_what_a_grammar_writes_is_read_as_calls(kind: type[ToolCallParser]) -> None:
-    form = must_call(kind, SCHEMAS, parallel=True)
-    text = form.separator.join(
-        f"{tag.begin}{arguments}{tag.end}" for tag, arguments in zip(form.tags, ('{"a":1}', "{}"), strict=True)
-    )
-    message = parse_all(make(kind), text)
+def draw(form: StructuredOutput, parser: ToolCallParser, seed: int) -> ParsedMessage:
+    """What `parser` reads in an answer by a model that knows nothing but the mask."""
+    matcher = BACKEND.compile(form).matcher()
+    rng, words = random.Random(seed), np.zeros((1, BACKEND.num_words), dtype=np.int32)  # [1, W]
+    tokens: list[int] = []
+    spelling: list[int] = []  # what a model that is tired of a long text writes next
+    while not matcher.is_complete and tokens[-1:] != [STOP]:
+        assert BACKEND.fill_masks([matcher], words) == [None]
+        allowed = [token for token in range(2048) if words[0, token // 32] >> token % 32 & 1]
+        if not spelling and len(tokens) > 100:
+            spelling = TEXT_END if TEXT_END[0] in allowed else STRING_END
+        if spelling and spelling[0] in allowed:
+            token, *spelling = spelling
+        else:
+            token, spelling = rng.choice(allowed), []
+        matcher.accept(token)
+        tokens.append(token)
+        assert len(tokens) < 2000
+    text = TOKENIZER.decode(tokens, skip_special_tokens=False).removesuffix("<|im_end|>")
+    return parse_all(parser, text)
+
+
+@pytest.mark.parametrize("kind", TOOL_CALL_PARSERS.values())
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_mask_allows_is_calls_with_arguments_as_the_schema_has_them(
+    kind: type[ToolCallParser], seed: int
+) -> None:
+    schemas = {"f": RICH, "get_weather": {}}
+    assert forced_parser(kind, schemas) is kind
+    message = draw(must_call(kind, schemas, parallel=False), kind(schemas), seed)
     assert message.content == ""
-    assert message.tool_calls == [ParsedCall("0", "f", '{"a":1}'), ParsedCall("1", "get_weather", "{}")]
+    (call,) = message.tool_calls
+    if call.name == "f":
+        check_rich(json.loads(call.arguments))
+    else:
+        assert (call.name, json.loads(call.arguments)) == ("get_weather", {})
+
+
+@pytest.mark.parametrize("kind", TOOL_CALL_PARSERS.values())
+def test_several_calls_in_a_row(kind: type[ToolCallParser]) -> None:
+    messages = [draw(must_call(kind, SCHEMAS, parallel=True), kind(SCHEMAS), seed) for seed in range(8)]
+    assert max(len(message.tool_calls) for message in messages) > 1
+    for message in messages:
+        assert message.content == ""
+        for call in message.tool_calls:
+            assert list(json.loads(call.arguments)) == (["a"] if call.name == "f" else [])
+
+
+@pytest.mark.parametrize("kind", [PythonicParser, Qwen3CoderParser])
+def test_formats_that_cannot_tell_a_schema_are_forced_as_hermes(kind: type[ToolCallParser]) -> None:
+    schemas = {"f": EITHER}
+    assert forced_parser(kind, schemas) is HermesParser
+    assert may_call(kind, schemas, {"f"}, parallel=True) is None
+    (call,) = draw(must_call(kind, schemas, parallel=False), HermesParser(schemas), 1).tool_calls
+    assert "a" in json.loads(call.arguments)
+
+
+def test_a_pattern_needs_quotes_around_it() -> None:
+    assert forced_parser(PythonicParser, {"f": PATTERN}) is PythonicParser
+    assert forced_parser(Qwen3CoderParser, {"f": PATTERN}) is HermesParser
 
 
 def test_required_calls_leave_no_room_for_text() -> None:
@@ -52,6 +140,7 @@ def test_no_parameters_are_an_empty_object() -> None:
 
 def test_among_text_only_strict_tools_are_held_to_their_schemas() -> None:
     form = may_call(HermesParser, SCHEMAS, {"f"}, parallel=False)
+    assert form is not None
     assert (form.free_text, form.min_tags, form.max_tags) == (True, 0, 1)
     assert [json.loads(str(tag.json_schema)) for tag in form.tags] == [SCHEMAS["f"], {"type": "object"}]
     assert {tag.trigger for tag in form.tags} == {"<tool_call>"}
@@ -68,38 +157,3 @@ def test_calls_beyond_the_limit_are_left_out() -> None:
     message = parse_all(CallLimit(make(HermesParser), 1), f"Two:\n{call}\n{call}\nDone")
     assert len(message.tool_calls) == 1
     assert message.content == "Two:\nDone"
-
-
-BACKEND = LLGuidanceBackend(
-    (demo_model_path() / "tokenizer.json").read_text(encoding="utf-8"),
-    num_tokens=2048,
-    vocab_size=2048,
-    added_tokens={"<|im_end|>": 2, "<tool_call>": 5, "</tool_call>": 6},
-    end_token_ids=[2],
-)
-TOKENIZER = Tokenizer.from_path(demo_model_path())
-
-
-@pytest.mark.parametrize("kind", FORCED)
-@pytest.mark.parametrize("seed", range(5))
-def test_whatever_the_mask_allows_is_calls_with_arguments_as_the_schema_has_them(
-    kind: type[ToolCallParser], seed: int
-) -> None:
-    schemas = {"f": {**SCHEMAS["f"], "additionalProperties": False}, "get_weather": {}}
-    matcher = BACKEND.compile(must_call(kind, schemas, parallel=True)).matcher()
-    rng, words = random.Random(seed), np.zeros((1, BACKEND.num_words), dtype=np.int32)
-    tokens: list[int] = []
-    while not matcher.is_complete and tokens[-1:] != [2]:
-        assert BACKEND.fill_masks([matcher], words) == [None]
-        allowed = [token for token in range(2048) if words[0, token // 32] >> token % 32 & 1]
-        ends = allowed == [2] or (2 in allowed and rng.random() < 0.3)
-        tokens.append(2 if ends else rng.choice([token for token in allowed if token != 2]))
-        matcher.accept(tokens[-1])
-    text = TOKENIZER.decode(tokens, skip_special_tokens=False).removesuffix("<|im_end|>")
-    message = parse_all(kind(schemas), text)
-    assert message.content == ""
-    assert message.tool_calls
-    for call in message.tool_calls:
-        arguments = json.loads(call.arguments)
-        assert list(arguments) == (["a"] if call.name == "f" else [])
-        assert all(isinstance(value, int) for value in arguments.values())

@@ -42,22 +42,23 @@ class ToolUse:
             InvalidParameterError: a schema is too large, too deep or no JSON.
         """
         if self.is_required:
-            return must_call(forced_parser(self.own_parser), self.schemas, parallel=self.is_parallel)
+            return must_call(self.own_parser, self.schemas, parallel=self.is_parallel)
         if answer is not None:
             schema = _schema_of(answer)
-            return call_or_answer(forced_parser(self.own_parser), self.schemas, schema) if schema else answer
+            return call_or_answer(self.own_parser, self.schemas, schema) if schema else answer
         is_free = not (self.strict or self.is_subset)
-        if self.own_parser.frame("f") is not None and not (is_free and self.is_parallel):
-            return may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
-        if not is_free:
-            logger.warning("%s cannot hold calls in free text to tools and schemas", self.own_parser.__name__)
-        return None
+        if is_free and self.is_parallel:
+            return None
+        form = may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
+        if form is None and not is_free:
+            logger.warning("%s cannot hold calls in free text to these schemas", self.own_parser.__name__)
+        return form
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
         """Return what reads the answer, now that its form is settled."""
         form = params.structured_output
         is_free = form is None or form.kind != "tags" or form.free_text
-        return self.own_parser if is_free else forced_parser(self.own_parser)
+        return self.own_parser if is_free else forced_parser(self.own_parser, self.schemas)
 
 
 def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:
@@ -135,6 +136,7 @@ def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
     except ApiError:  # then the engine is never asked
         chosen = ()
     return {
-        f"structured_output.tags[{number}].json_schema": f"tools[{names.index(name)}].function.parameters"
+        f"structured_output.tags[{number}].{content}": f"tools[{names.index(name)}].function.parameters"
         for number, name in enumerate(chosen)
+        for content in ("json_schema", "grammar")
     }

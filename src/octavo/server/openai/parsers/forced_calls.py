@@ -1,7 +1,7 @@
 """From tools to a grammar: calls in the model's own format, with arguments that match the tool's schema.
 
-Two formats do not write arguments as JSON (`pythonic`, `qwen3_coder`). A model of theirs that must call does so in
-the format of `hermes`, and `forced_parser` says that its answer is to be read so.
+Formats that write arguments as JSON can be held to any schema; the others (`pythonic`, `qwen3_coder`) to most. Where
+one cannot, and the model must call, it does so in the format of `hermes`: `forced_parser` says which it is.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,65 +10,62 @@ from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
 from octavo.structured_output import StructuralTag, StructuredOutput
 
-_NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
 
 
-def forced_parser(kind: type[ToolCallParser]) -> type[ToolCallParser]:
-    """Return the format in which a model whose own is `kind` can be made to call."""
-    return HermesParser if kind.frame("f") is None else kind
+def forced_parser(kind: type[ToolCallParser], schemas: Schemas) -> type[ToolCallParser]:
+    """Return the format in which a model whose own is `kind` can be made to call these tools."""
+    return HermesParser if _tags(kind, schemas) is None else kind
 
 
 def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
     """Return the form of an answer that is one call, or with `parallel` one or more, and nothing else.
 
-    `kind` is one that `forced_parser` gives.
-
     Raises:
         InvalidParameterError: a schema is too large, too deep or no JSON.
     """
+    kind, tags = _forced_tags(kind, schemas)
     return StructuredOutput(
-        tags=_tags(kind, schemas),
-        free_text=False,
-        separator=kind.separator,
-        min_tags=1,
-        max_tags=None if parallel else 1,
+        tags=tags, free_text=False, separator=kind.separator, min_tags=1, max_tags=None if parallel else 1
     )
 
 
 def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: str) -> StructuredOutput:
     """Return the form of an answer that is either one call or JSON that matches `answer_schema`.
 
-    `kind` is one that `forced_parser` gives.
-
     Raises:
         InvalidParameterError: a schema is too large, too deep or no JSON.
     """
+    _, tags = _forced_tags(kind, schemas)
     answer = StructuralTag(json_schema=answer_schema)
-    return StructuredOutput(tags=[*_tags(kind, schemas), answer], free_text=False, min_tags=1, max_tags=1)
+    return StructuredOutput(tags=[*tags, answer], free_text=False, min_tags=1, max_tags=1)
 
 
 def may_call(
     kind: type[ToolCallParser], schemas: Schemas, strict: Collection[str], *, parallel: bool
-) -> StructuredOutput:
+) -> StructuredOutput | None:
     """Return the form of an answer of free text in which calls of the tools in `strict` match their schemas.
 
-    `kind` is one that has frames.
+    None where the format cannot be held to one of the schemas.
 
     Raises:
         InvalidParameterError: a schema is too large, too deep or no JSON.
     """
-    enforced = {name: schema if name in strict else _ANY_ARGUMENTS for name, schema in schemas.items()}
-    return StructuredOutput(tags=_tags(kind, enforced), max_tags=None if parallel else 1)
+    enforced = {
+        name: schema if name in strict or not kind.writes_json else _ANY_ARGUMENTS for name, schema in schemas.items()
+    }
+    tags = _tags(kind, enforced)
+    return None if tags is None else StructuredOutput(tags=tags, max_tags=None if parallel else 1)
 
 
-def _tags(kind: type[ToolCallParser], schemas: Schemas) -> list[StructuralTag]:
-    return [_tag(kind, name, schema) for name, schema in schemas.items()]
+def _forced_tags(kind: type[ToolCallParser], schemas: Schemas) -> tuple[type[ToolCallParser], list[StructuralTag]]:
+    kind = forced_parser(kind, schemas)
+    tags = _tags(kind, schemas)
+    assert tags is not None
+    return kind, tags
 
 
-def _tag(kind: type[ToolCallParser], name: str, schema: Mapping[str, object]) -> StructuralTag:
-    frame = kind.frame(name)
-    assert frame is not None
-    return StructuralTag(
-        begin=frame.begin, json_schema=dict(schema or _NO_ARGUMENTS), end=frame.end, trigger=frame.trigger
-    )
+def _tags(kind: type[ToolCallParser], schemas: Schemas) -> list[StructuralTag] | None:
+    tags = [kind.tag(name, schema) for name, schema in schemas.items()]
+    whole = [tag for tag in tags if tag is not None]
+    return whole if len(whole) == len(tags) else None

@@ -1,10 +1,12 @@
 """Calls of Hermes and Qwen models: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one after another."""
 
 import json
+from collections.abc import Mapping
 
 from octavo.server.openai.parsers.json_call import CallSink, read_json_call
 from octavo.server.openai.parsers.reader import Steps, copy_until
-from octavo.server.openai.parsers.tool_calls import CallFrame, ToolCallParser
+from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_tag
+from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -16,10 +18,10 @@ class HermesParser(ToolCallParser):
     separator = "\n"
 
     @classmethod
-    def frame(cls, name: str) -> CallFrame:
-        """See `ToolCallParser.frame`."""
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        """See `ToolCallParser.tag`."""
         begin = f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": '
-        return CallFrame(begin=begin, end=f"}}\n{END}", trigger=BEGIN)
+        return json_tag(begin, schema, f"}}\n{END}", trigger=BEGIN)
 
     def _read(self) -> Steps[None]:
         while (yield from copy_until(self._reader, (BEGIN,), self._content)):

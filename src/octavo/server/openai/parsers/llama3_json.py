@@ -6,10 +6,12 @@ for.
 """
 
 import json
+from collections.abc import Mapping
 
 from octavo.server.openai.parsers.json_call import CallSink, read_json_call
 from octavo.server.openai.parsers.reader import Steps, copy_rest, copy_until
-from octavo.server.openai.parsers.tool_calls import CallFrame, ToolCallParser
+from octavo.server.openai.parsers.tool_calls import ToolCallParser, json_tag
+from octavo.structured_output import StructuralTag
 
 TAGS = ("<|python_tag|>", "<|python_start|>")
 END = "<|python_end|>"
@@ -22,10 +24,10 @@ class Llama3JsonParser(ToolCallParser):
     separator = "; "
 
     @classmethod
-    def frame(cls, name: str) -> CallFrame:
-        """See `ToolCallParser.frame`. Without a tag, only the whole beginning tells a call from other JSON."""
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        """See `ToolCallParser.tag`. Without a tag, only the whole beginning tells a call from other JSON."""
         begin = f'{{"name": {json.dumps(name)}, "parameters": '
-        return CallFrame(begin=begin, end="}", trigger=begin)
+        return json_tag(begin, schema, "}", trigger=begin)
 
     def _read(self) -> Steps[None]:
         is_call = yield from self._attempt(self._read_call())

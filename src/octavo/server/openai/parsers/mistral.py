@@ -7,12 +7,13 @@ Their chat templates insist on ids of nine letters and digits, so those are what
 import json
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from octavo.server.openai.parsers.json_call import CallSink, read_json_call
 from octavo.server.openai.parsers.json_value import copy_json
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_rest, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import CallFrame, Schemas, ToolCallParser
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_tag
+from octavo.structured_output import StructuralTag
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _WORD = re.compile(r"[\w.\-]*")
@@ -33,10 +34,10 @@ class MistralParser(ToolCallParser):
         super().__init__(schemas, new_id)
 
     @classmethod
-    def frame(cls, name: str) -> CallFrame:
-        """See `ToolCallParser.frame`."""
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        """See `ToolCallParser.tag`."""
         begin = f'{BEGIN}[{{"name": {json.dumps(name)}, "arguments": '
-        return CallFrame(begin=begin, end="}]", trigger=BEGIN)
+        return json_tag(begin, schema, "}]", trigger=BEGIN)
 
     def _read(self) -> Steps[None]:
         reader = self._reader
@@ -89,6 +90,6 @@ class MistralArgsParser(MistralParser):
     """The same for the newer models: they read both forms, and write the one with `[ARGS]`."""
 
     @classmethod
-    def frame(cls, name: str) -> CallFrame:
-        """See `ToolCallParser.frame`."""
-        return CallFrame(begin=f"{BEGIN}{name}{ARGS}", end="", trigger=BEGIN)
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
+        """See `ToolCallParser.tag`."""
+        return json_tag(f"{BEGIN}{name}{ARGS}", schema, "", trigger=BEGIN)

@@ -1,6 +1,7 @@
 """The arguments of a call in Python, `(a=1, b="x")`: where they end, and what they are as values of JSON."""
 
 import ast
+import json
 import re
 import warnings
 
@@ -47,7 +48,7 @@ def keyword_arguments(text: str) -> dict[str, object]:
         assert isinstance(call, ast.Call)
         if call.args:
             raise MalformedError("argument without a name")
-        return {_key(keyword.arg): _value(keyword.value) for keyword in call.keywords}
+        return {_key(keyword.arg): _argument(f"f{text}", keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedError("arguments") from error
 
@@ -71,6 +72,14 @@ def _read_character(reader: TextReader) -> Steps[str]:
         raise MalformedError("string")
     reader.skip(1)
     return character
+
+
+def _argument(source: str, node: ast.expr) -> object:
+    """Return the value of one argument. Text that is JSON is read as such: the two differ in escapes."""
+    try:
+        return json.loads(ast.get_source_segment(source, node) or "")
+    except ValueError:
+        return _value(node)
 
 
 def _value(node: ast.expr) -> object:

@@ -1,4 +1,4 @@
-"""Calls written as a Python list: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
+"""Calls written as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
 
 Values become JSON, so a call is shown once it is whole. Without a tag, an answer is a call only if it begins as one
 and names a tool of the request.
@@ -6,11 +6,14 @@ and names a tool of the request.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from keyword import iskeyword
 
+from octavo.server.openai.parsers.parameters import parameters_of, quoted
 from octavo.server.openai.parsers.python_literals import keyword_arguments, read_parentheses
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.structured_output import StructuralTag
 
 TAGS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 _NAME = re.compile(r"[\w.\-]*")
@@ -20,17 +23,38 @@ class PythonicParser(ToolCallParser):
     """A list of calls at the beginning of the text or behind a tag; what follows it is text."""
 
     markers = (*TAGS, *TAGS.values())
+    separator = "\n"
+    writes_json = False
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
+        """See `ToolCallParser.tag`. The values are JSON, which `keyword_arguments` reads as such."""
+        parameters = parameters_of(schema)
+        if parameters is None or not all(_is_argument_name(each.name) for each in parameters):
+            return None
+        rules = [f"a{index}: {quoted(f'{each.name}=')} {each.json_grammar}" for index, each in enumerate(parameters)]
+        num_required = sum(each.is_required for each in parameters)
+        grammar = "\n".join([f"start: {_list_of(len(parameters), num_required)}", *rules])
+        return StructuralTag(begin=f"[{name}(", grammar=grammar, end=")]", trigger=f"[{name}(")
 
     def _read(self) -> Steps[None]:
-        is_list = yield from self._attempt(self._read_item("["))
-        if not is_list and (yield from copy_until(self._reader, tuple(TAGS), self._content)):
+        while True:
             is_list = yield from self._attempt(self._read_item("["))
-        while is_list:
-            is_list = yield from self._attempt(self._read_item(","))
-        if self._num_calls and (yield from self._attempt(self._read_end())):
-            yield from self._attempt(self._read_end_tag())
-        yield from copy_until(self._reader, (), self._content)
+            if not is_list:
+                if not (yield from copy_until(self._reader, tuple(TAGS), self._content)):
+                    break
+                is_list = yield from self._attempt(self._read_item("["))
+            if is_list:
+                yield from self._read_rest_of_list()
+            else:
+                self._pass_over(*TAGS)
         self._close_text()
+
+    def _read_rest_of_list(self) -> Steps[None]:
+        while (yield from self._attempt(self._read_item(","))):
+            pass
+        if (yield from self._attempt(self._read_end())):
+            yield from self._attempt(self._read_end_tag())
 
     def _read_item(self, before: str) -> Steps[None]:
         reader = self._reader
@@ -71,3 +95,16 @@ def _json_text(arguments: dict[str, object]) -> str:
     except ValueError as error:
         raise MalformedError("value") from error
     return text
+
+
+def _is_argument_name(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name)
+
+
+def _list_of(num_arguments: int, num_required: int) -> str:
+    """Return the grammar of arguments a0, a1, ... with commas between those that are there; the first are required."""
+    optional = [f'(", " a{index})?' for index in range(num_required, num_arguments)]
+    if num_required:
+        return ' ", " '.join(f"a{index}" for index in range(num_required)) + " " + " ".join(optional)
+    starts = [" ".join([f"a{index}", *optional[index + 1 :]]) for index in range(num_arguments)]
+    return f"({' | '.join(starts)})?" if starts else '""'

@@ -8,9 +8,12 @@ calls a string is one as it stands (and streams), anything else is read as JSON 
 
 import json
 import re
+from collections.abc import Mapping
 
+from octavo.server.openai.parsers.parameters import Parameter, parameters_of, quoted
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -22,6 +25,21 @@ class Qwen3CoderParser(ToolCallParser):
     """Text, and among it calls in tags."""
 
     markers = (BEGIN, END)
+    separator = "\n"
+    writes_json = False
+
+    @classmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
+        """See `ToolCallParser.tag`. Strings stand without quotes, so patterns and lengths cannot be told."""
+        parameters = parameters_of(schema)
+        if parameters is None or not all(_is_tellable(parameter) for parameter in parameters):
+            return None
+        rules = [f"p{index}: {_grammar(parameter)}" for index, parameter in enumerate(parameters)]
+        uses = [f"p{index}{'' if parameter.is_required else '?'}" for index, parameter in enumerate(parameters)]
+        text = "text[lazy]: /(.|\\n)*/ " + quoted(f"\n{_PARAMETER_END}\n")
+        grammar = "\n".join([f"start: {' '.join(uses)} {quoted(_FUNCTION_END)}", *rules, text])
+        begin = f"{BEGIN}\n{_FUNCTION}{name}>\n"
+        return StructuralTag(begin=begin, grammar=grammar, end=f"\n{END}", trigger=BEGIN)
 
     def _read(self) -> Steps[None]:
         while (yield from copy_until(self._reader, (BEGIN,), self._content)):
@@ -96,6 +114,21 @@ class Qwen3CoderParser(ToolCallParser):
     def _take(self, tag: str) -> Steps[None]:
         yield from self._reader.skip_space()
         yield from self._reader.expect(tag)
+
+
+def _is_tellable(parameter: Parameter) -> bool:
+    has_plain_name = _NAME.fullmatch(parameter.name) is not None and parameter.name.isprintable()
+    return has_plain_name and not (parameter.is_string and parameter.strings is None)
+
+
+def _grammar(parameter: Parameter) -> str:
+    """Return the grammar of one parameter with its tags."""
+    begin, end = quoted(f"{_PARAMETER}{parameter.name}>\n"), quoted(f"\n{_PARAMETER_END}\n")
+    if not parameter.is_string:
+        return f"{begin} {parameter.json_grammar} {end}"
+    if not parameter.strings:
+        return f"{begin} text"
+    return f"{begin} ({' | '.join(map(quoted, parameter.strings))}) {end}"
 
 
 def _as_json(text: str) -> str:

@@ -8,22 +8,14 @@ keeps what was said of it.
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from octavo.server.openai.parsers.base import Content, Delta, ToolCallArguments, ToolCallStart
 from octavo.server.openai.parsers.reader import MalformedError, Steps, TextReader
+from octavo.structured_output import StructuralTag
 
+_NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallFrame:
-    """What a format writes around the arguments of one call, for grammars that force it."""
-
-    begin: str
-    end: str
-    trigger: str  # the head of `begin` that shows, in free text, that a call comes
 
 
 def new_call_id() -> str:
@@ -31,11 +23,17 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str) -> StructuralTag:
+    """Return the form of a call whose arguments are one JSON object. No parameters are an empty object."""
+    return StructuralTag(begin=begin, json_schema=schema or _NO_ARGUMENTS, end=end, trigger=trigger)
+
+
 class ToolCallParser(ABC):
     """Reads one answer; a subclass is one format, written as the generator `_read`."""
 
     markers: ClassVar[tuple[str, ...]] = ()  # strings of the format that may be special tokens of the model
     separator: ClassVar[str] = ""  # between two calls
+    writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
 
     def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_call_id) -> None:
         self._schemas = schemas
@@ -56,9 +54,13 @@ class ToolCallParser(ABC):
         return self._advance()
 
     @classmethod
-    def frame(cls, name: str) -> CallFrame | None:
-        """Return what surrounds the JSON arguments of a call of `name`; None where a format has other arguments."""
-        return None
+    @abstractmethod
+    def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
+        """Return the form of one call of `name` with arguments that match `schema`; None where a format cannot tell.
+
+        Raises:
+            InvalidParameterError: the schema is too large, too deep or no JSON.
+        """
 
     @abstractmethod
     def _read(self) -> Steps[None]:
@@ -94,10 +96,10 @@ class ToolCallParser(ABC):
         self._reader.unmark()
         return True
 
-    def _pass_over(self, marker: str) -> None:
+    def _pass_over(self, *markers: str) -> None:
         """Show the marker that opened no call, and the white space before it, as the text that they are."""
         text = self._reader.rest
-        end = text.index(marker) + len(marker)
+        end, _ = min((text.index(marker) + len(marker), marker) for marker in markers if marker in text)
         self._content(text[:end])
         self._reader.skip(end)
 
