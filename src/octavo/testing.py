@@ -218,6 +218,10 @@ class FakeExecutor:
         self._num_blocks = num_blocks
         self._fails = fails
 
+    @property
+    def profile(self) -> str:
+        return "fake"
+
     def start(self) -> int:
         return self._num_blocks
 

@@ -34,6 +34,8 @@ ToCore = AddRequests | AbortRequests | CallMethod | Shutdown
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The model is loaded; messages sent before this one are kept."""
 
+    profile: str  # of `Executor`
+
 
 class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The core could not start or cannot go on. `error_type` is a class of `octavo.errors`, or any other name."""

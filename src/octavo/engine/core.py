@@ -20,6 +20,7 @@ class EngineCore:
     def __init__(self, config: EngineConfig, executor: Executor, *, epoch: int = 0) -> None:
         self._executor = executor
         num_blocks = executor.start()
+        self.profile = executor.profile
         self._grammars = make_grammars(config)
         self.scheduler = Scheduler(
             config.scheduler,

@@ -11,6 +11,11 @@ CoreMethod = Literal["warmup_model", "reset_prefix_cache", "check_integrity"]
 class EngineCoreClient(Protocol):
     """Five verbs. One thread may add, abort and call while another gets outputs."""
 
+    @property
+    def profile(self) -> str:
+        """Device, dtype and kernels of the core: what the last bits of an answer depend on."""
+        ...
+
     def add(self, requests: list[EngineCoreRequest]) -> None:
         """Queue requests. They were validated; nothing is answered but by outputs."""
         ...

@@ -55,7 +55,7 @@ class CoreProc:
             core = EngineCore(config, make_executor(config), epoch=os.getpid())
             gc.collect()
             gc.freeze()  # what is loaded stays: the collector need not walk it again in the middle of a step
-            self._send(CoreReady())
+            self._send(CoreReady(profile=core.profile))
             while self._carry_out_messages(core):
                 if core.has_work():
                     self._send(core.step())

@@ -19,6 +19,10 @@ class InprocClient:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._core_thread: int | None = None  # whoever last got outputs
 
+    @property
+    def profile(self) -> str:
+        return self._core.profile
+
     def add(self, requests: list[EngineCoreRequest]) -> None:
         for request in requests:
             self._inbox.put(partial(self._core.add_request, request))

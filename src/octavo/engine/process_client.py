@@ -11,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -41,7 +43,11 @@ _CLOSE_S = 5.0  # how long the child may take to leave on its own
 class ProcessClient:
     """Starts the child and returns when its model is loaded. A thread listens to it from then on."""
 
-    command = (sys.executable, "-m", "octavo.engine.core_proc")  # the folder of the sockets comes behind it
+    command: Sequence[str] = (
+        sys.executable,
+        "-m",
+        "octavo.engine.core_proc",
+    )  # the folder of the sockets comes behind it
 
     def __init__(self, config: EngineConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
@@ -50,7 +56,7 @@ class ProcessClient:
         self._from_core = self._bind(zmq.PULL, "from-core")
         self._send_lock = threading.Lock()
         self._outputs: queue.SimpleQueue[EngineCoreOutputs | None] = queue.SimpleQueue()  # None: see `_death`
-        self._ready: Future[None] = Future()
+        self._ready: Future[str] = Future()
         self._calls: dict[int, Future[None]] = {}
         self._call_ids = itertools.count()
         self._death: OctavoError | None = None
@@ -59,7 +65,7 @@ class ProcessClient:
         self._listener = threading.Thread(target=self._listen, name="octavo-listener", daemon=True)
         self._listener.start()
         try:
-            self._ready.result()
+            self.profile = self._ready.result()
         except BaseException:
             self.close()
             raise
@@ -147,7 +153,7 @@ class ProcessClient:
             case EngineCoreOutputs():
                 self._outputs.put(message)
             case CoreReady():
-                self._ready.set_result(None)
+                self._ready.set_result(message.profile)
             case CoreFailed():
                 self._bury(named_error(message.error_type, message.message))
             case CallResult(error=None):
@@ -160,7 +166,8 @@ class ProcessClient:
         if self._death is not None:
             return
         self._death = death
-        for waiting in (self._ready, *self._calls.values()):
+        futures: list[Future[Any]] = [self._ready, *self._calls.values()]
+        for waiting in futures:
             if not waiting.done():
                 waiting.set_exception(death)
         self._outputs.put(None)

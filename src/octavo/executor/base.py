@@ -13,6 +13,11 @@ from octavo.device.threads import limit_spinning
 class Executor(Protocol):
     """Carries one `SchedulerOutput` to every rank and brings one answer back."""
 
+    @property
+    def profile(self) -> str:
+        """Name what the last bits of an answer depend on: device, dtype, kernels."""
+        ...
+
     def start(self) -> int:
         """Build the ranks and load the model; return the number of KV blocks that each rank has."""
         ...

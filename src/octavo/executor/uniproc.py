@@ -19,6 +19,10 @@ class UniProcExecutor:
         assert self._worker is not None, "the executor has exited"
         return self._worker
 
+    @property
+    def profile(self) -> str:
+        return self.worker.profile
+
     def start(self) -> int:
         self.worker.load_model()
         return self.worker.initialize_kv_cache()

@@ -12,6 +12,8 @@ from octavo.tokenizer.byte_table import ByteTable, DecoderRules, build_byte_tabl
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
 
+_LONG_TEXT = 16_384  # characters; `encode` would keep all other threads waiting meanwhile, `encode_batch` does not
+
 
 class Tokenizer:
     """One checkpoint's tokenizer. Immutable, and safe to share between threads.
@@ -82,6 +84,8 @@ class Tokenizer:
             InvalidParameterError: for text that no encoding can carry (a lone surrogate).
         """
         try:
+            if len(text) > _LONG_TEXT:
+                return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidParameterError("prompt", text, "must be text that UTF-8 can carry") from error

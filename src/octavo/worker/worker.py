@@ -41,6 +41,12 @@ class Worker:
         self._runner: ModelRunner | None = None
 
     @property
+    def profile(self) -> str:
+        """Device, dtype and kernels in one word: what the last bits depend on."""
+        names = (self.devices.device.type, str(self._dtype).removeprefix("torch."))
+        return "-".join((*names, self.devices.kernels(self._dtype).name, self._attention.name))
+
+    @property
     def kv_cache_spec(self) -> KVCacheSpec:
         model, layout = self._config.model, self._kv_layout
         return KVCacheSpec(

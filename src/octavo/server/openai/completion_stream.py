@@ -7,7 +7,7 @@ from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.request_state import CompletionDelta
 from octavo.server.openai.chunks import CompletionChunks
 from octavo.server.openai.completion_plan import CompletionPlan
-from octavo.server.openai.continuation import Continuation, continuations
+from octavo.server.openai.continuation import Continuation, continuations, usage_of
 from octavo.server.openai.replies import CompletionLogprobs, Usage
 from octavo.server.openai.run import Run
 from octavo.server.sse import DONE
@@ -36,7 +36,8 @@ class CompletionStream:
         frames = [frame for delta in self.run.take() for frame in self._samples[delta.index].frames(delta)]
         self.is_over = self.run.is_over
         if self.is_over:
-            frames.append(self._chunks.of_usage(self.run.usage) if self._plan.wishes.includes_usage else b"")
+            if self._plan.wishes.includes_usage:
+                frames.append(self._chunks.of_usage(usage_of(self._plan, self.run)))
             frames.append(DONE)
         return b"".join(frames)
 
@@ -53,6 +54,7 @@ class StreamedContinuation:
 
     def __init__(self, sample: Continuation, plan: CompletionPlan, chunks: CompletionChunks, run: Run) -> None:
         self._sample = sample
+        self._plan = plan
         self._wishes = plan.wishes
         self._chunks = chunks
         self._run = run
@@ -87,4 +89,4 @@ class StreamedContinuation:
 
     @property
     def _usage(self) -> Usage | None:
-        return self._run.usage if self._wishes.has_usage_everywhere else None
+        return usage_of(self._plan, self._run) if self._wishes.has_usage_everywhere else None

@@ -5,7 +5,7 @@ import msgspec
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.request_state import CompletionDelta
 from octavo.server.openai.completion_plan import CompletionPlan
-from octavo.server.openai.continuation import Continuation, continuations
+from octavo.server.openai.continuation import Continuation, continuations, usage_of
 from octavo.server.openai.logprobs import joined
 from octavo.server.openai.replies import Completion, CompletionChoice, CompletionLogprobs
 from octavo.server.openai.run import run_to_end
@@ -24,7 +24,7 @@ async def whole_completion(engine: AsyncLLMEngine, plan: CompletionPlan) -> Comp
         model=head.model,
         system_fingerprint=head.system_fingerprint,
         choices=[sample.choice() for sample in samples],
-        usage=run.usage,
+        usage=usage_of(plan, run),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from octavo.engine.request_state import CompletionDelta, RequestState
 from octavo.server.openai.completion_plan import CompletionPlan
 from octavo.server.openai.logprobs import CompletionRows, prompt_tables
-from octavo.server.openai.replies import CompletionLogprobs
+from octavo.server.openai.replies import CompletionLogprobs, Usage, make_usage
 from octavo.server.openai.run import Run
 
 
@@ -49,6 +49,14 @@ class Continuation:
         if self._plan.has_prompt_logprobs and self._state.prompt_logprobs is not None:
             about["prompt_logprobs"] = prompt_tables(self._state.prompt_logprobs)
         return about
+
+
+def usage_of(plan: CompletionPlan, run: Run) -> Usage:
+    """Return the tokens so far; the one that is computed where only the prompt was wanted does not count."""
+    usage = run.usage
+    if plan.has_output:
+        return usage
+    return make_usage(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens)
 
 
 def continuations(plan: CompletionPlan, run: Run) -> list[Continuation]:

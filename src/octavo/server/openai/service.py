@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from octavo._version import __version__
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.errors import UserError
 from octavo.server.args import ServerArgs
@@ -39,13 +40,11 @@ class OpenAICompatibleService:
     All methods raise ApiError: for a stream, before its first frame only what can be known then.
     """
 
-    def __init__(
-        self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs, *, fingerprint: str | None = None
-    ) -> None:
+    def __init__(self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs) -> None:
         self.models = models
         self._engine = engine
         self._args = args
-        self._fingerprint = fingerprint
+        self._fingerprint = f"octavo-{__version__}-{engine.front.client.profile}"
         self._formats = AnswerFormats(
             engine.front.tokenizer,
             tool_call_parser_name=args.tool_call_parser,
