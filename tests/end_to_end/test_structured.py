@@ -1,0 +1,233 @@
+"""Answers that must have a form, by whole engines. Random weights are the hard test: only the masks hold them to it."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.end_to_end.conftest import GetCheckpoint, open_llm
+from tests.end_to_end.support import answers
+from tests.structured.support import SCHEMAS, is_valid, parse
+
+from octavo import LLM, AsyncLLM, StructuralTag, StructuredOutput
+from octavo.errors import InvalidParameterError, UserError
+from octavo.outputs import CompletionOutput
+from octavo.sampling_params import SamplingParams
+from octavo.structured.llguidance_backend import LLGuidanceBackend
+
+PROMPT = "Tell me about Rome."
+FORMS = [StructuredOutput(json_schema=schema) for schema in SCHEMAS.values()]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 3.0},
+    {"temperature": 0.7, "top_p": 0.8},
+    {"top_k": 4},
+    {"repetition_penalty": 1.3, "min_p": 0.05},
+]
+MODELS: dict[str, dict[str, Any]] = {"demo": {}, "random": {"load_format": "dummy"}}
+# Over the limits only once it is compiled for the model's tokens.
+TOO_COMPLEX = StructuredOutput(json_schema={"type": "integer", "multipleOf": 999_999_999})
+# A minute of work for the library, and nothing that its own limits see.
+SLOW = StructuredOutput(json_schema={"patternProperties": {f"^a{index}[a-z]*$": {} for index in range(1000)}})
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def llm(request: pytest.FixtureRequest, checkpoint: GetCheckpoint) -> Iterator[LLM]:
+    """The demo model, trained and with random weights."""
+    with open_model(checkpoint, request.param) as made:
+        yield made
+        made.engine.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint: GetCheckpoint) -> Iterator[LLM]:
+    with open_model(checkpoint, "demo") as made:
+        yield made
+        made.engine.check_integrity()
+
+
+def open_model(checkpoint: GetCheckpoint, name: str, **options: Any) -> LLM:
+    return open_llm(checkpoint, "demo", **{"max_model_len": 512, **MODELS[name], **options})
+
+
+def ask(llm: LLM, form: StructuredOutput, **options: Any) -> CompletionOutput:
+    params = SamplingParams.from_options({"max_tokens": 300, "seed": 1, "structured_output": form, **options})
+    return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
+
+
+def mixed_params() -> list[SamplingParams]:
+    """Forms and ways of sampling in one batch, some without a form."""
+    forms = [*FORMS, None, StructuredOutput(choice=["yes", "no", "perhaps"]), StructuredOutput(regex="[a-f]{2,9}!")]
+    return [
+        SamplingParams.from_options(
+            {"seed": index, "max_tokens": 300 if form else 20, "structured_output": form, "logprobs": 2, **way}
+        )
+        for index, (form, way) in enumerate((form, way) for form in forms for way in WAYS[:4])
+    ]
+
+
+def test_every_answer_has_its_form(llm: LLM) -> None:
+    params = [
+        SamplingParams.from_options({"seed": seed, "max_tokens": 400, "structured_output": form, **way})
+        for form in FORMS
+        for way in WAYS
+        for seed in range(3)
+    ]
+    for output, asked in zip(llm.generate([PROMPT] * len(params), params, use_tqdm=False), params, strict=True):
+        answer = output.outputs[0]
+        assert asked.structured_output is not None
+        assert answer.finish_reason == "stop", answer
+        assert is_valid(parse(answer.text), parse(str(asked.structured_output.json_schema))), answer.text
+
+
+def test_patterns_choices_and_grammars(llm: LLM) -> None:
+    pattern, choices = "[a-c]{2,5}-[0-9]{3}", ["one", "two", "two and a half"]
+    for seed in range(6):
+        assert re.fullmatch(pattern, ask(llm, StructuredOutput(regex=pattern), seed=seed).text)
+        assert ask(llm, StructuredOutput(choice=choices), seed=seed).text in choices
+        for grammar in ('start: "(" /[0-9]{1,2}/ ")"', 'root ::= "(" [0-9] [0-9]? ")"'):
+            assert re.fullmatch(r"\([0-9]{1,2}\)", ask(llm, StructuredOutput(grammar=grammar), seed=seed).text)
+
+
+def test_tool_calls(llm: LLM) -> None:
+    tag = StructuralTag(
+        begin='<tool_call>\n{"name": "look", "arguments": ',
+        json_schema=SCHEMAS["tree"],
+        end="}\n</tool_call>",
+        trigger="<tool_call>",
+    )
+    form = StructuredOutput(tags=[tag], free_text=False, min_tags=1, max_tags=2, separator="\n")
+    for seed in range(3):
+        answer = ask(llm, form, seed=seed, skip_special_tokens=False, temperature=2.0, max_tokens=400)
+        calls = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", answer.text, re.DOTALL)
+        assert 1 <= len(calls) <= 2
+        for call in calls:
+            assert parse(call)["name"] == "look"
+            assert is_valid(parse(call)["arguments"], SCHEMAS["tree"])
+
+
+def test_alone_and_in_a_batch(checkpoint: GetCheckpoint) -> None:
+    params = mixed_params()
+    with open_model(checkpoint, "random", enable_prefix_caching=False) as llm:
+        alone = [answers(llm.generate(PROMPT, one, use_tqdm=False))[0] for one in params]
+        together = answers(llm.generate([PROMPT] * len(params), params, use_tqdm=False))
+    assert together == alone
+    options = {"num_kv_blocks": 128, "max_num_seqs": 12, "max_num_batched_tokens": 16}
+    with open_model(checkpoint, "random", **options) as llm:  # chunked, cached, preempted
+        outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
+    assert answers(outputs) == alone
+    assert any(output.metrics.num_preemptions for output in outputs)
+    assert any(output.metrics.num_cached_tokens for output in outputs)
+
+
+async def test_in_a_process_of_its_own() -> None:
+    params = SamplingParams(structured_output=FORMS[0], max_tokens=300, seed=5)
+    with LLM("demo", dtype="float32") as llm:
+        expected = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
+    async with AsyncLLM("demo", dtype="float32") as engine:
+        assert (await engine.generate(PROMPT, params)).outputs[0].text == expected
+        with pytest.raises(InvalidParameterError, match=r"at \$: Invalid type"):
+            await engine.generate(PROMPT, SamplingParams(structured_output=StructuredOutput(json_schema={"type": "x"})))
+
+
+def test_many_samples_of_one_prompt(trained: LLM) -> None:
+    params = SamplingParams(structured_output=FORMS[0], n=6, seed=3, max_tokens=300, temperature=2.0)
+    samples = trained.generate(PROMPT, params, use_tqdm=False)[0].outputs
+    assert all(is_valid(parse(sample.text), SCHEMAS["person"]) for sample in samples)
+    assert len({sample.text for sample in samples}) > 1
+
+
+def test_a_cut_is_called_a_cut(trained: LLM) -> None:
+    answer = ask(trained, FORMS[0], max_tokens=4)
+    assert (answer.finish_reason, len(answer.token_ids)) == ("length", 4)
+    whole = ask(trained, FORMS[0])
+    exactly = ask(trained, FORMS[0], max_tokens=len(whole.token_ids))
+    assert (exactly.finish_reason, exactly.text) == ("stop", whole.text)
+
+
+def test_stop_strings_cut_too(trained: LLM) -> None:
+    answer = ask(trained, FORMS[0], stop=['"age"'])
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", '"age"')
+    assert '"age"' not in answer.text
+
+
+def test_min_tokens_hold_off_an_end_that_may_come(trained: LLM) -> None:
+    form = StructuredOutput(regex="a+")
+    assert all(len(ask(trained, form, min_tokens=20, max_tokens=40, seed=seed).token_ids) >= 20 for seed in range(5))
+
+
+def test_a_complete_form_ends_before_min_tokens(trained: LLM) -> None:
+    answer = ask(trained, StructuredOutput(choice=["yes"]), min_tokens=20)
+    assert (answer.text, answer.finish_reason) == ("yes", "stop")
+
+
+def test_ignore_eos_goes_on_as_long_as_the_form_does(trained: LLM) -> None:
+    long = ask(trained, StructuredOutput(regex="[ab]+"), ignore_eos=True, max_tokens=50)
+    assert (long.finish_reason, len(long.token_ids)) == ("length", 50)
+    assert re.fullmatch("[ab]+", long.text)
+    assert ask(trained, StructuredOutput(regex="[ab]{4}"), ignore_eos=True).finish_reason == "stop"
+
+
+def test_a_form_and_bans_that_leave_nothing(trained: LLM) -> None:
+    answer = ask(trained, StructuredOutput(choice=["yes"]), bad_words=["y", "ye", "yes"])
+    assert (answer.finish_reason, answer.text) == ("error", "")
+    assert "structured_output" in str(answer.error)
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        (StructuredOutput(json_schema={"properties": {"a": {"type": "x"}}}), r"json_schema.*at \$.properties.a: "),
+        (StructuredOutput(json_schema={"type": "array", "minItems": 10**9}), r"at \$.minItems: "),
+        (StructuredOutput(regex="a{1000000000}"), "regex.*repeats"),
+        (
+            StructuredOutput(json_schema={"patternProperties": {f"^a{i}[a-z]*$": {} for i in range(1000)}}),
+            "too much time",
+        ),
+    ],
+)
+def test_a_bad_form_is_refused_before_any_work(trained: LLM, form: StructuredOutput, place: str) -> None:
+    with pytest.raises(UserError, match=place):
+        ask(trained, form)
+    assert not trained.engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("form", [TOO_COMPLEX, StructuredOutput(regex="((a{1000}){1000}){1000}")])
+def test_a_bomb_that_only_the_core_can_see_fails_alone(trained: LLM, form: StructuredOutput) -> None:
+    params = [SamplingParams(structured_output=form, seed=1, max_tokens=300)]
+    params += [SamplingParams(structured_output=FORMS[1], seed=seed, max_tokens=300) for seed in range(3)]
+    params += [SamplingParams(seed=2)]
+    bomb, *others = [output.outputs[0] for output in trained.generate([PROMPT] * 5, params, use_tqdm=False)]
+    assert (bomb.finish_reason, bomb.error_type) == ("error", "GrammarTooComplexError")
+    assert all(is_valid(parse(other.text), SCHEMAS["list"]) for other in others[:3])
+    assert others[3].finish_reason in ("stop", "length")
+
+
+def test_a_form_is_compiled_once(trained: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[StructuredOutput] = []
+    compile_form = LLGuidanceBackend.compile
+
+    def watched(self: LLGuidanceBackend, form: StructuredOutput) -> Any:
+        compiled.append(form)
+        return compile_form(self, form)
+
+    monkeypatch.setattr(LLGuidanceBackend, "compile", watched)
+    form = StructuredOutput(regex="once[0-9]")
+    params = SamplingParams(structured_output=form, n=3)
+    for _ in range(2):
+        trained.generate([PROMPT] * 4, params, use_tqdm=False)
+    assert compiled == [form]
+
+
+def test_without_masks_these_tests_would_fail(trained: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that allows everything: the answer leaves its form at once, and that is an error of this request."""
+    monkeypatch.setattr(LLGuidanceBackend, "fill_masks", allow_everything)
+    answer = ask(trained, StructuredOutput(regex="[0-9]{30}"))
+    assert (answer.finish_reason, answer.error_type) == ("error", "GrammarError")
+
+
+def allow_everything(self: LLGuidanceBackend, matchers: list[object], words: np.ndarray[Any, Any]) -> list[None]:
+    words[:] = -1
+    return [None] * len(matchers)
