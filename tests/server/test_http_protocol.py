@@ -70,3 +70,20 @@ async def test_an_idle_connection_is_closed_after_its_time() -> None:
     async with tiny_server(keep_alive_s=1) as tiny:
         answer = await tiny.send_raw(b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n")
         assert answer.startswith("HTTP/1.1 200")
+
+
+async def test_pipelined_requests_are_answered_in_turn_and_time_waiting_for_them_is_nobodys_fault() -> None:
+    async with tiny_server(read_timeout_s=0.2) as tiny:
+        body = b'{"seconds": 0.5}'
+        head = b"POST /v1/wait HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        slow = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        half = b"GET /x HTTP/1.1\r\nHost: h\r\n"
+        answer = await tiny.send_raw(slow + slow + half, b"Connection: close\r\n\r\n", pause_s=0.05)
+        assert answer.count("HTTP/1.1 200") == 3
+
+
+async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
+    async with tiny_server() as tiny:
+        head = HEAD + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n"
+        answer = await tiny.send_raw(head, b"{}", pause_s=0.1)
+        assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
