@@ -121,6 +121,26 @@ def test_formats_that_cannot_tell_a_schema_are_forced_as_hermes(kind: type[ToolC
     assert "a" in json.loads(call.arguments)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": []},
+        {"properties": {"a": True}},
+        {"required": "a"},
+        {"required": [{}]},
+        {"required": ["a"]},
+        {"properties": {"a-b": {"type": "string", "format": "date"}}},
+        {"properties": {"if": {"type": "string", "enum": [1]}}},
+        {"properties": {"<>": {"type": "string", "enum": "x"}, "a.b": {}}},
+        {"properties": {f"a{index}": {"type": "string", "minLength": 1} for index in range(65)}},
+        {"minProperties": 1},
+    ],
+)
+def test_schemas_that_cannot_be_told(schema: dict[str, Any]) -> None:
+    assert forced_parser(PythonicParser, {"f": schema}) is HermesParser
+    assert forced_parser(Qwen3CoderParser, {"f": schema}) is HermesParser
+
+
 def test_a_pattern_needs_quotes_around_it() -> None:
     assert forced_parser(PythonicParser, {"f": PATTERN}) is PythonicParser
     assert forced_parser(Qwen3CoderParser, {"f": PATTERN}) is HermesParser

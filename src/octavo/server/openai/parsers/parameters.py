@@ -47,7 +47,9 @@ def parameters_of(schema: Mapping[str, object]) -> list[Parameter] | None:
     if set(schema) - _UNDERSTOOD or not isinstance(properties, dict) or not isinstance(required, list):
         return None
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    if not all(isinstance(each, dict) for each in properties.values()) or not set(required) <= set(properties):
+    if not all(isinstance(each, dict) for each in properties.values()):
+        return None
+    if not all(isinstance(name, str) and name in properties for name in required):
         return None
     parameters = [
         Parameter(name=name, schema={**shared, **each}, is_required=name in required)
