@@ -87,3 +87,16 @@ async def test_a_client_that_asks_before_it_sends_is_told_to_go_on() -> None:
         head = HEAD + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n"
         answer = await tiny.send_raw(head, b"{}", pause_s=0.1)
         assert answer.startswith("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
+
+
+async def test_a_client_that_does_not_read_is_cut_off() -> None:
+    async with tiny_server(write_timeout_s=0.3) as tiny:
+        body = b'{"frame_bytes": 1000000}'
+        head = b"POST /v1/stream HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+        _, writer = await asyncio.open_connection("127.0.0.1", tiny.port, limit=1)
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        while not tiny.metrics.num_client_aborts:
+            await asyncio.sleep(0.01)
+        assert tiny.metrics.rejections == {"slow_reader": 1}
+        assert tiny.metrics.num_in_flight == 0
+        writer.close()

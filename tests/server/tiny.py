@@ -41,7 +41,7 @@ async def tiny_app(scope: Scope, receive: Receive, send: Send) -> None:
         case "wait":
             await asyncio.sleep(request["seconds"])
         case "stream":
-            await EventStreamResponse(Endless())(scope, receive, send)
+            await EventStreamResponse(Endless(request.get("frame_bytes", 10)))(scope, receive, send)
             return
     exchange.count_tokens = lambda: (3, 4)
     await reply(send, {"num_bytes": len(body)})
@@ -57,6 +57,9 @@ class Endless:
 
     is_over = False
 
+    def __init__(self, frame_bytes: int) -> None:
+        self._frame = b"data: {}".ljust(frame_bytes - 2) + b"\n\n"
+
     def start(self, notify: Callable[[], None]) -> None:
         self._ticking = asyncio.create_task(self._tick(notify))
 
@@ -66,7 +69,7 @@ class Endless:
             await asyncio.sleep(0.01)
 
     def take(self) -> bytes:
-        return b"data: {}\n\n"
+        return self._frame
 
     def count_tokens(self) -> tuple[int, int]:
         return 3, 4

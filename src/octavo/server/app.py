@@ -1,7 +1,7 @@
 """The application: routes and what they share. Every answer that is not 2xx has the shape of `server/errors.py`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
@@ -33,7 +33,7 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
     Routes(lifecycle, args, exposition).add_to(app)
     describe(app)
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, _error_handler(http_metrics))
     return app
 
 
@@ -48,8 +48,13 @@ def _lifespan(lifecycle: EngineLifecycle) -> Callable[[FastAPI], AbstractAsyncCo
     return lifespan
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(_as_api_error(request, error))
+def _error_handler(metrics: HttpMetrics) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer_error(request: Request, error: Exception) -> Response:
+        api_error = _as_api_error(request, error)
+        metrics.rejections[api_error.detail.code or "other"] += 1
+        return error_response(api_error)
+
+    return answer_error
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError:

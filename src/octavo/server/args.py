@@ -21,7 +21,7 @@ ToolCallParserName = Literal[
 ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
 
 _AT_LEAST_ONE = ("max_body_bytes", "max_header_bytes", "max_n", "max_prompts")
-_POSITIVE_SECONDS = ("request_timeout_s", "read_timeout_s", "keep_alive_s")
+_POSITIVE_SECONDS = ("request_timeout_s", "read_timeout_s", "write_timeout_s", "keep_alive_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +59,7 @@ class ServerArgs:
     max_prompts: int = option(1024, "most prompts per request")
     request_timeout_s: float | None = option(None, "most seconds a request may take; default: no limit")
     read_timeout_s: float = option(60.0, "most seconds a request's head, and then its body, may take to arrive")
+    write_timeout_s: float = option(120.0, "most seconds a client may leave its answer unread; then it is cut off")
     keep_alive_s: int = option(65, "seconds that an idle connection is kept")
     drain_timeout_s: float = option(30.0, "seconds that running requests get to finish after SIGTERM")
 

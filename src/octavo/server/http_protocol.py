@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with the limits that it lacks: the size of a request's head, and the time it may take.
+"""uvicorn's HTTP protocol, with the limits that it lacks: how large a head is, how slowly a client sends and reads.
 
 What is refused here never becomes a request, so the answers are written to the connection directly. They have the
 shape of all other errors.
@@ -21,6 +21,7 @@ class HttpLimits:
 
     max_header_bytes: int
     read_timeout_s: float  # for a head, and again for its body
+    write_timeout_s: float  # for the client to make room, where what it left unread fills all buffers
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -36,6 +37,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0  # of the head's complete lines
         self._is_refused = False
         self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,6 +45,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -82,6 +85,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_raw_bytes = self._num_head_bytes = 0
         if not self._is_refused:
             super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._on_write_timeout)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _on_write_timeout(self) -> None:
+        """Nothing can be said to a client that does not read. Whoever writes to it learns that it has gone."""
+        self.metrics.rejections["slow_reader"] += 1
+        self.transport.abort()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Clients may offer HTTP/2 or WebSockets with every request; that is no news for the log."""
 
     def send_400_response(self, msg: str) -> None:
         """For what is not HTTP."""

@@ -53,7 +53,11 @@ def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics
     """Put routes, middleware and uvicorn together."""
     args = settings.server
     admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
-    limits = HttpLimits(max_header_bytes=args.max_header_bytes, read_timeout_s=args.read_timeout_s)
+    limits = HttpLimits(
+        max_header_bytes=args.max_header_bytes,
+        read_timeout_s=args.read_timeout_s,
+        write_timeout_s=args.write_timeout_s,
+    )
     config = uvicorn.Config(
         with_middleware(app, args, keys, admission, metrics),
         loop="uvloop", http=limited_protocol(limits, metrics), ws="none", log_config=None, access_log=False,
