@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic
 
-from octavo.errors import GrammarTooComplexError, OctavoError, RequestError
+from octavo.errors import GrammarTooComplexError, InvalidParameterError, OctavoError, RequestError, UserError
 from octavo.structured.backend import CompiledGrammar, GrammarBackend, MatcherT
 from octavo.structured_output import StructuredOutput
 
@@ -30,6 +30,8 @@ class CompileJob(Generic[MatcherT]):
         if not self.future.done():
             return GrammarTooComplexError(f"structured_output was not compiled within {time_limit_s:g} s")
         error = self.future.exception()
+        if isinstance(error, InvalidParameterError):
+            return UserError(str(error))  # only name and text of an error cross the process line, not its fields
         if error is None or isinstance(error, OctavoError):
             return error
         return RequestError(f"compiling structured_output failed: {type(error).__name__}: {error}")

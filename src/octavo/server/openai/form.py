@@ -32,6 +32,14 @@ def form_paths(request: GenerationRequest) -> dict[str, str]:
     return {f"structured_output.{field}": path for field, _, path in _forms(request)}
 
 
+def needs_grammar(request: GenerationRequest) -> bool:
+    """Whether somebody's schema, pattern or grammar may have to be looked at, which may take a while."""
+    if getattr(request, "tools", None):
+        return True
+    given = (request.response_format, request.structured_outputs, request.guided_json, request.guided_regex)
+    return any(field is not None for field in (*given, request.guided_choice, request.guided_grammar))
+
+
 def _forms(request: GenerationRequest) -> list[Form]:
     return [*_response_format(request.response_format), *_structured(request), *_guided(request)]
 

@@ -18,6 +18,7 @@ from octavo.server.openai.chunks import ReplyHead
 from octavo.server.openai.completion_plan import plan_completion
 from octavo.server.openai.completion_stream import CompletionStream
 from octavo.server.openai.completions import whole_completion
+from octavo.server.openai.form import needs_grammar
 from octavo.server.openai.models import ModelNames
 from octavo.server.openai.params import wire_names
 from octavo.server.openai.protocol import (
@@ -83,9 +84,10 @@ class OpenAICompatibleService:
 
 
 async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
-    """Do what comes before the engine: render, tokenise, validate."""
+    """Do what comes before the engine: render, tokenise, validate. What may take a while leaves the event loop."""
+    is_slow = is_large or (isinstance(request, GenerationRequest) and needs_grammar(request))
     try:
-        return await asyncio.to_thread(work) if is_large else work()
+        return await asyncio.to_thread(work) if is_slow else work()
     except UserError as error:
         names = wire_names(request) if isinstance(request, GenerationRequest) else {}
         raise as_api_error(error, names) from error
