@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo.model_runner import ModelRunner
     from octavo.outputs import CompletionOutput, RequestOutput
     from octavo.sampling_params import RequestPriority, SamplingParams
-    from octavo.structured_output import StructuralTag, StructuredOutput
+    from octavo.structured_output import StructuralTag, StructuredOutput, Thoughts
 
 _HOMES = {
     "LLM": "octavo.llm",
@@ -32,6 +32,7 @@ _HOMES = {
     "SamplingParams": "octavo.sampling_params",
     "RequestPriority": "octavo.sampling_params",
     "StructuredOutput": "octavo.structured_output",
+    "Thoughts": "octavo.structured_output",
     "StructuralTag": "octavo.structured_output",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
@@ -50,6 +51,7 @@ __all__ = [
     "SamplingParams",
     "StructuralTag",
     "StructuredOutput",
+    "Thoughts",
     "__version__",
 ]
 
