@@ -41,7 +41,7 @@ class NativeAttention:
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype) -> None:
         from octavo.kernels.cpu import _cpu
 
-        self._cpu, self._native, self._dtype = _cpu, kernels.native, dtype
+        self._cpu, self._kernels, self._native, self._dtype = _cpu, kernels, kernels.native, dtype
         self._layers: dict[tuple[AttentionLayer, int], _cpu.AttentionLayer] = {}  # by layer and block size
         self.name = f"native-{kernels.native.level}"
 
@@ -72,18 +72,22 @@ class NativeAttention:
         layer: AttentionLayer,
     ) -> torch.Tensor:  # [T, H * E]
         if plan.step is None:
-            plan.step = self._make_step(plan, cos, sin, layer.num_heads // layer.num_kv_heads)
+            plan.step = self.make_step(plan, cos, sin, layer.num_heads // layer.num_kv_heads)
         key = layer, batch.block_size
         if key not in self._layers:
             self._layers[key] = self._make_layer(layer, batch.block_size)
-        qkv, out = qkv.contiguous(), torch.empty(len(qkv), layer.num_heads * layer.head_dim, dtype=self._dtype)
+        qkv, out = qkv.contiguous(), self._kernels.empty(len(qkv), layer.num_heads * layer.head_dim, dtype=self._dtype)
         addresses = (tensor.data_ptr() for tensor in (qkv, kv_cache.key, kv_cache.value, out))
         self._native.attention(plan.step, self._layers[key], *addresses)
         return out
 
-    def _make_step(
+    def make_step(
         self, plan: NativePlan, cos: torch.Tensor, sin: torch.Tensor, group_size: int
     ) -> "_cpu.AttentionStep":
+        """Describe a step to the kernels: cos and sin are [T, E / 2], a kv head serves `group_size` query heads.
+
+        What it names by address lives as long as the plan.
+        """
         batch = plan.batch
         row_blocks = cut_into_row_blocks(batch, group_size)  # [N, 3]
         cos, sin, table = cos.contiguous(), sin.contiguous(), batch.block_table.contiguous()

@@ -57,6 +57,7 @@ class EngineArgs:
     load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, only config.json is needed")
     seed: int | None = option(None, "derives the seeds of requests that bring none, and dummy weights; default: random")
     priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
+    enforce_eager: bool = option(False, "compute op by op, without captured graphs")
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
     )
@@ -109,6 +110,7 @@ class EngineArgs:
             ),
             load=LoadConfig(load_format=self.load_format, seed=self.seed or 0),
             device=self.device,
+            enforce_eager=self.enforce_eager,
             tokenizer_path=str(tokenizer_path),
             use_generation_config=self.generation_config == "auto",
             seed=self.seed,

@@ -45,6 +45,7 @@ class EngineConfig:
     scheduler: SchedulerConfig
     load: LoadConfig
     device: str  # auto, cpu, cuda, mps or xpu; the worker resolves it, because that needs torch
+    enforce_eager: bool = False  # no captured graphs
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint
     seed: int | None  # derives the seeds of requests that bring none; None: those are random

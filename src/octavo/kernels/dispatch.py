@@ -51,9 +51,17 @@ class Kernels(Protocol):
         ...
 
     def normed_linear(
-        self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, packed: PackedLinear
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        packed: PackedLinear,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (the map [T, N] of normalised x + residual, x + residual [T, K]); norm_weight is [K]."""
+        """Return (the map [T, N] of normalised x + residual, x + residual [T, K]); norm_weight is [K].
+
+        Without a residual the sum is x itself.
+        """
         ...
 
     def gated_mlp(

@@ -8,9 +8,12 @@ Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I 
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from threading import local
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +21,7 @@ import torch
 from octavo.errors import UnknownOptionError
 from octavo.kernels.dispatch import PackedLinear
 from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.tape import Tape, TapeBuffers
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -80,6 +84,27 @@ class NativeKernels(ReferenceKernels):
         self._cpu = _cpu
         self.native = _cpu.Kernels(level, num_threads)
         self.name = f"native-{level}"
+        self._recording = local()  # of a thread: `buffers` while it records
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Return memory for a result: torch's, or of the tape that this thread records."""
+        buffers: TapeBuffers | None = getattr(self._recording, "buffers", None)
+        return torch.empty(shape, dtype=dtype) if buffers is None else buffers.empty(shape, dtype)
+
+    @contextmanager
+    def recording(self) -> Iterator[Tape]:
+        """Note down the native calls of this thread instead of making them.
+
+        The tape's calls name the tensors that they were given by address: those that come from outside must stay.
+        """
+        tape = Tape(self.native)
+        self._recording.buffers = tape.buffers
+        self.native.begin_recording(tape.calls)
+        try:
+            yield tape
+        finally:
+            self.native.end_recording()
+            self._recording.buffers = None
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return self._pack(weight, bias, is_gated=False)
@@ -97,10 +122,16 @@ class NativeKernels(ReferenceKernels):
         return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.GATED)
 
     def normed_linear(
-        self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, packed: PackedLinear
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        packed: PackedLinear,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = x.contiguous(), residual.contiguous()
-        out, total = torch.empty(len(x), _handle(packed).out_size, dtype=torch.bfloat16), torch.empty_like(x)
+        x = x.contiguous()
+        residual = None if residual is None else residual.contiguous()
+        out, total = self.empty(len(x), _handle(packed).out_size), x if residual is None else self.empty(*x.shape)
         rows = self._normed_rows(x, residual, norm_weight, eps, total)
         self.native.linear(rows, _handle(packed), self._cpu.Output.BF16, out.data_ptr())
         return out, total
@@ -115,14 +146,14 @@ class NativeKernels(ReferenceKernels):
         down: PackedLinear,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
-        out, total = torch.empty(len(x), _handle(down).out_size, dtype=torch.bfloat16), torch.empty_like(x)
+        out, total = self.empty(len(x), _handle(down).out_size), self.empty(*x.shape)
         rows = self._normed_rows(x, residual, norm_weight, eps, total)
         self.native.mlp(rows, _handle(gate_up), _handle(down), out.data_ptr())
         return out, total
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x, weight = x.contiguous(), weight.to(torch.bfloat16)
-        out, size = torch.empty_like(x), x.shape[-1]
+        out, size = self.empty(*x.shape), x.shape[-1]
         num_rows = x.numel() // size
         rows = self._cpu.Rows(x.data_ptr(), num_rows, size, _NO_ADDRESS, weight.data_ptr(), eps, _NO_ADDRESS)
         self.native.rms_norm(rows, out.data_ptr())
@@ -132,7 +163,7 @@ class NativeKernels(ReferenceKernels):
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = x.contiguous(), residual.contiguous()
-        out, total = torch.empty_like(x), torch.empty_like(x)
+        out, total = self.empty(*x.shape), self.empty(*x.shape)
         self.native.rms_norm(self._normed_rows(x, residual, weight, eps, total), out.data_ptr())
         return out, total
 
@@ -153,14 +184,14 @@ class NativeKernels(ReferenceKernels):
     def _linear(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> torch.Tensor:
         num_rows, in_size = x.shape
         rows = self._cpu.Rows(x.data_ptr(), num_rows, in_size, _NO_ADDRESS, _NO_ADDRESS, 0.0, _NO_ADDRESS)
-        out = torch.empty(num_rows, _handle(packed).out_size, dtype=dtype)
+        out = self.empty(num_rows, _handle(packed).out_size, dtype=dtype)
         self.native.linear(rows, _handle(packed), output, out.data_ptr())
         return out
 
     def _normed_rows(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, total: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, total: torch.Tensor
     ) -> "_cpu.Rows":
-        addresses = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), total.data_ptr()
+        addresses = x.data_ptr(), _address(residual), weight.data_ptr(), total.data_ptr()
         num_rows, size = x.shape
         return self._cpu.Rows(addresses[0], num_rows, size, addresses[1], addresses[2], eps, addresses[3])
 

@@ -40,9 +40,16 @@ class ReferenceKernels:
         return self.silu_and_mul(self.linear(x, packed))
 
     def normed_linear(
-        self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float, packed: PackedLinear
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        packed: PackedLinear,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """add_rms_norm, then linear."""
+        if residual is None:
+            return self.linear(self.rms_norm(x, norm_weight, eps), packed), x
         normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
         return self.linear(normed, packed), total
 

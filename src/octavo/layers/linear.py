@@ -57,7 +57,9 @@ class MergedLinear(WeightOwner):
         """Map x [T, K] to [T, N]: the parts side by side, in order."""
         return self._context.kernels.linear(x, self.packed)
 
-    def of_normed(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def of_normed(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, K] to the residual stream [T, K]; return (the map [T, N] of the normalised sum, the sum)."""
         return self._context.kernels.normed_linear(x, residual, norm.weight, norm.eps, self.packed)
 

@@ -56,7 +56,7 @@ class DecoderAttention(nn.Module):
         return None
 
     def forward(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the stream [T, D]; return (what attention adds to the sum, the sum)."""
         qkv, residual = self.qkv.of_normed(norm, x, residual)
@@ -98,7 +98,7 @@ class DecoderLayer(nn.Module):
         self.mlp = mlp
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take what the block before added, x [T, D], and the stream without it [T, D]; return the same of this one."""
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
@@ -133,14 +133,22 @@ class DecoderForCausalLM(CausalLM):
         """Compose the MLP of block number `layer`."""
         return GatedMLP(self.config, self.context)
 
-    def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
-        """See `CausalLM.forward`."""
+    def embed(self, batch: ForwardBatch) -> torch.Tensor:
+        """See `CausalLM.embed`."""
+        x: torch.Tensor = self.embedding(batch.input_ids)
+        return x
+
+    def attention_step(self, batch: ForwardBatch) -> AttentionStep:
+        """See `CausalLM.attention_step`."""
         cos, sin = self.rotary(batch.positions)
-        step = AttentionStep(batch=batch, plan=self.context.attention.plan(batch), cos=cos, sin=sin)
-        x = self.embedding(batch.input_ids)  # [T, D]
-        residual = torch.zeros_like(x)  # [T, D]
+        return AttentionStep(batch=batch, plan=self.context.attention.plan(batch), cos=cos, sin=sin)
+
+    def run_layers(self, x: torch.Tensor, kv_caches: list[LayerKVCache], step: AttentionStep) -> torch.Tensor:
+        """See `CausalLM.run_layers`."""
+        residual: torch.Tensor | None = None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x, residual = layer(x, residual, kv_cache, step)
+        assert residual is not None, "a model has layers"
         return self.norm.add(x, residual)[0]
 
     def ignores_weight(self, name: str) -> bool:

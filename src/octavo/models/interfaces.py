@@ -12,6 +12,7 @@ from torch import nn
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
+from octavo.layers.attention import AttentionStep
 from octavo.layers.context import BuildContext
 
 
@@ -46,9 +47,21 @@ class CausalLM(nn.Module, ABC):
         """Say whether a checkpoint may carry this tensor although the model has no place for it."""
         return name.endswith(self.ignored_weights)
 
-    @abstractmethod
     def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
         """Compute the step's hidden states [T, D], writing its keys and values to the caches, one per layer."""
+        return self.run_layers(self.embed(batch), kv_caches, self.attention_step(batch))
+
+    @abstractmethod
+    def embed(self, batch: ForwardBatch) -> torch.Tensor:
+        """Look the step's tokens up: [T, D]."""
+
+    @abstractmethod
+    def attention_step(self, batch: ForwardBatch) -> AttentionStep:
+        """Derive from the batch what all layers share."""
+
+    @abstractmethod
+    def run_layers(self, x: torch.Tensor, kv_caches: list[LayerKVCache], step: AttentionStep) -> torch.Tensor:
+        """Map embedded tokens [T, D] to hidden states [T, D]. Only tensors of the step go in, so it can be recorded."""
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.sampler import Sampler
+from octavo.worker.graph import StepGraph
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptNews
 from octavo.worker.request_rows import RequestRows
@@ -20,8 +21,11 @@ from octavo.worker.request_rows import RequestRows
 class ModelRunner:
     """Runs steps. Knows rows and tensors, never text, queues or blocks that it was not told of."""
 
-    def __init__(self, model: CausalLM, kv_caches: list[LayerKVCache], rows: RequestRows) -> None:
+    def __init__(
+        self, model: CausalLM, kv_caches: list[LayerKVCache], rows: RequestRows, graph: StepGraph | None = None
+    ) -> None:
         self.model = model
+        self.graph = graph
         self.kv_caches = kv_caches
         self.rows = rows
         self._sampler = Sampler(rows.sampling)
@@ -36,7 +40,7 @@ class ModelRunner:
         if not order.req_ids:
             return _nothing()
         batch = make_forward_batch(order, self.rows)
-        hidden = self.model(batch, self.kv_caches)  # [T, D]
+        hidden = self.graph.run(batch) if self.graph else self.model(batch, self.kv_caches)  # [T, D]
         return self._sample(order, batch, hidden, self._prompt_logprobs.of_step(order, batch, hidden))
 
     def _sample(

@@ -4,6 +4,7 @@ import logging
 import time
 
 from octavo.attention.base import KVLayout
+from octavo.attention.metadata import LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
@@ -13,6 +14,7 @@ from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.rows import SamplingRows
+from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import allocate_kv_caches
 from octavo.worker.memory import (
     activation_bytes,
@@ -97,8 +99,16 @@ class Worker:
             sampling=SamplingRows(num_rows, config.model.vocab_size, self.devices.device),
             device=self.devices.device,
         )
-        self._runner = ModelRunner(self._model, kv_caches, rows)
+        self._runner = ModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches))
         return num_blocks
+
+    def _capture_graph(self, kv_caches: list[LayerKVCache]) -> StepGraph | None:
+        assert self._model is not None
+        config = self._config
+        if config.enforce_eager:
+            return None
+        max_tokens = config.scheduler.max_num_batched_tokens
+        return StepGraph.capture(self._model, kv_caches, config.cache.block_size, max_tokens)
 
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with the weights loaded and no KV yet."""

@@ -6,6 +6,8 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "level.h"
@@ -66,6 +68,48 @@ PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uint
   return {out_size, at<const bf16>(weight), at<const float>(bias)};
 }
 
+// Calls that were noted down instead of made. `replay` makes them with another number of rows and another step.
+class Tape {
+ public:
+  template <class Args>
+  void add(const Args& args) {
+    calls_.emplace_back(args);
+  }
+
+  std::size_t size() const { return calls_.size(); }
+
+  void replay(const Ops& ops, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
+    for (const Call& call : calls_)
+      std::visit([&](auto args) { make(ops, pool, set(args, num_rows, step)); }, call);
+  }
+
+ private:
+  using Call = std::variant<LinearArgs, MlpArgs, NormArgs, AttentionArgs>;
+
+  static AttentionArgs set(AttentionArgs args, std::int64_t, const AttentionStep& step) {
+    static_cast<AttentionStep&>(args) = step;
+    return args;
+  }
+  template <class Args>
+  static Args set(Args args, std::int64_t num_rows, const AttentionStep&) {
+    args.rows.rows = num_rows;
+    return args;
+  }
+
+  static void make(const Ops& ops, Pool& pool, const LinearArgs& args) { ops.linear(args, pool); }
+  static void make(const Ops& ops, Pool& pool, const MlpArgs& args) { ops.mlp(args, pool); }
+  static void make(const Ops& ops, Pool& pool, const NormArgs& args) { ops.rms_norm(args, pool); }
+  static void make(const Ops& ops, Pool& pool, const AttentionArgs& args) { ops.attention(args, pool); }
+
+  std::vector<Call> calls_;
+};
+
+// The tape that a thread records.
+Tape*& recorded_tape() {
+  thread_local Tape* tape = nullptr;
+  return tape;
+}
+
 // One level's ops and the threads that run them.
 class Kernels {
  public:
@@ -94,6 +138,15 @@ class Kernels {
     run(ops_.attention, AttentionArgs{layer, step, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)});
   }
 
+  void begin_recording(Tape& tape) { recorded_tape() = &tape; }
+  void end_recording() { recorded_tape() = nullptr; }
+
+  void replay(const Tape& tape, std::int64_t num_rows, const AttentionStep& step) {
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(pool_.mutex());
+    tape.replay(ops_, pool_, num_rows, step);
+  }
+
  private:
   static const Ops& find(const std::string& level) {
     for (const Ops* ops : available_ops())
@@ -103,6 +156,9 @@ class Kernels {
 
   template <class Args>
   void run(void (*op)(const Args&, Pool&), const Args& args) {
+    if constexpr (!std::is_same_v<Args, PackArgs>) {
+      if (recorded_tape()) return recorded_tape()->add(args);
+    }
     nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(pool_.mutex());
     op(args, pool_);
@@ -139,6 +195,7 @@ NB_MODULE(_cpu, m) {
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(nb::new_(&make_packed))
       .def_ro("out_size", &PackedWeight::out_size);
+  nb::class_<Tape>(m, "Tape").def(nb::init<>()).def("__len__", &Tape::size);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("level", &Kernels::level)
@@ -147,5 +204,8 @@ NB_MODULE(_cpu, m) {
       .def("linear", &Kernels::linear)
       .def("mlp", &Kernels::mlp)
       .def("rms_norm", &Kernels::rms_norm)
+      .def("begin_recording", &Kernels::begin_recording)
+      .def("end_recording", &Kernels::end_recording)
+      .def("replay", &Kernels::replay)
       .def("attention", &Kernels::attention);
 }

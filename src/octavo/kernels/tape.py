@@ -1,0 +1,57 @@
+"""A tape: the native calls of a forward, noted down once and made again in one go, without Python between them.
+
+What Python does between two calls costs more than its instructions. Every call streams megabytes of weights through
+the caches, so the interpreter comes back to cold memory: 30 us a call, 5 ms a step of Qwen3-0.6B.
+
+Legend: T = tokens.
+"""
+
+import math
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu import _cpu
+
+
+class TapeBuffers:
+    """Memory for the results that a tape's calls write. A result's memory serves another once its tensor is gone."""
+
+    def __init__(self) -> None:
+        self._all: list[torch.Tensor] = []
+        self._free: dict[int, list[torch.Tensor]] = {}  # by size in bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.numel() for buffer in self._all)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of this shape; its contents are anything."""
+        size = math.prod(shape) * dtype.itemsize
+        free = self._free.setdefault(size, [])
+        buffer = free.pop() if free else self._new(size)
+        tensor = buffer.view(dtype).view(shape)
+        weakref.finalize(tensor, free.append, buffer)
+        return tensor
+
+    def _new(self, size: int) -> torch.Tensor:
+        buffer = torch.empty(size, dtype=torch.uint8)
+        self._all.append(buffer)
+        return buffer
+
+
+class Tape:
+    """The calls, and the memory that they name. For any number of tokens up to that of the recording."""
+
+    def __init__(self, native: "_cpu.Kernels") -> None:
+        from octavo.kernels.cpu import _cpu
+
+        self._native = native
+        self.calls = _cpu.Tape()
+        self.buffers = TapeBuffers()
+
+    def replay(self, num_tokens: int, step: "_cpu.AttentionStep") -> None:
+        """Make all calls for the first T rows of every tensor, with this step's attention."""
+        self._native.replay(self.calls, num_tokens, step)

@@ -1,0 +1,66 @@
+"""The CPU's captured graph: all layers of a step as one native call. Recorded once, replayed for every step.
+
+Legend: T = tokens of the step, D = hidden size.
+"""
+
+from typing import Self
+
+import torch
+
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.native import NativeAttention, NativePlan
+from octavo.kernels.native import NativeKernels
+from octavo.kernels.tape import Tape
+from octavo.layers.attention import AttentionStep
+from octavo.models.interfaces import CausalLM
+
+
+class StepGraph:
+    """Does what `model.forward` does, for up to `max_tokens` tokens, with the same bits."""
+
+    def __init__(self, model: CausalLM, tape: Tape, x: torch.Tensor, hidden: torch.Tensor) -> None:
+        self._model, self._tape = model, tape
+        self._x, self._hidden = x, hidden  # [max_tokens, D] each, what the first call reads and the last one writes
+        self._attention = model.context.attention
+        self._group_size = model.config.num_heads // model.config.num_kv_heads
+
+    @classmethod
+    def capture(cls, model: CausalLM, kv_caches: list[LayerKVCache], block_size: int, max_tokens: int) -> Self | None:
+        """Record the layers; None where they are not computed by native calls. Nothing is computed or written."""
+        kernels, attention = model.context.kernels, model.context.attention
+        if not isinstance(kernels, NativeKernels) or not isinstance(attention, NativeAttention):
+            return None
+        x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
+        with torch.inference_mode(), kernels.recording() as tape:
+            hidden = model.run_layers(x, kv_caches, _blank_step(attention, block_size))
+        return cls(model, tape, x, hidden)
+
+    def run(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return hidden states [T, D]; the next run overwrites them."""
+        num_tokens = len(batch.input_ids)
+        self._x[:num_tokens] = self._model.embed(batch)
+        step = self._model.attention_step(batch)
+        assert isinstance(self._attention, NativeAttention)
+        native_step = self._attention.make_step(step.plan, step.cos, step.sin, self._group_size)
+        self._tape.replay(num_tokens, native_step)
+        return self._hidden[:num_tokens]
+
+
+def _blank_step(attention: NativeAttention, block_size: int) -> AttentionStep:
+    """Return a step of no tokens, for the recording: each replay brings its own."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    batch = ForwardBatch(
+        input_ids=nothing,
+        positions=nothing,
+        query_start_loc=nothing,
+        seq_lens=nothing,
+        slot_mapping=nothing,
+        block_table=nothing.view(0, 0),
+        logits_indices=nothing,
+        block_size=block_size,
+        query_start_loc_list=[0],
+        seq_lens_list=[],
+    )
+    plan = NativePlan(batch)
+    plan.step = attention.make_step(plan, nothing.float(), nothing.float(), 1)
+    return AttentionStep(batch=batch, plan=plan, cos=nothing.float(), sin=nothing.float())

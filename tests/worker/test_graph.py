@@ -1,0 +1,56 @@
+"""The recorded step computes what the model does op by op, bit for bit, for any number of tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from octavo import LLM, SamplingParams
+from octavo.config.args import EngineArgs
+from octavo.kernels.native import is_built
+from octavo.kernels.tape import TapeBuffers
+from octavo.worker.graph import StepGraph
+from octavo.worker.worker import Worker
+
+pytestmark = pytest.mark.skipif(not is_built(), reason="the C++ kernels were not built, and only they are recorded")
+
+PROMPTS = ["Octavo is", "What is a block?", "Sort: 41, 7, 23, 8", "one two three " * 40]
+
+
+def answers(**options: Any) -> list[tuple[list[int], float | None]]:
+    llm = LLM("demo", dtype="bfloat16", max_num_batched_tokens=48, **options)
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, logprobs=1, ignore_eos=True)
+    outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    llm.exit()
+    return [(list(output.token_ids), output.cumulative_logprob) for output in outputs]
+
+
+def test_graph_is_eager() -> None:
+    assert answers() == answers(enforce_eager=True)
+
+
+def test_enforce_eager_captures_nothing() -> None:
+    for enforce_eager in (False, True):
+        worker = Worker(EngineArgs(dtype="bfloat16", num_kv_blocks=64, enforce_eager=enforce_eager).resolve())
+        worker.load_model()
+        worker.initialize_kv_cache()
+        assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager
+
+
+def test_a_model_on_torch_ops_is_not_recorded() -> None:
+    worker = Worker(EngineArgs(dtype="float16", num_kv_blocks=64).resolve())
+    worker.load_model()
+    worker.initialize_kv_cache()
+    assert worker.runner.graph is None
+
+
+def test_buffers_serve_again_once_their_tensor_is_gone() -> None:
+    buffers = TapeBuffers()
+    first = buffers.empty((4, 8), torch.bfloat16)
+    second = buffers.empty((4, 8), torch.bfloat16)
+    assert first.data_ptr() != second.data_ptr()
+    address = first.data_ptr()
+    del first
+    third = buffers.empty((8, 4), torch.bfloat16)
+    assert third.data_ptr() == address
+    assert buffers.num_bytes == 2 * 64
