@@ -1,0 +1,68 @@
+"""How a server comes up: HTTP first, then the model; and what its process never loads."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.server.http_server import HttpServer
+
+
+def test_http_answers_while_the_model_is_loading() -> None:
+    running = HttpServer()
+    health = running.client.get("/health")
+    with running:
+        if health.status_code == 503:  # so it is but on the slowest of machines
+            assert health.json()["status"] == "loading"
+            assert health.json()["error"]["code"] == "loading"
+            assert "retry-after" in health.headers
+        assert running.client.get("/health").json() == {"status": "ok"}
+        assert running.client.get("/ready").status_code == 200
+
+
+def test_requests_before_the_model_is_there_are_asked_to_come_back() -> None:
+    running = HttpServer()
+    response = running.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
+    with running:
+        if response.status_code != 200:
+            assert response.status_code == 503
+            assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+            assert "retry-after" in response.headers
+
+
+def test_a_model_that_is_not_there_ends_the_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", str(tmp_path / "none"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 2
+    assert "there is no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_server_does_without_torch() -> None:
+    """With an engine in a process of its own: all that is loaded before a request and for it."""
+    program = """
+import asyncio, sys
+from octavo.config.args import EngineArgs
+from octavo.metrics.http import HttpMetrics
+from octavo.server.app import create_app
+from octavo.server.args import ServerArgs
+from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage
+
+async def main():
+    lifecycle = EngineLifecycle(EngineArgs(engine_process=True), ServerArgs())
+    create_app(lifecycle, ServerArgs(), HttpMetrics())
+    lifecycle.start_loading()
+    running = asyncio.create_task(lifecycle.run())
+    while lifecycle.status == "loading":
+        await asyncio.sleep(0.05)
+    request = ChatCompletionRequest(messages=[ChatMessage(role="user", content="hi")], max_tokens=2)
+    reply = await lifecycle.service.chat_completions(request)
+    assert reply.usage.completion_tokens == 2
+    running.cancel()
+    await lifecycle.close()
+
+asyncio.run(main())
+print(*sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "transformers")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == ""
