@@ -1,0 +1,74 @@
+"""Requests that schemathesis makes from our own OpenAPI page: right ones, wrong ones, and what lies between."""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.hostile.wire import refusal
+from tests.server.http_server import HttpServer
+
+NUM_EXAMPLES = 120  # of each route, right and wrong ones each
+
+# Tokens are what costs time, and a right request may ask for all that the context holds.
+CAPS = {"max_tokens": 2, "max_completion_tokens": 2, "min_tokens": 0, "n": 1, "best_of": 1}
+# What types cannot say: with any text in their places nearly all requests would end at the first of these checks.
+KNOWN: dict[str, Any] = {
+    "model": None, "temperature": 1, "top_p": 1, "min_p": 0, "top_k": 5, "timeout": 30, "allowed_token_ids": None,
+    "repetition_penalty": 1, "presence_penalty": 1, "frequency_penalty": 1, "stop": "x", "bad_words": None,
+    "response_format": {"type": "json_object"}, "structured_outputs": None, "guided_json": None, "guided_regex": None,
+    "guided_choice": None, "guided_grammar": None, "stream_options": None, "suffix": None, "seed": 1,
+}  # fmt: skip
+ROUTES = [
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/detokenize"),
+    ("GET", "/v1/models/{name}"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def api(server: HttpServer) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def mended(body: dict[str, Any], path: str) -> dict[str, Any]:
+    """A request with sound values where a wrong one would hide all others; every other one is left in part as it is."""
+    known = {name: value for name, value in KNOWN.items() if name in body and len(str(body)) % 4}
+    mended = {**body, **known} | (CAPS if path.startswith("/v1") else {})
+    for message in mended.get("messages") or []:
+        message["role"] = message["role"] if message["role"] in ("assistant", "tool") else "user"
+        message["content"] = message.get("content") or "x"
+        for part in message["content"]:
+            if isinstance(part, dict):
+                part |= {"type": "text", "text": "x"}
+    if mended.get("messages") == []:
+        mended["messages"] = [{"role": "user", "content": "x"}]
+    if path == "/tokenize":
+        mended |= {"prompt": None} if mended.get("messages") is not None else {"prompt": "x"}
+    if isinstance(mended.get("tokens"), list):
+        mended["tokens"] = [token % 2048 for token in mended["tokens"]]
+    if isinstance(mended.get("prompt"), list):
+        mended["prompt"] = [part % 2048 for part in mended["prompt"] if isinstance(part, int)] or "text"
+    return mended
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_no_request_is_our_fault(api: Any, method: str, path: str, mode: Any) -> None:
+    operation = api[path][method]
+    if mode == schemathesis.GenerationMode.NEGATIVE and path.endswith("{name}"):
+        pytest.skip("any text is a name")
+
+    @settings(
+        max_examples=NUM_EXAMPLES, deadline=None, derandomize=True, phases=[Phase.generate], database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        if mode.is_positive and isinstance(case.body, dict):
+            case.body = mended(case.body, path)
+        response = case.call(timeout=60)
+        assert response.status_code < 500, response.text
+        if response.status_code >= 400:
+            refusal(response.status_code, response.content, response.status_code)
+
+    send()
