@@ -166,3 +166,14 @@ def test_a_failed_request_is_an_error_though_the_others_went_well() -> None:
     raise_first_error([fine])
     with pytest.raises(RequestError, match="out of luck"):
         raise_first_error([fine, replace(fine, outputs=[failed])])
+
+
+def test_an_answer_by_a_schema(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["yes", "no"]}', encoding="utf-8")
+    assert generate("--prompt", "Hello", "--json-schema", str(schema)).strip() in ('"yes"', '"no"')
+    schema.write_text('{"enum": ', encoding="utf-8")
+    code, _, complaint = octavo("--model", "demo", "--prompt", "Hello", "--json-schema", str(schema))
+    assert code == 2
+    assert "json_schema" in complaint
+    assert "line 1" in complaint

@@ -48,15 +48,22 @@ def generate(
     lines: Annotated[bool, typer.Option("--lines", help="every line of a file or pipe is a prompt of its own")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="send each prompt as a message, in the chat format")] = False,
     json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt, one per line")] = False,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option("--json-schema", help="file with the JSON schema that answers must match", metavar="<path>"),
+    ] = None,
     *,
     sampling: SamplingOptions,
     engine: EngineOptions,
 ) -> None:
     """Complete prompts: given as flags, in files, or piped in."""
     from octavo.sampling_params import SamplingParams
+    from octavo.structured_output import StructuredOutput
 
     prompts = collect_prompts(prompt or [], file or [], by_line=lines)
     sampling.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+    if json_schema is not None:
+        sampling["structured_output"] = StructuredOutput(json_schema=_read(json_schema))
     SamplingParams.from_options(sampling)  # a mistake should not have to wait for the weights
     streams_text = len(prompts) == 1 and sampling.get("n", 1) == 1 and not json
     progress = asyncio.run(_generate(prompts, chat, sampling, engine, TextStream() if streams_text else None))
