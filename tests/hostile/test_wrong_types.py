@@ -5,6 +5,7 @@ our fault.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,14 +25,26 @@ ROUTES: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
     ("/tokenize", protocol.TokenizeRequest, {"prompt": "a"}),
     ("/detokenize", protocol.DetokenizeRequest, {"tokens": [1]}),
 ]
-NESTED: list[tuple[str, type[msgspec.Struct], dict[str, Any]]] = [
-    ("messages", protocol.ChatMessage, {"role": "user", "content": "a"}),
-    ("tools", protocol.ToolDefinition, {"type": "function", "function": {"name": "f"}}),
-]
+# Where it stands in a request, with a stand-in for the struct; the struct; one that is right.
+Wrap = Callable[[dict[str, Any]], dict[str, Any]]
+NESTED: list[tuple[str, Wrap, type[msgspec.Struct], dict[str, Any]]] = [
+    ("messages[0]", lambda it: {"messages": [it]}, protocol.ChatMessage, {"role": "user", "content": "a"}),
+    ("messages[0].content[0]", lambda it: {"messages": [{"role": "user", "content": [it]}]}, protocol.ContentPart,
+     {"type": "text", "text": "a"}),
+    ("messages[1].tool_calls[0]",
+     lambda it: {"messages": [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [it]}]},
+     protocol.ToolCall, {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}),
+    ("tools[0]", lambda it: {"tools": [it]}, protocol.ToolDefinition, {"type": "function", "function": {"name": "f"}}),
+    ("tools[0].function", lambda it: {"tools": [{"type": "function", "function": it}]}, protocol.FunctionDefinition,
+     {"name": "f", "parameters": {}}),
+    ("stream_options", lambda it: {"stream_options": it}, protocol.StreamOptions, {}),
+    ("response_format", lambda it: {"response_format": it}, protocol.ResponseFormat, {"type": "json_object"}),
+    ("response_format.json_schema", lambda it: {"response_format": {"type": "json_schema", "json_schema": it}},
+     protocol.JsonSchemaFormat, {"name": "x", "schema": {}}),
+    ("structured_outputs", lambda it: {"structured_outputs": it}, protocol.StructuredOutputs, {}),
+]  # fmt: skip
 NAMES = [(path, kind, base, field.name) for path, kind, base in ROUTES for field in msgspec.structs.fields(kind)]
-NESTED_NAMES = [
-    (list_, kind, base, field.name) for list_, kind, base in NESTED for field in msgspec.structs.fields(kind)
-]
+NESTED_NAMES = [(*case, field.name) for case in NESTED for field in msgspec.structs.fields(case[2])]
 
 
 def is_of_type(kind: type[msgspec.Struct], body: dict[str, Any]) -> bool:
@@ -59,14 +72,14 @@ def test_a_field(server: HttpServer, path: str, kind: type[msgspec.Struct], base
         judge(server, path, body, is_wrong=not is_of_type(kind, body), place=name)
 
 
-@pytest.mark.parametrize(("list_", "kind", "base", "name"), NESTED_NAMES)
-def test_a_field_inside_a_list(
-    server: HttpServer, list_: str, kind: type[msgspec.Struct], base: dict[str, Any], name: str
+@pytest.mark.parametrize(("place", "wrap", "kind", "base", "name"), NESTED_NAMES)
+def test_a_field_inside_a_field(
+    server: HttpServer, place: str, wrap: Wrap, kind: type[msgspec.Struct], base: dict[str, Any], name: str
 ) -> None:
     for value in VALUES:
         item = {**base, name: value}
-        body = {"messages": QUESTION, "max_tokens": 1, list_: [item]}
-        judge(server, CHAT, body, is_wrong=not is_of_type(kind, item), place=f"{list_}[0]")
+        body = {"messages": QUESTION, "max_tokens": 1, **wrap(item)}
+        judge(server, CHAT, body, is_wrong=not is_of_type(kind, item), place=place)
 
 
 @pytest.mark.parametrize("path", [path for path, _, _ in ROUTES])
