@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from octavo.attention.base import AttentionBackend, AttentionLayer
+from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.native import NativeAttention
 from octavo.attention.selector import select_attention
@@ -62,9 +62,11 @@ def native_kernels_of(level: str, num_threads: int) -> NativeKernels:
 class Pool:
     """A backend, one layer's KV memory for it, rubbish until written, and blocks to give out."""
 
-    def __init__(self, backend: str, shape: Shape, *, rubbish: float = 1e4, scattered: bool = True) -> None:
+    def __init__(
+        self, backend: str, shape: Shape, *, rubbish: float = 1e4, scattered: bool = True, num_threads: int = 2
+    ) -> None:
         self.shape = shape
-        self.backend = make_backend(backend, shape.dtype)
+        self.backend = make_backend(backend, shape.dtype, num_threads=num_threads)
         layout = self.backend.kv_layout(shape.head_dim)
         size = (shape.num_blocks * shape.block_size, shape.num_kv_heads, layout.head_size)
         self.kv_cache = LayerKVCache(
@@ -91,20 +93,26 @@ class Pool:
 
 
 def run_step(
-    pool: Pool, parts: list[tuple[Sequence, int, int]], *, sliding_window: int | None = None
+    pool: Pool,
+    parts: list[tuple[Sequence, int, int]],
+    *,
+    sliding_window: int | None = None,
+    norms: HeadNorms | None = None,
+    table: torch.Tensor | None = None,  # [positions, D / 2], angles
 ) -> list[torch.Tensor]:
     """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D].
 
-    Without norms, and with a rotation by nothing: queries, keys and values are attended with as they are.
+    Unless told otherwise without norms, and rotated by nothing: queries, keys and values are attended with as they are.
     """
     shape, batch = pool.shape, make_batch(pool.shape.block_size, parts)
     qkv = torch.cat([_project(sequence)[start:stop] for sequence, start, stop in parts])
-    angles = torch.zeros(len(qkv), shape.head_dim // 2)  # [T, D / 2]
+    angles = torch.zeros(len(qkv), shape.head_dim // 2) if table is None else table[batch.positions]  # [T, D / 2]
     layer = AttentionLayer(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         sliding_window=sliding_window,
+        norms=norms,
     )
     plan = pool.backend.plan(batch)
     out = pool.backend.forward(qkv, angles.cos(), angles.sin(), pool.kv_cache, batch, plan, layer)

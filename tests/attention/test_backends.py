@@ -27,7 +27,7 @@ class Backend:
 
 
 BACKENDS = [Backend(name, dtype) for name in ("tiled", "sdpa") for dtype in (torch.float32, torch.bfloat16)]
-BACKENDS += [Backend(name, torch.bfloat16) for name in NATIVE]
+BACKENDS += [Backend(name, dtype) for name in NATIVE for dtype in (torch.float32, torch.bfloat16)]
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda case: f"{case.name}-{case.dtype}".replace("torch.", ""))
@@ -131,6 +131,7 @@ def test_the_tolerance_notices_a_wrong_mask() -> None:
 
 def test_selection() -> None:
     assert select_attention(CPU, torch.float32).is_row_invariant
+    assert select_attention(CPU, torch.float32).name == (NATIVE[0] if NATIVE else "torch-tiled")
     assert select_attention(CPU, torch.bfloat16).name == (NATIVE[0] if NATIVE else "torch-sdpa")
     assert select_attention(CPU, torch.float16).name == "torch-sdpa"
     with pytest.raises(UnknownOptionError, match="sdpa"):

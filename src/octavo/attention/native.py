@@ -34,7 +34,7 @@ class NativePlan:
 
 
 class NativeAttention:
-    """See `AttentionBackend`."""
+    """See `AttentionBackend`. bfloat16 and float32."""
 
     is_row_invariant = True
 
@@ -117,6 +117,7 @@ class NativeAttention:
             key_norm=norms.key.data_ptr() if norms else _NO_ADDRESS,
             norm_eps=norms.eps if norms else 0.0,
             scale=layer.scale,
+            is_float32=self._dtype == torch.float32,
         )
 
 

@@ -22,6 +22,7 @@ class AttentionLayer:
         key_norm: int,
         norm_eps: float,
         scale: float,
+        is_float32: bool,
     ) -> None: ...
 
 class AttentionStep:

@@ -19,6 +19,7 @@ struct AttentionLayer {
   const float* query_norm;      // [E], or null: no norms
   const float* key_norm;        // [E], or null
   float norm_eps, scale;
+  bool is_float32;  // of projection, pool and output; else bf16
 };
 
 // One step, in every layer.

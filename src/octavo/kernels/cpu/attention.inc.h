@@ -36,7 +36,7 @@ struct Workspace {
   alignas(64) float scores[kSpanTiles * 2 * kPairElements];             // [tiles] results
   alignas(64) float mixed[kMaxParts * 2 * kPairElements];               // [parts] results: of this span
   alignas(64) float total[kMaxParts * 2 * kPairElements];               // [parts] results: of all spans so far
-  alignas(64) Element keys[kTilePositions * kMaxHeadDim];               // a tile that had to be put together
+  alignas(64) Element keys[kSpanTiles * kTilePositions * kMaxHeadDim];  // tiles that had to be put together
   alignas(64) Element values[kSpanTiles * kTilePositions * kMaxHeadDim];
   alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
   f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row's scores, the greatest in each lane; then of its weights, the sum
@@ -44,13 +44,17 @@ struct Workspace {
   RowStates states[2];  // of each row tile
 };
 
-// A span of tiles of one context.
+// A span of tiles of one context. Where blocks hold no tiles, pointers are null until the span is gathered.
 template <class Element>
 struct Span {
-  std::int64_t first_tile, num_tiles;
+  RowBlock rows;
+  std::int64_t first_tile, num_tiles, begin_tile, end_tile;  // of the span, and of all that its rows see
   const Element* keys[kSpanTiles];
   const Element* values[kSpanTiles];
   bool is_seen_by_all[kSpanTiles];
+
+  bool is_first() const { return first_tile == begin_tile; }
+  bool is_last() const { return first_tile + num_tiles == end_tile; }
 };
 
 static inline std::int64_t slot_of(const AttentionArgs& args, std::int64_t request, std::int64_t position) {
@@ -72,39 +76,59 @@ static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, 
   }
 }
 
-// The span that begins with this tile: up to the next multiple of kSpanTiles, or to the end.
+// The span that begins with this tile: up to the next multiple of kSpanTiles, or to the end of what the rows see.
 template <class Element>
-static inline void find_span(const AttentionArgs& args, const RowBlock& rows, std::int64_t first_tile,
-                             std::int64_t end_tile, Span<Element>& span, Workspace<Element>& work) {
-  span.first_tile = first_tile;
-  span.num_tiles = smaller(end_tile, (first_tile / kSpanTiles + 1) * kSpanTiles) - first_tile;
-  const Element* keys = static_cast<const Element*>(args.keys);
-  const Element* values = static_cast<const Element*>(args.values);
+static inline Span<Element> find_span(const AttentionArgs& args, const RowBlock& rows, std::int64_t first_tile) {
   const Sight first = sight(args, rows, 0), last = sight(args, rows, rows.num_rows - 1);
+  Span<Element> span = {};
+  span.rows = rows;
+  span.begin_tile = first.first / kTilePositions;
+  span.end_tile = last.last / kTilePositions + 1;
+  span.first_tile = larger(first_tile, span.begin_tile);
+  span.num_tiles = smaller(span.end_tile, (span.first_tile / kSpanTiles + 1) * kSpanTiles) - span.first_tile;
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     const std::int64_t start = (span.first_tile + i) * kTilePositions;
     span.is_seen_by_all[i] = start >= last.first && start + kTilePositions - 1 <= first.last;
-    if (has_tiles(args)) {
-      const std::int64_t offset = tile_offset(args, slot_of(args, rows.request, start), rows.kv_head);
-      span.keys[i] = keys + offset;
-      span.values[i] = values + offset;
-    } else {
-      Element* to = work.values + i * kTilePositions * kMaxHeadDim;
-      gather_tile(args, rows, values, span.first_tile + i, to, [](auto... put) { put_value(put...); });
-      span.values[i] = to;
-    }
+    if (!has_tiles(args)) continue;
+    const std::int64_t offset = tile_offset(args, slot_of(args, rows.request, start), rows.kv_head);
+    span.keys[i] = static_cast<const Element*>(args.keys) + offset;
+    span.values[i] = static_cast<const Element*>(args.values) + offset;
   }
+  return span;
+}
+
+template <class Element>
+static inline void gather_span(const AttentionArgs& args, Span<Element>& span, Workspace<Element>& work) {
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    const std::int64_t tile = span.first_tile + i, offset = i * kTilePositions * kMaxHeadDim;
+    gather_tile(args, span.rows, static_cast<const Element*>(args.keys), tile, work.keys + offset,
+                [](auto... put) { put_key(put...); });
+    gather_tile(args, span.rows, static_cast<const Element*>(args.values), tile, work.values + offset,
+                [](auto... put) { put_value(put...); });
+    span.keys[i] = work.keys + offset;
+    span.values[i] = work.values + offset;
+  }
+}
+
+static inline std::int64_t out_offset(const AttentionArgs& args, const RowBlock& rows, std::int64_t row) {
+  return (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
 }
 
 template <class Element>
 static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Element* queries) {
   const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, num_parts = padded_head(args) / kPart;
   const std::int64_t num_row_tiles = ceil_div(rows.num_rows, 16);
+  const Element* qkv = static_cast<const Element*>(args.qkv);
+  // Rows lie far apart, and the processor does not guess where the next one is.
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) {
+    prefetch_head(args, qkv + (rows.token(row) * width + rows.query_head(row)) * args.head_dim);
+    prefetch_head(args, static_cast<const Element*>(args.out) + out_offset(args, rows, row));
+  }
   alignas(64) Element query[kMaxHeadDim] = {};
   for (std::int64_t row = 0; row < num_row_tiles * 16; ++row) {
     if (row < rows.num_rows) {
       const std::int64_t token = rows.token(row), at = (token * width + rows.query_head(row)) * args.head_dim;
-      make_head(args, static_cast<const Element*>(args.qkv) + at, args.query_norm, token, query);
+      make_head(args, qkv + at, args.query_norm, token, query);
     } else {
       __builtin_memset(query, 0, sizeof query);
     }
@@ -114,38 +138,16 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
   }
 }
 
-// A prompt's rows read the same tiles again and again, from caches; those of one token read theirs once, from memory.
-static inline bool is_read_once(const AttentionArgs& args, const RowBlock& rows) {
-  return rows.num_rows <= 16 && has_tiles(args);
-}
-
+// Scores of all tiles of a span. Meanwhile the keys of the span that comes next are fetched.
 template <class Element>
-static inline void prefetch_tile(const Element* tile, std::int64_t num_parts) {
-  for (std::int64_t part = 0; part < num_parts; ++part) prefetch_part(tile + part * kRightElements);
-}
-
-template <class Element>
-static inline void score_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+static inline void score_span(const AttentionArgs& args, const Span<Element>& span, const Span<Element>& next,
                               Workspace<Element>& work) {
   const std::int64_t num_parts = padded_head(args) / kPart;
-  const bool comes_from_memory = is_read_once(args, rows);
-  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
-    const Element* keys = span.keys[i];
-    if (!has_tiles(args)) {
-      const Element* pool = static_cast<const Element*>(args.keys);
-      gather_tile(args, rows, pool, span.first_tile + i, work.keys, [](auto... put) { put_key(put...); });
-      keys = work.keys;
-    }
-    const Element* next = i + 1 < span.num_tiles ? span.keys[i + 1] : keys;
+  for (std::int64_t i = 0; i < span.num_tiles; ++i)
     multiply_parts(
-        work.scores + i * 2 * kPairElements, work.queries, num_parts * kLeftElements, rows.num_rows, num_parts,
-        [&](std::int64_t part) { return keys + part * kRightElements; },
-        [&](std::int64_t part) {
-          if (!comes_from_memory) return;
-          prefetch_part(next + part * kRightElements);
-          prefetch_part(span.values[i] + part * kRightElements);
-        });
-  }
+        work.scores + i * 2 * kPairElements, work.queries, num_parts * kLeftElements, span.rows.num_rows, num_parts,
+        [&](std::int64_t part) { return span.keys[i] + part * kRightElements; },
+        [&](std::int64_t part) { prefetch_part(next.keys[i], part); });
 }
 
 // Lane i of a vector of scores is of position `start` + i; those out of sight become nothing.
@@ -164,7 +166,7 @@ static inline float* scores_of(Workspace<Element>& work, std::int64_t row, std::
 
 // Hides what the row does not see, and finds the greatest of what it sees.
 template <class Element>
-static inline f32x16 max_of_scores(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+static inline f32x16 max_of_scores(const AttentionArgs& args, const Span<Element>& span,
                                    Workspace<Element>& work, std::int64_t row) {
   f32x16 max = splat(kNothing);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
@@ -172,7 +174,7 @@ static inline f32x16 max_of_scores(const AttentionArgs& args, const RowBlock& ro
       float* scores = scores_of(work, row, i, half);
       if (!span.is_seen_by_all[i]) {
         const std::int64_t start = (span.first_tile + i) * kTilePositions + half * 16;
-        store_f32(scores, hide(load_f32(scores), start, sight(args, rows, row)));
+        store_f32(scores, hide(load_f32(scores), start, sight(args, span.rows, row)));
       }
       max = greater(load_f32(scores), max);
     }
@@ -189,7 +191,7 @@ static inline f32x16 weigh_row(float factor, const Span<Element>& span, Workspac
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t half = 0; half < 2; ++half) {
       const f32x16 score = load_f32(scores_of(work, row, i, half));
-      const f32x16 weight = weight_of(Element{}, score * factor - base);
+      const f32x16 weight = weight_of(Element{}, (score - base) * factor);
       store_some(weights + i * kLeftElements + half * 16, weight, 16);
       sum += weight;
     }
@@ -198,30 +200,31 @@ static inline f32x16 weigh_row(float factor, const Span<Element>& span, Workspac
 }
 
 template <class Element>
-static inline void weigh_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+static inline void weigh_span(const AttentionArgs& args, const Span<Element>& span,
                               Workspace<Element>& work) {
   const float factor = args.scale * 1.44269504f;  // weights are powers of two, not of e
-  for (std::int64_t row = 0; row < rows.num_rows; ++row) work.lanes[row] = max_of_scores(args, rows, span, work, row);
-  for (std::int64_t tile = 0; tile * 16 < rows.num_rows; ++tile) {
-    const f32x16 max = max_of_each(work.lanes + tile * 16) * factor;
+  const std::int64_t num_rows = span.rows.num_rows;
+  for (std::int64_t row = 0; row < num_rows; ++row) work.lanes[row] = max_of_scores(args, span, work, row);
+  for (std::int64_t tile = 0; tile * 16 < num_rows; ++tile) {
+    const f32x16 max = max_of_each(work.lanes + tile * 16);
     store_f32(work.bases + tile * 16, max == kNothing ? splat(0.0f) : max);
-    for (std::int64_t row = tile * 16; row < smaller(rows.num_rows, tile * 16 + 16); ++row)
+    for (std::int64_t row = tile * 16; row < smaller(num_rows, tile * 16 + 16); ++row)
       work.lanes[row] = weigh_row(factor, span, work, row);
-    const Shares shares = join(work.states[tile], max, sum_of_each(work.lanes + tile * 16));
+    const Shares shares = join(work.states[tile], max * factor, sum_of_each(work.lanes + tile * 16));
     store_f32(work.old_shares + tile * 16, shares.old_share);
     store_f32(work.new_shares + tile * 16, shares.new_share);
   }
 }
 
-// The span's weights times its values.
+// The span's weights times its values. Meanwhile the values of the span that comes next are fetched.
 template <class Element>
-static inline void mix_values(const RowBlock& rows, const Span<Element>& span, Workspace<Element>& work,
+static inline void mix_values(const Span<Element>& span, const Span<Element>& next, Workspace<Element>& work,
                               std::int64_t num_parts) {
   for (std::int64_t part = 0; part < num_parts; ++part)
     multiply_parts(
-        work.mixed + part * 2 * kPairElements, work.weights, kSpanTiles * kLeftElements, rows.num_rows, span.num_tiles,
-        [&](std::int64_t tile) { return span.values[tile] + part * kRightElements; },
-        [](std::int64_t) {});
+        work.mixed + part * 2 * kPairElements, work.weights, kSpanTiles * kLeftElements, span.rows.num_rows,
+        span.num_tiles, [&](std::int64_t tile) { return span.values[tile] + part * kRightElements; },
+        [&](std::int64_t tile) { prefetch_part(next.values[tile], part); });
 }
 
 // Adds the span's mix of values of one row to what the row has.
@@ -237,10 +240,10 @@ static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::in
 
 // Copies the tiles that not all rows see, without the positions that this row does not see.
 template <class Element>
-static inline Span<Element> clean_for_row(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
+static inline Span<Element> clean_for_row(const AttentionArgs& args, const Span<Element>& span,
                                           Workspace<Element>& work, std::int64_t row) {
   const std::int64_t padded = padded_head(args);
-  const Sight seen = sight(args, rows, row);
+  const Sight seen = sight(args, span.rows, row);
   Span<Element> result = span;
   Element* to = work.cleaned;
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
@@ -268,22 +271,21 @@ static inline bool has_hidden_nan(const AttentionArgs& args, const Span<Element>
 }
 
 template <class Element>
-static inline void mix_span(const AttentionArgs& args, const RowBlock& rows, const Span<Element>& span,
-                            Workspace<Element>& work, bool is_first) {
+static inline void mix_span(const AttentionArgs& args, const Span<Element>& span, const Span<Element>& next,
+                            Workspace<Element>& work) {
   const std::int64_t num_parts = padded_head(args) / kPart;
   const bool is_by_row = has_hidden_nan(args, span);
-  if (!is_by_row) mix_values(rows, span, work, num_parts);
-  for (std::int64_t row = 0; row < rows.num_rows; ++row) {
-    if (is_by_row) mix_values(rows, clean_for_row(args, rows, span, work, row), work, num_parts);
-    add_mixed(work, row, num_parts, is_first);
+  if (!is_by_row) mix_values(span, next, work, num_parts);
+  for (std::int64_t row = 0; row < span.rows.num_rows; ++row) {
+    if (is_by_row) mix_values(clean_for_row(args, span, work, row), next, work, num_parts);
+    add_mixed(work, row, num_parts, span.is_first());
   }
 }
 
 template <class Element>
 static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work,
                               std::int64_t row, float share) {
-  Element* out = static_cast<Element*>(args.out) +
-                 (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
+  Element* out = static_cast<Element*>(args.out) + out_offset(args, rows, row);
   for (std::int64_t i = 0; i * 16 < args.head_dim; ++i) {
     const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
     // + 0: tiles that a row does not see may have turned a negative zero into a positive one.
@@ -292,36 +294,12 @@ static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, W
   }
 }
 
-template <class Element>
-static void attend_rows(const AttentionArgs& args, const RowBlock& rows) {
-  Workspace<Element> work;
-  const std::int64_t first_tile = sight(args, rows, 0).first / kTilePositions;
-  const std::int64_t end_tile = sight(args, rows, rows.num_rows - 1).last / kTilePositions + 1;
-  Span<Element> span = {};
-  find_span(args, rows, first_tile, end_tile, span, work);
-  if (is_read_once(args, rows)) prefetch_tile(span.keys[0], padded_head(args) / kPart);
-  make_queries(args, rows, work.queries);
-  // Rows of the second tile that are not there are computed all the same.
-  if (rows.num_rows > 16) __builtin_memset(work.weights, 0, sizeof work.weights);
-  begin_tiles(smaller(16, rows.num_rows));
-  for (;;) {
-    score_span(args, rows, span, work);
-    weigh_span(args, rows, span, work);
-    mix_span(args, rows, span, work, span.first_tile == first_tile);
-    if (span.first_tile + span.num_tiles == end_tile) break;
-    find_span(args, rows, span.first_tile + span.num_tiles, end_tile, span, work);
-  }
-  end_tiles();
-  for (std::int64_t row = 0; row < rows.num_rows; ++row)
-    finish_row(args, rows, work, row, 1.0f / work.states[row / 16].sum[row % 16]);
-}
-
-static inline RowBlock row_block(const AttentionArgs& args, std::int64_t index, std::int64_t kv_head) {
-  const std::int32_t* block = args.row_blocks + index * 3;
+static inline RowBlock row_block(const AttentionArgs& args, std::int64_t index) {
+  const std::int32_t* block = args.row_blocks + index % args.num_row_blocks * 3;
   const std::int64_t request = block[0], first_token = args.query_start_loc[request];
   const std::int64_t num_new = args.query_start_loc[request + 1] - first_token;
   return {.request = request,
-          .kv_head = kv_head,
+          .kv_head = index / args.num_row_blocks,
           .first_row = block[1],
           .num_rows = block[2],
           .group_size = args.num_heads / args.num_kv_heads,
@@ -329,14 +307,71 @@ static inline RowBlock row_block(const AttentionArgs& args, std::int64_t index, 
           .first_position = args.seq_lens[request] - num_new};
 }
 
-static void attention(const AttentionArgs& args, Pool& pool) {
-  const std::int64_t group = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
+template <class Element>
+static inline void begin_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
+  make_queries(args, rows, work.queries);
+  // Rows of the second tile that are not there are computed all the same.
+  if (rows.num_rows > 16) __builtin_memset(work.weights, 0, sizeof work.weights);
+  work.states[0] = work.states[1] = {};
+  begin_tiles(smaller(16, rows.num_rows));
+}
+
+template <class Element>
+static inline void finish_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
+  end_tiles();
+  for (std::int64_t row = 0; row < rows.num_rows; ++row)
+    finish_row(args, rows, work, row, 1.0f / work.states[row / 16].sum[row % 16]);
+}
+
+// Some row blocks, one after the other. A block's number counts row blocks of the first kv head, then of the next.
+template <class Element>
+static void attend_blocks(const AttentionArgs& args, std::int64_t block, std::int64_t end_block) {
+  Workspace<Element> work;
+  const Span<Element> none = {};
+  Span<Element> span = find_span<Element>(args, row_block(args, block), 0);
+  for (;;) {
+    Span<Element> next = {};
+    if (!span.is_last()) {
+      next = find_span<Element>(args, span.rows, span.first_tile + span.num_tiles);
+    } else if (block + 1 < end_block) {
+      next = find_span<Element>(args, row_block(args, block + 1), 0);
+    }
+    if (!has_tiles(args)) gather_span(args, span, work);
+    if (span.is_first()) begin_rows(args, span.rows, work);
+    const Span<Element>& ahead = span.rows.num_rows <= 16 ? next : none;  // a prompt's tiles are in caches already
+    score_span(args, span, ahead, work);
+    weigh_span(args, span, work);
+    mix_span(args, span, ahead, work);
+    if (span.is_last()) {
+      finish_rows(args, span.rows, work);
+      if (++block == end_block) return;
+    }
+    span = next;
+  }
+}
+
+// Blocks of few rows, which read their keys and values from memory, are taken several at a time, so that the next one's
+// are on their way; those of a prompt read theirs from caches, and one may be long work.
+static inline std::int64_t blocks_at_once(const AttentionArgs& args, const Pool& pool) {
+  const std::int64_t num_rows = args.num_tokens * (args.num_heads / args.num_kv_heads);
+  if (num_rows > 16 * args.num_row_blocks) return 1;
+  return larger(1, smaller(16, args.num_row_blocks * args.num_kv_heads / (pool.num_threads() * kChunksPerThread)));
+}
+
+template <class Element>
+static void attention_of(const AttentionArgs& args, Pool& pool) {
+  const std::int64_t tokens = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
   // All keys and values are written before any is read: requests of one step may share blocks.
-  pool.run(ceil_div(args.num_tokens, group), [&](std::int64_t chunk) {
-    write_kv<bf16>(args, chunk * group, smaller(args.num_tokens, (chunk + 1) * group));
+  pool.run(ceil_div(args.num_tokens, tokens), [&](std::int64_t chunk) {
+    write_kv<Element>(args, chunk * tokens, smaller(args.num_tokens, (chunk + 1) * tokens));
   });
   // Head by head: one head's keys and values stay in the cache while a prompt's rows pass over them.
-  pool.run(args.num_kv_heads * args.num_row_blocks, [&](std::int64_t chunk) {
-    attend_rows<bf16>(args, row_block(args, chunk % args.num_row_blocks, chunk / args.num_row_blocks));
+  const std::int64_t num_blocks = args.num_kv_heads * args.num_row_blocks, blocks = blocks_at_once(args, pool);
+  pool.run(ceil_div(num_blocks, blocks), [&](std::int64_t chunk) {
+    attend_blocks<Element>(args, chunk * blocks, smaller(num_blocks, (chunk + 1) * blocks));
   });
+}
+
+static void attention(const AttentionArgs& args, Pool& pool) {
+  args.is_float32 ? attention_of<float>(args, pool) : attention_of<bf16>(args, pool);
 }

@@ -19,6 +19,16 @@ static inline void store_some(bf16* to, f32x16 value, std::int64_t count) {
   count == 16 ? store_bf16(to, value) : store_bf16_part(to, value, count);
 }
 
+static inline void store_some(float* to, f32x16 value, std::int64_t count) {
+  __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+template <class Element>
+static inline void prefetch_head(const AttentionArgs& args, const Element* head) {
+  for (std::int64_t i = 0; i < args.head_dim; i += 64 / static_cast<std::int64_t>(sizeof(Element)))
+    __builtin_prefetch(head + i);
+}
+
 // One head, cut in halves whose elements are rotated in pairs: normalised where `norm` is not null, then turned.
 // Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros behind E.
 template <class Element>
@@ -84,12 +94,13 @@ template <class Element>
 static inline void write_kv(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token) {
   const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, size = args.head_dim;
   alignas(64) Element key[kMaxHeadDim], value[kMaxHeadDim] = {};
+  const Element* qkv = static_cast<const Element*>(args.qkv);
   for (std::int64_t head = 0; head < args.num_kv_heads; ++head) {
     for (std::int64_t token = first_token; token < end_token; ++token) {
-      const Element* keys = static_cast<const Element*>(args.qkv) + (token * width + args.num_heads) * size;
-      const Element* values = keys + args.num_kv_heads * size;
-      make_head(args, keys + head * size, args.key_norm, token, key);
-      __builtin_memcpy(value, values + head * size, static_cast<std::size_t>(size) * sizeof(Element));
+      const Element* of_head = qkv + (token * width + args.num_heads + head) * size;
+      prefetch_head(args, of_head + width * size);  // the next token's
+      make_head(args, of_head, args.key_norm, token, key);
+      __builtin_memcpy(value, of_head + args.num_kv_heads * size, static_cast<std::size_t>(size) * sizeof(Element));
       store_slot(args, args.slots[token], head, key, value);
     }
   }

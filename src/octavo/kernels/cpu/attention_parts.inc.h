@@ -1,8 +1,10 @@
-// The parts that attention multiplies by, and the products. Included inside namespace octavo::OCTAVO_LEVEL.
+// The parts that attention multiplies by, and the products, in bf16; attention_parts_float32.inc.h has them in float32.
+// Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A right part is 32 x 32 elements: [2 tiles][16 pairs of k][16 columns][2] in bf16, as matrix tiles read them. Keys are
-// right parts of k = element of the head, column = position; values of k = position, column = element of the head.
-// A left part is [16 rows][32 k], of queries or of weights. A result is [row tiles][2][16 rows][16 columns] float32.
+// A right part is 32 x 32 elements: [2 tiles][16 pairs of k][16 columns][2] in bf16, as matrix tiles read them, and
+// [32 k][32 columns] in float32. Keys are right parts of k = element of the head, column = position; values of
+// k = position, column = element of the head. A left part is [16 rows][32 k], of queries or of weights. A result is
+// [row tiles][2][16 rows][16 columns] float32.
 
 constexpr std::int64_t kPart = 32;
 constexpr std::int64_t kRightElements = kPart * kPart;
@@ -12,8 +14,10 @@ static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column
   return column / 16 * kTileElements + k / 2 * 32 + column % 16 * 2 + k % 2;
 }
 
-static inline void prefetch_part(const bf16* part) {
-  for (int line = 0; line < 32; ++line) __builtin_prefetch(part + line * 32);
+// Into the second-level cache, for it is a span ahead: up to 128 KiB.
+static inline void prefetch_part(const bf16* tile, std::int64_t part) {
+  if (tile == nullptr) return;
+  for (int line = 0; line < 32; ++line) __builtin_prefetch(tile + part * kRightElements + line * 32, 0, 2);
 }
 
 #if defined(OCTAVO_HAS_AMX)

@@ -32,6 +32,7 @@ constexpr std::int64_t kChunksPerThread = 8;
 #include "norm.inc.h"
 #include "linear.inc.h"
 #include "attention_parts.inc.h"
+#include "attention_parts_float32.inc.h"
 #include "attention_heads.inc.h"
 #include "softmax.inc.h"
 #include "attention.inc.h"

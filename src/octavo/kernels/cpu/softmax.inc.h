@@ -28,7 +28,7 @@ struct ToHalf {  // Chebyshev interpolation of degree 4, error below 4e-6
   }
 };
 
-// 2^x for x <= 0 (or a rounding above); exactly 0 below -126, NaN for NaN. x = n + f with |f| <= 1/2.
+// 2^x for x <= 0; exactly 0 below -126, NaN for NaN. x = n + f with |f| <= 1/2.
 template <class Exactness>
 static inline f32x16 power_of_two(f32x16 x) {
   const f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer, in the lowest bits
@@ -44,6 +44,7 @@ static inline f32x16 power_of_two(f32x16 x) {
 }
 
 static inline f32x16 weight_of(bf16, f32x16 x) { return power_of_two<ToHalf>(x); }
+static inline f32x16 weight_of(float, f32x16 x) { return power_of_two<ToSingle>(x); }
 
 static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
 #if defined(OCTAVO_HAS_AVX512_BF16)

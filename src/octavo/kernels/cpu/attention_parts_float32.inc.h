@@ -1,0 +1,68 @@
+// What attention_parts.inc.h does, in float32. Included inside namespace octavo::OCTAVO_LEVEL.
+
+static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
+
+static inline void prefetch_part(const float* tile, std::int64_t part) {
+  if (tile == nullptr) return;
+  for (int line = 0; line < 64; ++line) __builtin_prefetch(tile + part * kRightElements + line * 16, 0, 2);
+}
+
+// Rows `row` ... of a result: all k one after the other, in registers.
+template <int kRows, class Right, class Ahead>
+static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right,
+                                 const Ahead& ahead) {
+  f32x16 sums[kRows][2] = {};
+  for (std::int64_t part = 0; part < num_k; ++part) {
+    const float* columns = right(part);
+    ahead(part);
+    for (std::int64_t k = 0; k < kPart; ++k) {
+      const f32x16 first = load_f32(columns + k * kPart), second = load_f32(columns + k * kPart + 16);
+      for (int row = 0; row < kRows; ++row) {
+        const float factor = left[part * kLeftElements + row * kPart + k];
+        sums[row][0] += factor * first;
+        sums[row][1] += factor * second;
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    store_f32(result + row * 16, sums[row][0]);
+    store_f32(result + kResultElements + row * 16, sums[row][1]);
+  }
+}
+
+template <class Right, class Ahead>
+static inline void multiply_parts(float* result, const float* left, std::int64_t row_tile_stride, std::int64_t num_rows,
+                                  std::int64_t num_k, const Right& right, const Ahead& ahead) {
+  for (std::int64_t row = 0; row < num_rows;) {
+    float* to = result + row / 16 * 2 * kResultElements + row % 16 * 16;
+    const float* from = left + row / 16 * row_tile_stride + row % 16 * kPart;
+    if (num_rows - row >= kRowsAtOnce && row % 16 + kRowsAtOnce <= 16) {
+      multiply_rows<kRowsAtOnce>(to, from, num_k, right, ahead);
+      row += kRowsAtOnce;
+    } else {
+      multiply_rows<1>(to, from, num_k, right, ahead);
+      ++row;
+    }
+  }
+}
+
+static inline void put_key(float* tile, std::int64_t at, const float* key, std::int64_t padded) {
+  for (std::int64_t i = 0; i < padded; ++i) tile[i * kPart + at] = key[i];
+}
+
+static inline void put_value(float* tile, std::int64_t at, const float* value, std::int64_t padded) {
+  for (std::int64_t part = 0; part < padded / kPart; ++part)
+    __builtin_memcpy(tile + part * kRightElements + at * kPart, value + part * kPart, kPart * sizeof(float));
+}
+
+static inline bool is_finite(const float* values, std::int64_t count) {
+  i32x16 any = {};
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const u32x16 bits = (u32x16)load_f32(values + i);
+    any |= (i32x16)((bits & 0x7f800000) == 0x7f800000);
+  }
+  std::uint64_t words[8], joined = 0;
+  __builtin_memcpy(words, &any, sizeof words);
+  for (const std::uint64_t word : words) joined |= word;
+  return joined == 0;
+}

@@ -1,0 +1,151 @@
+"""Row-invariant backends: a request has the same bits, whatever else is in the step and however it is cut."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_batch, run_step
+
+from octavo.attention import torch_tiled
+
+SHAPES = [
+    Shape(),
+    Shape(num_heads=3, num_kv_heads=1, head_dim=20, block_size=8),
+    Shape(num_heads=16, num_kv_heads=2, head_dim=64),
+    Shape(num_heads=2, num_kv_heads=2, head_dim=128),
+    Shape(num_heads=1, num_kv_heads=1, head_dim=32),
+    Shape(num_heads=40, num_kv_heads=2, head_dim=12),
+]
+LENGTH = 150
+BACKENDS = [("tiled", torch.float32), *((name, dtype) for name in NATIVE for dtype in (torch.float32, torch.bfloat16))]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda param: f"{param[0]}-{param[1]}".replace("torch.", ""))
+def backend(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
+    """A backend's name, and a dtype."""
+    name, dtype = request.param
+    return name, dtype
+
+
+@pytest.fixture
+def name(backend: tuple[str, torch.dtype]) -> str:
+    return backend[0]
+
+
+@pytest.fixture
+def plain(backend: tuple[str, torch.dtype]) -> Shape:
+    return Shape(dtype=backend[1])
+
+
+@pytest.fixture(params=SHAPES, ids=lambda shape: f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}")
+def shape(request: pytest.FixtureRequest, backend: tuple[str, torch.dtype]) -> Shape:
+    shape: Shape = request.param
+    return replace(shape, dtype=backend[1])
+
+
+@pytest.fixture(params=[None, 40])
+def sliding_window(request: pytest.FixtureRequest) -> int | None:
+    window: int | None = request.param
+    return window
+
+
+def alone(name: str, shape: Shape, sliding_window: int | None, seed: int = 1, length: int = LENGTH) -> torch.Tensor:
+    """Return the request computed in one step by itself, [length, H, D]."""
+    pool = Pool(name, shape)
+    [result] = run_step(pool, [(pool.sequence(length, seed), 0, length)], sliding_window=sliding_window)
+    return result
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 31, 64, 65, 149])
+def test_chunked_is_whole(name: str, shape: Shape, sliding_window: int | None, chunk: int) -> None:
+    pool = Pool(name, shape)
+    sequence = pool.sequence(LENGTH, seed=1)
+    results = [
+        run_step(pool, [(sequence, start, min(start + chunk, LENGTH))], sliding_window=sliding_window)[0]
+        for start in range(0, LENGTH, chunk)
+    ]
+    assert torch.equal(torch.cat(results), alone(name, shape, sliding_window))
+
+
+def test_among_strangers(name: str, shape: Shape, sliding_window: int | None) -> None:
+    """Decode the second half beside prompts and decodes that come, grow and go."""
+    pool = Pool(name, shape)
+    sequence = pool.sequence(LENGTH, seed=1)
+    strangers = [pool.sequence(200, seed=10 + number) for number in range(5)]
+    results = run_step(pool, [(strangers[0], 0, 77), (sequence, 0, 100)], sliding_window=sliding_window)[1:]
+    for position in range(100, LENGTH):
+        parts: list[tuple[Sequence, int, int]] = [(sequence, position, position + 1)]
+        parts += [(stranger, 0, 1 + position - 90) for stranger in strangers[: position % 5]]
+        parts += [(strangers[4], 100, 101)] * (position % 2)
+        where = position % len(parts)
+        parts[0], parts[where] = parts[where], parts[0]
+        results.append(run_step(pool, parts, sliding_window=sliding_window)[where])
+    assert torch.equal(torch.cat(results), alone(name, shape, sliding_window))
+
+
+def test_many_alike_in_one_step(name: str, shape: Shape) -> None:
+    """Decodes are computed together: each as if by itself, in every place of the batch."""
+    pool = Pool(name, shape)
+    sequences = [pool.sequence(LENGTH - 5 * number, seed=1) for number in range(9)]
+    run_step(pool, [(sequence, 0, len(sequence.query) - 1) for sequence in sequences])
+    parts = [(sequence, len(sequence.query) - 1, len(sequence.query)) for sequence in sequences]
+    expected = alone(name, shape, None)
+    for result, (_, start, stop) in zip(run_step(pool, parts), parts, strict=True):
+        assert torch.equal(result, expected[start:stop])
+
+
+def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tiled backend gathers at once is limited, and where the cut falls does not show."""
+    pool = Pool("tiled", Shape())
+    sequences = [pool.sequence(LENGTH, seed=1) for _ in range(5)]
+    parts = [(sequence, 0, LENGTH) for sequence in sequences]
+    monkeypatch.setattr(torch_tiled, "_MAX_POSITIONS", 400)
+    assert [len(group.tokens) for group in pool.backend.plan(make_batch(16, parts))] == [2, 2, 1]
+    for result in run_step(pool, parts):
+        assert torch.equal(result, alone("tiled", Shape(), None))
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 32, 48, 128])
+def test_blocks_do_not_show(name: str, plain: Shape, block_size: int) -> None:
+    pool = Pool(name, replace(plain, block_size=block_size), scattered=False)
+    [result] = run_step(pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
+    assert torch.equal(result, alone(name, plain, None))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_threads_do_not_show(name: str, plain: Shape, num_threads: int) -> None:
+    expected = alone(name, plain, None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        pool = Pool(name, plain, num_threads=num_threads)
+        [result] = run_step(pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 0.0])
+def test_rubbish_changes_no_bit(name: str, plain: Shape, rubbish: float) -> None:
+    pool = Pool(name, plain, rubbish=rubbish)
+    [result] = run_step(pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
+    assert torch.equal(result, alone(name, plain, None))
+
+
+def test_random_steps(backend: tuple[str, torch.dtype]) -> None:
+    """Long requests, cut at random, in random company: each row as if computed alone in one step."""
+    name, dtype = backend
+    shape = Shape(num_heads=8, num_kv_heads=4, head_dim=40, block_size=32, num_blocks=400, dtype=dtype)
+    length, random = 700, Random(5)
+    expected = {seed: alone(name, shape, None, seed, length) for seed in range(4)}
+    pool = Pool(name, shape)
+    sequences, done = [pool.sequence(length, seed) for seed in range(4)], [0] * 4
+    while min(done) < length:
+        seeds = random.sample([seed for seed in range(4) if done[seed] < length], k=1)
+        seeds += [seed for seed in range(4) if seed not in seeds and done[seed] < length and random.random() < 0.6]
+        stops = [min(length, done[seed] + random.choice((1, 1, 3, 40, 130))) for seed in seeds]
+        parts = [(sequences[seed], done[seed], stop) for seed, stop in zip(seeds, stops, strict=True)]
+        for seed, stop, result in zip(seeds, stops, run_step(pool, parts), strict=True):
+            assert torch.equal(result, expected[seed][done[seed] : stop])
+            done[seed] = stop

@@ -1,0 +1,148 @@
+"""The C++ attention against float64, at a tolerance that follows from its roundings, in odd shapes; and NaN in its row.
+
+Legend: C = context positions, H = query heads, G = kv heads, D = head size.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from tests.attention.steps import NATIVE, Pool, Sequence, Shape, run_step
+
+from octavo.attention.base import HeadNorms
+
+SHAPES = [
+    Shape(num_heads=2, num_kv_heads=2, head_dim=16, block_size=32),
+    Shape(num_heads=6, num_kv_heads=2, head_dim=20, block_size=16),
+    Shape(num_heads=8, num_kv_heads=1, head_dim=40, block_size=64),
+    Shape(num_heads=3, num_kv_heads=1, head_dim=64, block_size=8),
+    Shape(num_heads=4, num_kv_heads=4, head_dim=80, block_size=32),
+    Shape(num_heads=4, num_kv_heads=2, head_dim=128, block_size=32),
+    Shape(num_heads=2, num_kv_heads=1, head_dim=256, block_size=96),
+]
+LENGTH = 301
+pytestmark = pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")
+
+
+@pytest.fixture(params=NATIVE)
+def name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    dtype: torch.dtype = request.param
+    return dtype
+
+
+def make_norms(head_dim: int) -> HeadNorms:
+    query, key = torch.rand(2, head_dim, generator=torch.Generator().manual_seed(head_dim)) + 0.5
+    return HeadNorms(query=query, key=key, eps=1e-6)
+
+
+def make_table(head_dim: int) -> torch.Tensor:
+    """Return the angles of rotation, [C, D / 2]."""
+    return torch.outer(torch.arange(LENGTH), 100.0 ** -torch.linspace(0, 1, head_dim // 2))
+
+
+def exact_heads(x: torch.Tensor, norm: torch.Tensor, eps: float, table: torch.Tensor) -> torch.Tensor:
+    """Normalise and rotate x [C, heads, D], rounded at the end to its dtype, as it goes into products."""
+    wide = x.double()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.double()
+    cos, sin = (table[: len(x)].float().unsqueeze(1).double() for table in (table.cos(), table.sin()))  # [C, 1, D / 2]
+    first, second = wide.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype).double()
+
+
+def reference(
+    sequence: Sequence, norms: HeadNorms, table: torch.Tensor, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what attention is at every position, [C, H, D] in float64, and how far off roundings may put it."""
+    repeats, head_dim = sequence.query.shape[1] // sequence.key.shape[1], sequence.query.shape[2]
+    query = exact_heads(sequence.query, norms.query, norms.eps, table)
+    key = exact_heads(sequence.key, norms.key, norms.eps, table).repeat_interleave(repeats, dim=1)
+    value = sequence.value.double().repeat_interleave(repeats, dim=1)
+    ahead = torch.arange(len(query)).unsqueeze(1) - torch.arange(len(query))  # [C, C]
+    hidden = (ahead < 0) | (ahead >= (window or len(query)))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * head_dim**-0.5
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)  # [H, C, C]
+    result = torch.einsum("hqk,khd->qhd", weights, value)
+    mean_size = torch.einsum("hqk,khd->qhd", weights, value.abs())
+    # Half a unit of the dtype for each weight and for the result, as much again for heads that round the other way; and
+    # float32's own noise: a score of D products, of queries and keys of size sqrt(D), moves its weight by as much.
+    unit, single = torch.finfo(sequence.query.dtype).eps / 2, torch.finfo(torch.float32).eps
+    noise = single * (head_dim**1.5 + len(query))
+    return result, unit * (result.abs() + 2 * mean_size) + noise * mean_size
+
+
+def compute(name: str, shape: Shape, window: int | None = None) -> tuple[Sequence, torch.Tensor]:
+    """Return a request and its attention [C, H, D]: a prompt in three chunks, then decodes."""
+    pool, norms, table = Pool(name, shape), make_norms(shape.head_dim), make_table(shape.head_dim)
+    sequence = pool.sequence(LENGTH, seed=1)
+    stops = [0, 33, 160, 290, *range(291, LENGTH + 1)]
+    results = [
+        run_step(pool, [(sequence, start, stop)], sliding_window=window, norms=norms, table=table)[0]
+        for start, stop in pairwise(stops)
+    ]
+    return sequence, torch.cat(results)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}")
+@pytest.mark.parametrize("window", [None, 1, 50])
+def test_against_float64(name: str, dtype: torch.dtype, shape: Shape, window: int | None) -> None:
+    sequence, result = compute(name, replace(shape, dtype=dtype), window)
+    exact, tolerance = reference(sequence, make_norms(shape.head_dim), make_table(shape.head_dim), window)
+    assert ((result.double() - exact).abs() <= tolerance).all()
+
+
+def test_the_tolerance_notices_what_is_wrong(dtype: torch.dtype) -> None:
+    """Another window, eps, weight, angle or order of heads is more than roundings explain."""
+    shape = replace(SHAPES[5], dtype=dtype)
+    sequence = Pool(NATIVE[0], shape).sequence(LENGTH, seed=1)
+    norms, table = make_norms(128), make_table(128)
+    exact, tolerance = reference(sequence, norms, table, 50)
+    mutants = [
+        reference(sequence, norms, table, 51),
+        reference(sequence, replace(norms, eps=0.1), table, 50),
+        reference(sequence, replace(norms, query=norms.key), table, 50),
+        reference(sequence, norms, -table, 50),
+        reference(replace(sequence, key=sequence.key.flip(1)), norms, table, 50),
+    ]
+    for mutant, _ in mutants:
+        assert ((mutant - exact).abs() > tolerance).any()
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_what_is_not_finite_stays_with_those_who_see_it(
+    name: str, dtype: torch.dtype, part: str, poison: float
+) -> None:
+    """One bad token of a prompt: those before it have the same bits as without it, in the same step."""
+    shape = Shape(num_heads=4, num_kv_heads=2, head_dim=40, block_size=32, dtype=dtype)
+    pool = Pool(name, shape)
+    clean, bad, neighbour = pool.sequence(90, seed=1), pool.sequence(90, seed=1), pool.sequence(90, seed=1)
+    getattr(bad, part)[53, 0, 3] = poison
+    expected, result, beside = run_step(pool, [(sequence, 0, 90) for sequence in (clean, bad, neighbour)])
+    assert torch.equal(result[:53], expected[:53])
+    assert torch.equal(beside, expected)
+    assert not result[53:54].isfinite().all()
+    if part != "query":
+        assert not result[54:].isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e-38, 1e-20, 1e4, 1e18])
+def test_sizes_far_from_one(name: str, dtype: torch.dtype, size: float) -> None:
+    """Scores that underflow, or that leave one position all the weight: a mean of values all the same."""
+    shape = Shape(num_heads=4, num_kv_heads=2, head_dim=40, block_size=32, dtype=dtype)
+    pool = Pool(name, shape)
+    sequence = pool.sequence(70, seed=1)
+    sequence.query.mul_(size)
+    [result] = run_step(pool, [(sequence, 0, 70)])
+    values = sequence.value.repeat_interleave(2, dim=1)
+    for position in range(70):
+        least, most = values[: position + 1].float().aminmax(dim=0)
+        slack = 2e-2 * torch.maximum(least.abs(), most.abs())
+        assert (result[position].float() <= most + slack).all()
+        assert (result[position].float() >= least - slack).all()
