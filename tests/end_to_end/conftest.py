@@ -1,4 +1,4 @@
-"""Whole engines on tiny random checkpoints that transformers wrote, and on the bundled demo model; all in float32."""
+"""Whole engines on tiny random checkpoints that transformers wrote, and on the bundled demo model."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -71,11 +71,12 @@ def model(checkpoint: GetCheckpoint) -> Checkpoint:
 
 
 def open_llm(checkpoint: GetCheckpoint, name: str, **options: Any) -> LLM:
-    """Load a tiny model or `demo`, in float32 and with small blocks unless told otherwise."""
+    """Load a tiny model or `demo`, in float32 (or "demo in bfloat16") and with small blocks unless told otherwise."""
+    name, _, dtype = name.partition(" in ")
     model = name if name == "demo" else str(checkpoint(name).folder)
     defaults = {
         "tokenizer": "demo",
-        "dtype": "float32",
+        "dtype": dtype or "float32",
         "max_model_len": MAX_LEN,
         "block_size": BLOCK_SIZE,
         "num_kv_blocks": 512,

@@ -1,4 +1,7 @@
-"""Same request, same bytes: tokens, text, logprobs and seeds do not show by which path they were computed (float32)."""
+"""Same request, same bytes: tokens, text, logprobs and seeds do not show by which path they were computed.
+
+In float32 everywhere; in bfloat16 by the C++ kernels.
+"""
 
 from typing import Any
 
@@ -9,9 +12,12 @@ from tests.end_to_end.support import answers, random_prompt, random_tokens
 
 from octavo import LLM, AsyncLLM
 from octavo.inputs import Prompt
+from octavo.kernels.native import native_kernels
 from octavo.sampling_params import RequestPriority, SamplingParams
 
 MODELS = ["llama", "mistral-window", "qwen2-yarn", "qwen3-mixed-windows", "demo"]
+if native_kernels() is not None:
+    MODELS += [f"{name} in bfloat16" for name in ("mistral-window", "qwen3-mixed-windows", "demo")]
 NUM_TOKENS = 12
 PREFIX = random_tokens(24, seed=0)  # exactly 6 blocks
 
