@@ -33,8 +33,12 @@ class HttpServer:
         command = [python, "-m", "octavo.cli.main", "serve", model, "--port", "0", *flags]
         self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115  # lives as long as the server
         self.process = subprocess.Popen(command, stderr=self._log, env={**os.environ, **(environ or {})})
-        self.url = self._wait_for_url()
-        self.client = httpx.Client(**{"base_url": self.url, "timeout": START_S, **client_options})
+        try:
+            self.url = self._wait_for_url()
+            self.client = httpx.Client(**{"base_url": self.url, "timeout": START_S, **client_options})
+        except BaseException:
+            self._end()
+            raise
 
     @property
     def log(self) -> str:
@@ -62,6 +66,9 @@ class HttpServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.client.close()
+        self._end()
+
+    def _end(self) -> None:
         self.process.kill()
         self.process.wait()
         self._log.close()
