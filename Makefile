@@ -26,7 +26,7 @@ help:
 	@echo "make test    run the tests                (ARGS='-k scheduler' is handed to pytest)"
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make lint    ruff, mypy --strict, import contracts"
-	@echo "make bench   host cost of a step, every op beside the roofline, Octavo beside transformers; on a quiet machine"
+	@echo "make bench   host cost of a step, ops beside the roofline, Octavo beside transformers, the server; quiet machine"
 	@echo "             (a model of your own: .venv/bin/octavo bench throughput --model FOLDER)"
 	@echo "make clean   remove .venv and all that tools have left"
 	@echo "PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with."
@@ -52,6 +52,7 @@ bench: $(TEST)
 	$(BIN)/python -m benchmarks.host.step_cost
 	$(BIN)/python -m benchmarks.kernels.ops
 	$(BIN)/python -m benchmarks.offline.compare
+	$(BIN)/python -m benchmarks.http.serve
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
