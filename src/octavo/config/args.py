@@ -9,9 +9,18 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin
 
-from octavo.config.engine import LATER_LOAD_FORMATS, CacheConfig, EngineConfig, LoadConfig, LoadFormat, SchedulerConfig
+from octavo.config.engine import (
+    LATER_LOAD_FORMATS,
+    CacheConfig,
+    EngineConfig,
+    LoadConfig,
+    LoadFormat,
+    QuantizationName,
+    SchedulerConfig,
+)
 from octavo.config.hf import read_model_config
 from octavo.config.model import DType
 from octavo.errors import InvalidParameterError, UnknownOptionError
@@ -41,6 +50,9 @@ class EngineArgs:
     chat_template: str | None = option(None, "file of a chat template (Jinja) to use instead of the model's")
     revision: str | None = option(None, "branch, tag or commit of a hub model")
     dtype: Literal["auto", DType] = option("auto", "weights and activations; auto: as the checkpoint says")
+    quantization: QuantizationName | None = option(
+        None, "keep the weights of linear maps as integers of 8 or 4 bits, made at load; CPU, bfloat16"
+    )
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
         "auto", "auto: the first present of cuda, xpu, mps, cpu"
     )
@@ -109,6 +121,7 @@ class EngineArgs:
                 ageing_s=self.priority_ageing_s,
             ),
             load=LoadConfig(load_format=self.load_format, seed=self.seed or 0),
+            quantization=self.quantization,
             device=self.device,
             enforce_eager=self.enforce_eager,
             tokenizer_path=str(tokenizer_path),
@@ -133,12 +146,14 @@ class EngineArgs:
 
 
 def check_type(name: str, annotation: Any, value: object) -> None:
-    """Hold an option to its annotation: a Literal, a plain type, a plain type and None, or a tuple of strings.
+    """Hold an option to its annotation: a Literal or a plain type, each with or without None, or a tuple of strings.
 
     Raises:
         InvalidParameterError: naming the option, its value and what it may be.
     """
     allowed = get_args(annotation) or (annotation,)
+    if get_origin(allowed[0]) is Literal:
+        allowed = get_args(allowed[0]) if value is not None else (NoneType,)
     if get_origin(annotation) is tuple:
         if not (isinstance(value, tuple) and all(type(item) is str for item in value)):
             raise InvalidParameterError(name, value, "must be a list of strings")

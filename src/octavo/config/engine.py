@@ -6,6 +6,7 @@ from typing import Literal
 from octavo.config.model import ModelConfig
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+QuantizationName = Literal["int8", "int4"]
 LATER_LOAD_FORMATS = ("pt", "gguf", "tensorizer")  # known, and not read yet
 
 
@@ -44,6 +45,7 @@ class EngineConfig:
     cache: CacheConfig
     scheduler: SchedulerConfig
     load: LoadConfig
+    quantization: QuantizationName | None  # of linear weights, made at load; None: they stay as they are
     device: str  # auto, cpu, cuda, mps or xpu; the worker resolves it, because that needs torch
     enforce_eager: bool = False  # no captured graphs
     tokenizer_path: str

@@ -80,9 +80,13 @@ class DeviceManager:
         """Wait until everything queued on the device is done."""
         self._kind.synchronize()
 
-    def kernels(self, dtype: torch.dtype) -> Kernels:
-        """Return the ops for layers of this dtype."""
-        return select_kernels(self.device, dtype)
+    def kernels(self, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
+        """Return the ops for layers of this dtype, whose weights they are to quantise.
+
+        Raises:
+            InvalidParameterError: this device, with this dtype, does not compute with weights quantised so.
+        """
+        return select_kernels(self.device, dtype, quantization)
 
     def attention(self, dtype: torch.dtype, name: str = "auto") -> AttentionBackend[Any]:
         """Return the attention backend for this dtype."""

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from octavo.errors import InvalidParameterError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLinear:
@@ -36,6 +38,10 @@ class Kernels(Protocol):
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """Map x [T, K] to [T, N]."""
+        ...
+
+    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """Like `pack_linear`, for `logits_linear`."""
         ...
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
@@ -109,8 +115,14 @@ _ONEDNN = {
 }
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """Return the best kernels there are for this device and dtype."""
+def select_kernels(device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
+    """Return the best kernels there are for this device and dtype, and for weights that they are to quantise.
+
+    Raises:
+        InvalidParameterError: there is no such quantisation, or none here.
+    """
+    if quantization is not None:
+        return _integer_kernels(device, dtype, quantization)
     if device.type == "cpu" and dtype in _NATIVE_DTYPES:
         from octavo.kernels.native import native_kernels
 
@@ -119,6 +131,21 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     module, class_name = _ONEDNN[dtype] if device.type == "cpu" and _has_onednn(dtype) else _REFERENCE
     kernels: Kernels = getattr(import_module(module), class_name)()
     return kernels
+
+
+def _integer_kernels(device: torch.device, dtype: torch.dtype, name: str) -> Kernels:
+    from octavo.kernels.native import native_kernels
+    from octavo.kernels.quantization import get_quantization
+
+    quantization = get_quantization(name)
+    plain = native_kernels() if device.type == "cpu" and dtype in _NATIVE_DTYPES else None
+    if plain is None:
+        here = f"here it is {device.type} with {str(dtype).removeprefix('torch.')}"
+        limit = f"needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off; {here}"
+        raise InvalidParameterError("quantization", name, limit)
+    from octavo.kernels.native_integers import IntegerNativeKernels
+
+    return IntegerNativeKernels(plain, quantization)
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

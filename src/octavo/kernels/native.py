@@ -86,6 +86,10 @@ class NativeKernels(ReferenceKernels):
         self.name = f"native-{level}"
         self._recording = local()  # of a thread: `buffers` while it records
 
+    def _share(self, other: "NativeKernels") -> None:
+        """Compute with another's threads, and record on its tapes: in place of a constructor's work."""
+        self._cpu, self.native, self._recording = other._cpu, other.native, other._recording
+
     def empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """Return memory for a result: torch's, or of the tape that this thread records."""
         buffers: TapeBuffers | None = getattr(self._recording, "buffers", None)
@@ -173,7 +177,7 @@ class NativeKernels(ReferenceKernels):
         out_size = num_outputs // 2 if is_gated else num_outputs
         packed = torch.empty(self._cpu.packed_size(in_size, out_size, is_gated), dtype=torch.bfloat16)
         self.native.pack_linear(weight.data_ptr(), in_size, out_size, is_gated, packed.data_ptr())
-        packed_bias = _pack_bias(bias, is_gated=is_gated)
+        packed_bias = pack_bias(bias, is_gated=is_gated)
         return NativeLinear(
             weight=packed,
             bias=packed_bias,
@@ -205,7 +209,7 @@ def _address(tensor: torch.Tensor | None) -> int:
     return _NO_ADDRESS if tensor is None else tensor.data_ptr()
 
 
-def _pack_bias(bias: torch.Tensor | None, *, is_gated: bool) -> torch.Tensor | None:
+def pack_bias(bias: torch.Tensor | None, *, is_gated: bool) -> torch.Tensor | None:
     """Bring a bias into the order of the panels' outputs, 32 each: float32, padded with zeros."""
     if bias is None:
         return None

@@ -27,6 +27,10 @@ class ReferenceKernels:
         """x @ weight.T + bias, accumulated in float32."""
         return F.linear(x, packed.weight, packed.bias)
 
+    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """As any linear map."""
+        return self.pack_linear(weight, bias)
+
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """As `linear`, to float32."""
         return self.linear(x, packed).float()

@@ -2,6 +2,7 @@
 
 import torch
 
+from octavo.kernels.dispatch import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import Linear
@@ -24,7 +25,11 @@ class LogitsHead(Linear):
         if self._tied_to is None:
             super().process_weights_after_loading()
         elif self._packed is None:
-            self._packed = self._context.kernels.pack_linear(self._tied_to.table, None)
+            self._packed = self.pack(self._tied_to.table, None)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """See `MergedLinear.pack`."""
+        return self._context.kernels.pack_logits_linear(weight, bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden [L, D] to logits [L, V], always float32."""

@@ -10,6 +10,7 @@ from octavo.config.engine import CacheConfig
 from octavo.config.model import ModelConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.errors import InsufficientMemoryError
+from octavo.kernels.quantization import Quantization
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,23 @@ def weights_bytes(model: ModelConfig, dtype_bytes: int, *, packing_copies: bool)
     """Return what the weights take in memory; a tied logits head counts twice where packing copies it."""
     num_copied = model.vocab_size * model.hidden_size if packing_copies and model.tie_word_embeddings else 0
     return (count_parameters(model) + num_copied) * dtype_bytes
+
+
+def quantized_weights_bytes(model: ModelConfig, dtype_bytes: int, quantization: Quantization) -> int:
+    """Return the same where linear maps become integers. The embedding stays as it is beside the logits head's copy."""
+    hidden, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    maps = [
+        (query + 2 * key, hidden),
+        (hidden, query),
+        (2 * model.intermediate_size, hidden),
+        (hidden, model.intermediate_size),
+    ]
+    in_integers = model.num_layers * sum(num_outputs * in_size for num_outputs, in_size in maps)
+    if not model.tie_word_embeddings:
+        in_integers += model.vocab_size * hidden
+    integers = model.num_layers * sum(quantization.linear.num_bytes(*shape) for shape in maps)
+    integers += quantization.logits.num_bytes(model.vocab_size, hidden)
+    return (count_parameters(model) - in_integers) * dtype_bytes + integers
 
 
 def activation_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int) -> int:

@@ -10,6 +10,7 @@ from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.manager import DeviceManager
+from octavo.kernels.quantization import get_quantization
 from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
@@ -22,6 +23,7 @@ from octavo.worker.memory import (
     choose_num_blocks,
     gib,
     kv_budget,
+    quantized_weights_bytes,
     weights_bytes,
 )
 from octavo.worker.model_runner import ModelRunner
@@ -38,6 +40,7 @@ class Worker:
         self._config = config
         self.devices = DeviceManager(config.device)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
+        self._kernels = self.devices.kernels(self._dtype, config.quantization)
         self._attention = self.devices.attention(self._dtype)
         self._model: CausalLM | None = None
         self._runner: ModelRunner | None = None
@@ -46,7 +49,7 @@ class Worker:
     def profile(self) -> str:
         """Device, dtype and kernels in one word: what the last bits depend on."""
         names = (self.devices.device.type, str(self._dtype).removeprefix("torch."))
-        return "-".join((*names, self.devices.kernels(self._dtype).name, self._attention.name))
+        return "-".join((*names, self._kernels.name, self._attention.name))
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
@@ -75,7 +78,7 @@ class Worker:
         model = self._config.model
         check_weights_fit(model, self._weights_bytes(), self._memory_budget())
         context = BuildContext(
-            kernels=self.devices.kernels(self._dtype),
+            kernels=self._kernels,
             attention=self._attention,
             dtype=self._dtype,
             device=self.devices.device,
@@ -142,8 +145,10 @@ class Worker:
         return self._attention.kv_layout(self._config.model.head_dim)
 
     def _weights_bytes(self) -> int:
-        packing_copies = self.devices.kernels(self._dtype).packing_copies
-        return weights_bytes(self._config.model, self._dtype.itemsize, packing_copies=packing_copies)
+        model, dtype_bytes = self._config.model, self._dtype.itemsize
+        if self._config.quantization is not None:
+            return quantized_weights_bytes(model, dtype_bytes, get_quantization(self._config.quantization))
+        return weights_bytes(model, dtype_bytes, packing_copies=self._kernels.packing_copies)
 
     def _memory_budget(self) -> int:
         """Return what Octavo may use of the device: the share asked for, or the device's own default."""

@@ -26,11 +26,21 @@ constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, in t
 constexpr std::int64_t kMostPanels = 16;              // whose results, of 512 rows, take 1 MiB
 constexpr std::int64_t kStreamedBytes = 1 << 20;      // results larger than this bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
+constexpr int kIntegerRowsAtOnce = OCTAVO_ROWS_AT_ONCE / 2;  // of a product of integers that is made of vectors
+constexpr std::int64_t kIntegerRowsOfBlock = 128;            // rows that stay in a cache while panels pass by
+constexpr std::int64_t kFewRows8 = 8, kFewRows4 = 8;         // up to here vectors do better than tiles
 
 #include "simd.inc.h"
 #include "tiles.inc.h"
 #include "norm.inc.h"
 #include "linear.inc.h"
+#include "integer_pack.inc.h"
+#include "integer_rows.inc.h"
+#include "integer_dot.inc.h"
+#if defined(OCTAVO_HAS_AMX)
+#include "integer_tiles.inc.h"
+#endif
+#include "integer_linear.inc.h"
 #include "attention_parts.inc.h"
 #include "attention_parts_float32.inc.h"
 #include "attention_heads.inc.h"
@@ -45,8 +55,10 @@ namespace octavo {
 const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .name = OCTAVO_TEXT(OCTAVO_LEVEL),
     .pack_linear = OCTAVO_LEVEL::pack_linear,
-    .linear = OCTAVO_LEVEL::linear,
-    .mlp = OCTAVO_LEVEL::mlp,
+    .quantise = OCTAVO_LEVEL::quantise,
+    .pack_integers = OCTAVO_LEVEL::pack_integers,
+    .linear = OCTAVO_LEVEL::linear_of_any_weight,
+    .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
     .rms_norm = OCTAVO_LEVEL::rms_norm,
     .attention = OCTAVO_LEVEL::attention,
 };

@@ -53,50 +53,57 @@ static void pack_rows(const RowsArgs& args, bf16* left, Pool& pool) {
   });
 }
 
+// Where a map's results go.
+struct Destination {
+  Output output;
+  std::int64_t out_size;  // N
+  void* out;              // [T, N] bf16 or float32; or, gated:
+  bf16* out_left;         // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
+
+  std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
+  std::int64_t num_panels() const { return ceil_div(out_size, outputs_per_panel()); }
+};
+
 // One map, its rows packed already.
 struct Product {
   const bf16* left;  // [row tiles][num_k][16][32]
   std::int64_t rows, num_k;
   PackedWeight packed;
-  Output output;
-  void* out;       // [T, N] bf16 or float32; or, gated:
-  bf16* out_left;  // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
+  Destination to;
 
-  std::int64_t num_row_tiles() const { return (rows + 15) / 16; }
-  std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
-  std::int64_t num_panels() const { return (packed.out_size + outputs_per_panel() - 1) / outputs_per_panel(); }
+  std::int64_t num_row_tiles() const { return ceil_div(rows, 16); }
 };
 
 // Panels are computed in pairs, so that results of 16 bits fill whole cache lines.
 constexpr std::int64_t kPair = 2;
 
 // One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
-static inline void store_row(const Product& product, std::int64_t row, std::int64_t pair, const f32x16* values,
+static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
-  const std::int64_t width = product.outputs_per_panel() * kPair, column = pair * width;
-  const std::int64_t count = smaller(width, product.packed.out_size - column);
-  if (product.output == Output::float32) {
-    float* out = static_cast<float*>(product.out) + row * product.packed.out_size + column;
+  const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;
+  const std::int64_t count = smaller(width, to.out_size - column);
+  if (to.output == Output::float32) {
+    float* out = static_cast<float*>(to.out) + row * to.out_size + column;
     alignas(64) float lanes[64];
     for (int i = 0; i < 4; ++i) store_f32(lanes + i * 16, values[i]);
     __builtin_memcpy(out, lanes, static_cast<std::size_t>(count) * sizeof(float));
     return;
   }
   alignas(64) bf16 lanes[64];
-  if (product.output == Output::gated) {
+  if (to.output == Output::gated) {
     // Rounded where a separate op would have read them rounded.
     store_bf16(lanes, silu(widen(narrow(values[0]))) * widen(narrow(values[1])));
     store_bf16(lanes + 16, silu(widen(narrow(values[2]))) * widen(narrow(values[3])));
   } else {
     for (int i = 0; i < 4; ++i) store_bf16(lanes + i * 16, values[i]);
   }
-  bf16* out = product.out_left
-                  ? product.out_left + (row / 16 * ceil_div(product.packed.out_size, 32) + pair) * kTileElements + row % 16 * 32
-                  : static_cast<bf16*>(product.out) + row * product.packed.out_size + column;
+  bf16* out = to.out_left
+                  ? to.out_left + (row / 16 * ceil_div(to.out_size, 32) + pair) * kTileElements + row % 16 * 32
+                  : static_cast<bf16*>(to.out) + row * to.out_size + column;
   if (streams && count == width && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
     for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lanes + i);
   } else {
-    __builtin_memcpy(out, lanes, static_cast<std::size_t>(product.out_left ? width : count) * sizeof(bf16));
+    __builtin_memcpy(out, lanes, static_cast<std::size_t>(to.out_left ? width : count) * sizeof(bf16));
   }
 }
 
@@ -114,7 +121,7 @@ static inline void store_pair(const Product& product, std::int64_t first, std::i
       values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
       if (product.packed.bias) values[i] += biases[i];
     }
-    store_row(product, row, panel / kPair, values, streams);
+    store_row(product.to, row, panel / kPair, values, streams);
   }
 }
 
@@ -171,14 +178,14 @@ static inline void multiply_block(const Product& product, const Blocking& blocki
 }
 
 static void multiply(const Product& product, Pool& pool) {
-  const std::int64_t num_row_tiles = product.num_row_tiles(), num_panels = product.num_panels();
+  const std::int64_t num_row_tiles = product.num_row_tiles(), num_panels = product.to.num_panels();
   const Blocking blocking = choose_blocking(num_row_tiles, product.num_k);
   const std::int64_t num_blocks = ceil_div(num_row_tiles, blocking.row_tiles);
   // Enough chunks that no thread waits long for another, and few enough that claiming them costs nothing.
   const std::int64_t num_together = ceil_div(num_panels, blocking.panels);
   const std::int64_t group = larger(1, num_together / (pool.num_threads() * kChunksPerThread)) * blocking.panels;
   const std::int64_t num_groups = ceil_div(num_panels, group);
-  const bool streams = product.rows * product.packed.out_size * 2 > kStreamedBytes;
+  const bool streams = product.rows * product.to.out_size * 2 > kStreamedBytes;
   pool.run(num_blocks * num_groups, [&](std::int64_t chunk) {
     const std::int64_t first = chunk / num_groups * blocking.row_tiles;
     const std::int64_t end = smaller(num_row_tiles, first + blocking.row_tiles);
@@ -200,7 +207,7 @@ static void linear(const LinearArgs& args, Pool& pool) {
   if (rows.rows == 0) return;
   bf16* left = static_cast<bf16*>(pool.scratch().bytes(left_elements(rows.rows, rows.size) * sizeof(bf16)));
   pack_rows(rows, left, pool);
-  multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, args.output, args.out, nullptr}, pool);
+  multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, {args.output, args.packed.out_size, args.out, nullptr}}, pool);
 }
 
 // down(silu(gate(x)) * up(x)). What lies between the two maps never leaves the layout of tiles.
@@ -212,6 +219,6 @@ static void mlp(const MlpArgs& args, Pool& pool) {
   bf16* left = static_cast<bf16*>(pool.scratch().bytes(num_elements * sizeof(bf16)));
   bf16* middle = left + size;
   pack_rows(rows, left, pool);
-  multiply({left, rows.rows, ceil_div(rows.size, 32), args.gate_up, Output::gated, nullptr, middle}, pool);
-  multiply({middle, rows.rows, ceil_div(middle_size, 32), args.down, Output::bf16, args.out, nullptr}, pool);
+  multiply({left, rows.rows, ceil_div(rows.size, 32), args.gate_up, {Output::gated, middle_size, nullptr, middle}}, pool);
+  multiply({middle, rows.rows, ceil_div(middle_size, 32), args.down, {Output::bf16, args.down.out_size, args.out, nullptr}}, pool);
 }

@@ -22,6 +22,20 @@ std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_ga
   return (out_size + outputs_per_panel - 1) / outputs_per_panel * ((in_size + 31) / 32) * 1024;
 }
 
+static std::int64_t num_panels(const PackIntegersArgs& args) {
+  const std::int64_t outputs_per_panel = args.is_gated ? 16 : 32;
+  return (args.out_size + outputs_per_panel - 1) / outputs_per_panel;
+}
+
+std::int64_t packed_integers_size(const PackIntegersArgs& args) {
+  return num_panels(args) * ((args.in_size + 63) / 64) * 2048 * args.form.bits / 8;
+}
+
+std::int64_t packed_scales_size(const PackIntegersArgs& args) {
+  const std::int64_t group_size = args.form.group_size ? args.form.group_size : args.in_size;
+  return num_panels(args) * ((args.in_size + group_size - 1) / group_size) * 32;
+}
+
 namespace {
 
 // The levels that this processor has, best first.
@@ -64,8 +78,27 @@ RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, std::
   return {at<const bf16>(x), rows, size, at<const bf16>(residual), at<const bf16>(norm_weight), eps, at<bf16>(total)};
 }
 
+PackIntegersArgs make_integers(int bits, std::int64_t group_size, std::int64_t in_size, std::int64_t out_size,
+                               bool is_gated) {
+  const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
+  if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits, and groups of 32, 64, 128 or 0 (all)");
+  // Sums of products of 8 bits stay within 32.
+  if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("a map of integers takes at most 131072 inputs");
+  PackIntegersArgs args = {};
+  args.form.bits = bits, args.form.group_size = group_size;
+  args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
+  return args;
+}
+
+PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uintptr_t values, std::uintptr_t scales,
+                                  std::uintptr_t offsets, std::uintptr_t bias) {
+  return {args.out_size, nullptr, at<const float>(bias),
+          {args.form.bits, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
+           at<const float>(offsets)}};
+}
+
 PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uintptr_t bias) {
-  return {out_size, at<const bf16>(weight), at<const float>(bias)};
+  return {out_size, at<const bf16>(weight), at<const float>(bias), {}};
 }
 
 // Calls that were noted down instead of made. `replay` makes them with another number of rows and another step.
@@ -123,6 +156,25 @@ class Kernels {
     run(ops_.pack_linear, PackArgs{at<const bf16>(weight), in_size, out_size, is_gated, at<bf16>(packed)});
   }
 
+  void quantise(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales) {
+    args.weight = at<const bf16>(weight), args.values = at<std::int8_t>(values), args.scales = at<float>(scales);
+    run_now(ops_.quantise, args);
+  }
+
+  void pack_weight(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t packed, std::uintptr_t packed_scales) {
+    args.weight = at<const bf16>(weight);
+    args.packed = at<std::uint8_t>(packed), args.packed_scales = at<float>(packed_scales);
+    run_now(ops_.pack_integers, args);
+  }
+
+  void pack_integers(PackIntegersArgs args, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t offsets,
+                     std::uintptr_t packed, std::uintptr_t packed_scales, std::uintptr_t packed_offsets) {
+    args.values = at<std::int8_t>(values), args.scales = at<float>(scales), args.offsets = at<const float>(offsets);
+    args.packed = at<std::uint8_t>(packed), args.packed_scales = at<float>(packed_scales);
+    args.packed_offsets = at<float>(packed_offsets);
+    run_now(ops_.pack_integers, args);
+  }
+
   void linear(const RowsArgs& rows, const PackedWeight& packed, Output output, std::uintptr_t out) {
     run(ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }
@@ -152,6 +204,13 @@ class Kernels {
     for (const Ops* ops : available_ops())
       if (level == ops->name) return *ops;
     throw std::invalid_argument("this processor has no level " + level);
+  }
+
+  template <class Args>
+  void run_now(void (*op)(const Args&, Pool&), const Args& args) {
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(pool_.mutex());
+    op(args, pool_);
   }
 
   template <class Args>
@@ -195,13 +254,21 @@ NB_MODULE(_cpu, m) {
   nb::class_<RowsArgs>(m, "Rows").def(nb::new_(&make_rows));
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(nb::new_(&make_packed))
+      .def_static("of_integers", &make_packed_integers)
       .def_ro("out_size", &PackedWeight::out_size);
+  nb::class_<PackIntegersArgs>(m, "Integers")
+      .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "in_size"_a, "out_size"_a, "is_gated"_a)
+      .def_prop_ro("packed_size", &packed_integers_size)
+      .def_prop_ro("scales_size", &packed_scales_size);
   nb::class_<Tape>(m, "Tape").def(nb::init<>()).def("__len__", &Tape::size);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("level", &Kernels::level)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack_linear)
+      .def("quantise", &Kernels::quantise)
+      .def("pack_weight", &Kernels::pack_weight)
+      .def("pack_integers", &Kernels::pack_integers)
       .def("linear", &Kernels::linear)
       .def("mlp", &Kernels::mlp)
       .def("rms_norm", &Kernels::rms_norm)

@@ -28,10 +28,22 @@ struct RowsArgs {
   bf16* total;              // [T, K], receives x + residual; null without residual
 };
 
+// A weight as integers of 8 or 4 bits: w = scale * q + offset, with a scale (and offset) for each output and group of k.
+// Panels of 32 outputs, each [ceil(K / 64)][2 tiles][16 quads of k][16 outputs][4]; of 4 bits, lines of two quads in one:
+// q + 8 in a nibble, the first quad in the lower ones. q is -127 ... 127, or -8 ... 7.
+struct Integers {
+  int bits;                    // 8 or 4; 0: the weight is no integers
+  std::int64_t group_size;     // 32, 64 or 128; 0: all of k
+  const std::uint8_t* values;
+  const float* scales;         // [panels][groups][32]
+  const float* offsets;        // the same, or null: zeros
+};
+
 struct PackedWeight {
   std::int64_t out_size;  // N, or I where it is gated
-  const bf16* weight;
+  const bf16* weight;     // null where it is integers
   const float* bias;      // [panels * 32], in the order of the panels' outputs, or null
+  Integers integers = {};
 };
 
 // gated: panels hold 16 gates and their 16 ups; the result is silu(gate) * up.
@@ -59,6 +71,22 @@ struct PackArgs {
   bf16* packed;
 };
 
+// Quantising fills `values` and `scales` from `weight`. Packing fills the panels, from those and `offsets`, or from
+// `weight` itself, as quantising would.
+struct PackIntegersArgs {
+  Integers form;           // of it: bits and group_size
+  std::int64_t in_size;    // K
+  std::int64_t out_size;   // N, or I where it is gated
+  bool is_gated;
+  const bf16* weight;      // [N, K]; gated: [2 * I, K], gates first; null where values are packed
+  std::int8_t* values;     // [N, K] or [2 * I, K]
+  float* scales;           // [N or 2 * I, groups]
+  const float* offsets;    // the same, or null
+  std::uint8_t* packed;
+  float* packed_scales;    // [panels][groups][32]
+  float* packed_offsets;   // the same, or null
+};
+
 struct NormArgs {
   RowsArgs rows;
   bf16* out;  // [T, K]
@@ -67,6 +95,8 @@ struct NormArgs {
 struct Ops {
   const char* name;
   void (*pack_linear)(const PackArgs&, Pool&);
+  void (*quantise)(const PackIntegersArgs&, Pool&);
+  void (*pack_integers)(const PackIntegersArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
@@ -74,6 +104,8 @@ struct Ops {
 };
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements
+std::int64_t packed_integers_size(const PackIntegersArgs& args);                       // bytes
+std::int64_t packed_scales_size(const PackIntegersArgs& args);                         // floats, of offsets too
 
 extern const Ops ops_portable;
 #if defined(__x86_64__)

@@ -11,6 +11,12 @@ static inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < 
 static inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 static inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
+// An integer that a template reads off a function's argument.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
 static inline f32x16 splat(float value) { return f32x16{} + value; }
 
 static inline f32x16 load_f32(const float* from) {

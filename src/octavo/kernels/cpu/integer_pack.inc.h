@@ -1,0 +1,182 @@
+// Weights as integers: how they become so, and their panels. Included inside namespace octavo::OCTAVO_LEVEL.
+//
+// Layouts: ops.h. A group is a stretch of k that shares a scale; w = scale * q, or scale * q + offset where q came with
+// offsets.
+
+// 64 integers of k by 16 rows (left) or 16 outputs (right) are a tile of 1 KiB; a unit is half of that in k.
+constexpr std::int64_t kTileK = 64, kUnitK = 32, kTileBytes = 1024;
+
+static inline std::int64_t num_k_tiles(std::int64_t in_size) { return ceil_div(in_size, kTileK); }
+static inline std::int64_t num_groups(const Integers& form, std::int64_t in_size) {
+  return form.group_size ? ceil_div(in_size, form.group_size) : 1;
+}
+static inline std::int64_t panel_bytes(const Integers& form, std::int64_t in_size) {
+  return num_k_tiles(in_size) * 2 * kTileBytes * form.bits / 8;
+}
+
+// To the nearest, ties to even; for |value| < 2^22.
+static inline f32x16 round_to_integers(f32x16 value) {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  return (f32x16)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+  __m256 halves[2];
+  __builtin_memcpy(halves, &value, sizeof value);
+  for (__m256& half : halves) half = _mm256_round_ps(half, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __builtin_memcpy(&value, halves, sizeof value);
+  return value;
+#else
+  asm("" : "+m"(value));  // keeps the compiler from rounding the product before and this sum in one
+  return value + 12582912.0f - 12582912.0f;
+#endif
+}
+
+static inline f32x16 bounded(f32x16 value, float low, float high) {
+  const f32x16 above = value < low ? splat(low) : value;
+  return above > high ? splat(high) : above;
+}
+
+// The sum of squares by which a group differs from its nearest multiples of `scale` in [-most, 7 or most].
+static inline float error_of_scale(const float* values, std::int64_t count, float scale, float low, float high) {
+  const float inverse = 1.0f / scale;
+  f32x16 sum = splat(0.0f);
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const f32x16 value = load_f32(values + i);
+    const f32x16 error = value - bounded(round_to_integers(value * inverse), low, high) * scale;
+    sum += error * error;
+  }
+  return sum_of_lanes(sum);
+}
+
+// The scale of a group of 4-bit integers: of those that bring its greatest value to -6.5 ... -10 (beyond -8 it is cut
+// off), the one with the least squared error. The side of the greatest value is the one that reaches -8.
+static inline float best_scale(const float* values, std::int64_t count, float extreme) {
+  float best = extreme / -8.0f, least = error_of_scale(values, count, best, -8.0f, 7.0f);
+  for (const float reach : {6.5f, 7.0f, 7.5f, 8.5f, 9.0f, 9.5f, 10.0f}) {
+    const float scale = extreme / -reach, error = error_of_scale(values, count, scale, -8.0f, 7.0f);
+    if (error < least) least = error, best = scale;
+  }
+  return best;
+}
+
+static inline float farthest_from_zero(const float* values, std::int64_t count) {
+  f32x16 low = splat(0.0f), high = splat(0.0f);
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const f32x16 value = load_f32(values + i);
+    low = value < low ? value : low;
+    high = value > high ? value : high;
+  }
+  const float least = -max_of_lanes(-low), most = max_of_lanes(high);
+  return -least > most ? least : most;
+}
+
+// One group of one output, `values` followed by zeros up to a multiple of 16: returns its scale.
+static inline float quantise_group(const float* values, std::int64_t count, int bits, std::int8_t* to) {
+  const float extreme = farthest_from_zero(values, count);
+  // A group of zeros, or of what vanishes beside any activation.
+  if (__builtin_fabsf(extreme) < 1e-30f) {
+    __builtin_memset(to, 0, static_cast<std::size_t>(count));
+    return 0.0f;
+  }
+  const float scale = bits == 8 ? __builtin_fabsf(extreme) / 127.0f : best_scale(values, count, extreme);
+  const float low = bits == 8 ? -127.0f : -8.0f, high = bits == 8 ? 127.0f : 7.0f, inverse = 1.0f / scale;
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const f32x16 rounded = bounded(round_to_integers(load_f32(values + i) * inverse), low, high);
+    std::int8_t integers[16];
+    for (int lane = 0; lane < 16; ++lane) integers[lane] = static_cast<std::int8_t>(rounded[lane]);
+    __builtin_memcpy(to + i, integers, static_cast<std::size_t>(smaller(16, count - i)));
+  }
+  return scale;
+}
+
+// One output [K]: its integers, and a scale for each group. `wide` has room for a group and 16 more.
+static inline void quantise_output(const bf16* from, const PackIntegersArgs& args, float* wide, std::int8_t* values,
+                                   float* scales) {
+  const std::int64_t group_size = args.form.group_size ? args.form.group_size : args.in_size;
+  for (std::int64_t first = 0; first < args.in_size; first += group_size) {
+    const std::int64_t count = smaller(group_size, args.in_size - first);
+    for (std::int64_t i = 0; i < count; i += 16)
+      store_f32(wide + i, load_bf16_part(from + first + i, smaller(16, count - i)));
+    scales[first / group_size] = quantise_group(wide, count, args.form.bits, values + first);
+  }
+}
+
+static void quantise(const PackIntegersArgs& args, Pool& pool) {
+  const std::int64_t groups = num_groups(args.form, args.in_size), num_rows = args.out_size * (args.is_gated ? 2 : 1);
+  const std::int64_t together = ceil_div(num_rows, 1024);
+  pool.run(ceil_div(num_rows, together), [&](std::int64_t chunk) {
+    float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(args.in_size + 16) * sizeof(float)));
+    for (std::int64_t row = chunk * together; row < smaller(num_rows, (chunk + 1) * together); ++row)
+      quantise_output(args.weight + row * args.in_size, args, wide, args.values + row * args.in_size,
+                      args.scales + row * groups);
+  });
+}
+
+// Puts 64 integers of an output into its column of a tile: bytes [16 quads][16 outputs][4], or half as many lines of two
+// quads each, the first in the lower nibbles.
+static inline void put_column(int bits, std::uint8_t* tile, std::int64_t column, const std::int8_t* values) {
+  if (bits == 8) {
+    for (int quad = 0; quad < 16; ++quad) __builtin_memcpy(tile + quad * 64 + column * 4, values + quad * 4, 4);
+    return;
+  }
+  for (int line = 0; line < 8; ++line) {
+    std::uint32_t low, high;
+    __builtin_memcpy(&low, values + line * 8, 4);
+    __builtin_memcpy(&high, values + line * 8 + 4, 4);
+    // q + 8 in a nibble: its highest bit flips.
+    const std::uint32_t pair = ((low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4) ^ 0x88888888u;
+    __builtin_memcpy(tile + line * 64 + column * 4, &pair, 4);
+  }
+}
+
+static inline void put_output(const PackIntegersArgs& args, std::uint8_t* panel, std::int64_t column, const std::int8_t* from) {
+  const std::int64_t tile_bytes = kTileBytes * args.form.bits / 8;
+  for (std::int64_t k = 0; k < args.in_size; k += kTileK) {
+    std::int8_t values[kTileK] = {};
+    __builtin_memcpy(values, from + k, static_cast<std::size_t>(smaller(kTileK, args.in_size - k)));
+    put_column(args.form.bits, panel + (k / kTileK * 2 + column / 16) * tile_bytes, column % 16, values);
+  }
+}
+
+// Room for one output while it is quantised.
+struct OutputScratch {
+  float *wide, *scales;
+  std::int8_t* values;
+};
+
+static inline OutputScratch make_output_scratch(const PackIntegersArgs& args) {
+  const std::int64_t groups = num_groups(args.form, args.in_size), wide_size = args.in_size + 16;
+  float* wide = static_cast<float*>(
+      thread_scratch().bytes(static_cast<std::size_t>((wide_size + groups) * 4 + args.in_size)));
+  return {wide, wide + wide_size, reinterpret_cast<std::int8_t*>(wide + wide_size + groups)};
+}
+
+static inline void pack_integer_panel(const PackIntegersArgs& args, std::int64_t panel, const OutputScratch& scratch) {
+  const std::int64_t groups = num_groups(args.form, args.in_size);
+  std::uint8_t* to = args.packed + panel * panel_bytes(args.form, args.in_size);
+  __builtin_memset(to, args.form.bits == 8 ? 0 : 0x88, static_cast<std::size_t>(panel_bytes(args.form, args.in_size)));
+  for (std::int64_t column = 0; column < 32; ++column) {
+    // A gated panel: 16 gates, then the ups that belong to them.
+    const std::int64_t output = args.is_gated ? panel * 16 + column % 16 : panel * 32 + column;
+    const std::int64_t row = args.is_gated && column >= 16 ? args.out_size + output : output;
+    const bool is_there = output < args.out_size;
+    const std::int8_t* values = args.weight ? scratch.values : args.values + row * args.in_size;
+    const float* scales = args.weight ? scratch.scales : args.scales + row * groups;
+    if (is_there && args.weight)
+      quantise_output(args.weight + row * args.in_size, args, scratch.wide, scratch.values, scratch.scales);
+    if (is_there) put_output(args, to, column, values);
+    for (std::int64_t group = 0; group < groups; ++group) {
+      const std::int64_t at = (panel * groups + group) * 32 + column;
+      args.packed_scales[at] = is_there ? scales[group] : 0.0f;
+      if (args.packed_offsets) args.packed_offsets[at] = is_there ? args.offsets[row * groups + group] : 0.0f;
+    }
+  }
+}
+
+static void pack_integers(const PackIntegersArgs& args, Pool& pool) {
+  const std::int64_t num_panels = ceil_div(args.out_size, args.is_gated ? 16 : 32), together = ceil_div(num_panels, 1024);
+  pool.run(ceil_div(num_panels, together), [&](std::int64_t chunk) {
+    const OutputScratch scratch = make_output_scratch(args);
+    for (std::int64_t panel = chunk * together; panel < smaller(num_panels, (chunk + 1) * together); ++panel)
+      pack_integer_panel(args, panel, scratch);
+  });
+}

@@ -1,0 +1,104 @@
+"""Octavo's own kernels for weights in integers. Ops are those of `NativeKernels`; packing makes the difference.
+
+Sums over the inputs of a group are exact, and what follows is done in one order: a row's bits depend on that row alone.
+
+Legend: N = outputs, K = inputs, G = groups of inputs.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
+from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight
+
+if TYPE_CHECKING:
+    from octavo.kernels.cpu import _cpu
+
+_NO_ADDRESS = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntegerLinear(NativeLinear):
+    """A packed map of integers; `weight` is bytes."""
+
+    scales: torch.Tensor  # [1 or 2, ...] float32: scales, and offsets where there are some
+
+
+class IntegerNativeKernels(NativeKernels):
+    """See `Kernels`. Activations are bfloat16."""
+
+    def __init__(self, plain: NativeKernels, quantization: Quantization) -> None:
+        """Share threads and recording with `plain`, which computes what is not a linear map."""
+        self._share(plain)
+        self.name = f"{plain.name}-{quantization.name}"
+        self._quantization = quantization
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack(weight, bias, self._quantization.linear)
+
+    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack(weight, bias, self._quantization.logits)
+
+    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack(weight, bias, self._quantization.linear, is_gated=True)
+
+    def quantize(self, weight: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
+        """Bring weight [N, K] bfloat16 into integers, in the plain layout: what packing it would choose."""
+        weight = weight.contiguous()
+        num_outputs, in_size = weight.shape
+        values = torch.empty(num_outputs, in_size, dtype=torch.int8)
+        scales = torch.empty(num_outputs, form.num_groups(in_size), dtype=torch.float32)
+        integers = self._integers(form, weight.shape, is_gated=False)
+        self.native.quantise(integers, weight.data_ptr(), values.data_ptr(), scales.data_ptr())
+        return QuantizedWeight(format=form, values=values, scales=scales)
+
+    def pack(
+        self,
+        weight: torch.Tensor | QuantizedWeight,
+        bias: torch.Tensor | None,
+        form: IntegerFormat,
+        *,
+        is_gated: bool = False,
+    ) -> PackedLinear:
+        """Bring weight [N, K], bfloat16 or integers already, and bias [N] into the layout that all linear ops read."""
+        plain = weight.values if isinstance(weight, QuantizedWeight) else weight
+        integers = self._integers(form, plain.shape, is_gated=is_gated)
+        packed = torch.empty(integers.packed_size, dtype=torch.uint8)
+        has_offsets = isinstance(weight, QuantizedWeight) and weight.offsets is not None
+        scales = torch.empty(1 + has_offsets, integers.scales_size)  # and offsets, in the order of the panels' outputs
+        addresses = packed.data_ptr(), scales[0].data_ptr(), scales[1].data_ptr() if has_offsets else _NO_ADDRESS
+        if isinstance(weight, QuantizedWeight):
+            self._pack_integers(integers, weight, addresses)
+        else:
+            self.native.pack_weight(integers, weight.contiguous().data_ptr(), *addresses[:2])
+        packed_bias = pack_bias(bias, is_gated=is_gated)
+        bias_address = _NO_ADDRESS if packed_bias is None else packed_bias.data_ptr()
+        return IntegerLinear(
+            weight=packed,
+            scales=scales,
+            bias=packed_bias,
+            num_outputs=plain.shape[0],
+            handle=self._cpu.PackedWeight.of_integers(integers, *addresses, bias_address),
+        )
+
+    def _pack_integers(
+        self, integers: "_cpu.Integers", weight: QuantizedWeight, addresses: tuple[int, int, int]
+    ) -> None:
+        values, scales = weight.values.contiguous(), weight.scales.contiguous()
+        offsets = None if weight.offsets is None else weight.offsets.contiguous()
+        offsets_address = _NO_ADDRESS if offsets is None else offsets.data_ptr()
+        self.native.pack_integers(integers, values.data_ptr(), scales.data_ptr(), offsets_address, *addresses)
+
+    def _integers(self, form: IntegerFormat, shape: torch.Size, *, is_gated: bool) -> "_cpu.Integers":
+        num_outputs, in_size = shape
+        integers: _cpu.Integers = self._cpu.Integers(
+            bits=form.bits,
+            group_size=form.group_size or 0,
+            in_size=in_size,
+            out_size=num_outputs // 2 if is_gated else num_outputs,
+            is_gated=is_gated,
+        )
+        return integers
