@@ -92,6 +92,13 @@ def test_a_stream_says_what_the_whole_says(server: HttpServer, fields: dict[str,
                 assert [value for c in own if c["logprobs"] for value in c["logprobs"][name]] == values
 
 
+def test_a_prompt_may_be_cut_and_a_reply_named(server: HttpServer) -> None:
+    reply = complete(server, truncate_prompt_tokens=2, echo=True, max_tokens=0, request_id="mine")
+    assert reply["usage"]["prompt_tokens"] == 2
+    assert PROMPT.endswith(reply["choices"][0]["text"])
+    assert reply["id"] == "cmpl-mine"
+
+
 def test_a_model_that_fills_no_middle_says_so(server: HttpServer) -> None:
     response = server.post(PATH, {"prompt": "a", "suffix": "b"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")

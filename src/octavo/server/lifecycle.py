@@ -14,7 +14,6 @@ from typing import Literal
 
 from octavo.config.args import EngineArgs
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.errors import OctavoError
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, unavailable
@@ -62,7 +61,7 @@ class EngineLifecycle:
             self.status = "dead"
             logger.error("the engine has ended: %s", self.failure)
             await asyncio.sleep(DEATH_NOTICE_S)
-        except OctavoError as error:
+        except Exception as error:  # noqa: BLE001 - whoever serves raises it again when all is closed
             self.status, self.failure = "failed", error
         self.on_end()
 

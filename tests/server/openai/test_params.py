@@ -8,10 +8,10 @@ import pytest
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.openai.completion_plan import split_prompts
 from octavo.server.openai.form import requested_form
 from octavo.server.openai.models import ModelNames
 from octavo.server.openai.params import chat_params, completion_params, wire_names
+from octavo.server.openai.prompts import split_prompts, truncated
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.structured_output import StructuredOutput
 
@@ -125,6 +125,14 @@ def test_prompts() -> None:
     for wrong in mixed:
         with pytest.raises(ApiError):
             split_prompts(wrong, 2)
+
+
+def test_a_prompt_keeps_its_end_when_it_is_cut() -> None:
+    prompt = {"prompt_token_ids": [1, 2, 3]}
+    assert truncated(prompt, None) == truncated(prompt, 9) == prompt
+    assert truncated(prompt, 2) == {"prompt_token_ids": [2, 3]}
+    with pytest.raises(ApiError, match="at least 1"):
+        truncated(prompt, 0)
 
 
 def test_a_model_is_found_by_name_last_part_and_alias_in_any_case() -> None:

@@ -16,6 +16,7 @@ from octavo.server.openai.chunks import ReplyHead
 from octavo.server.openai.history import template_messages
 from octavo.server.openai.logprobs import ChatRows, TokenNames
 from octavo.server.openai.params import chat_params
+from octavo.server.openai.prompts import truncated
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest
 from octavo.server.openai.wishes import Wishes
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -39,13 +40,14 @@ def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFron
     Raises:
         ApiError, UserError: naming what is wrong.
     """
-    _refuse_templates(request)
+    _refuse_unsupported(request)
     wishes = Wishes.of(request)
     answers = AnswerPlan.of(request, chat_params(request, front.inputs.default_params), formats)
     options = {**answers.prompt_options, **prompt_end(request)}
     if request.documents is not None:
         options["documents"] = request.documents
-    tokens = front.inputs.chat_prompt(conversation(request.messages, front.tokenizer), **options)
+    whole = front.inputs.chat_prompt(conversation(request.messages, front.tokenizer), **options)
+    tokens = truncated(whole, request.truncate_prompt_tokens)
     answers = answers.after(tokens["prompt_token_ids"])
     prompt = front.process(
         tokens,
@@ -111,7 +113,9 @@ def _text_of(content: str | list[ContentPart] | None, path: str) -> str | None:
     return "".join(part.text or part.refusal or "" for part in content)
 
 
-def _refuse_templates(request: ChatCompletionRequest) -> None:
-    """A template is a program, and this one would come from a stranger."""
-    if request.chat_template is not None:
+def _refuse_unsupported(request: ChatCompletionRequest) -> None:
+    if request.add_special_tokens:
+        text = "The chat template writes all special tokens; none can be added."
+        raise bad_request(text, "add_special_tokens", "unsupported_parameter")
+    if request.chat_template is not None:  # a program, and this one would come from a stranger
         raise bad_request("Templates in requests are refused.", "chat_template", "unsupported_parameter")

@@ -19,10 +19,13 @@ class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None
 
     @classmethod
-    def new(cls, prefix: str, model: str, fingerprint: str | None) -> "ReplyHead":
-        """Draw an id."""
+    def new(cls, prefix: str, model: str, fingerprint: str | None, own_id: str | None = None) -> "ReplyHead":
+        """Draw an id, unless the client has one of its own."""
         return cls(
-            id=f"{prefix}-{uuid.uuid4().hex}", model=model, created=int(time.time()), system_fingerprint=fingerprint
+            id=f"{prefix}-{own_id or uuid.uuid4().hex}",
+            model=model,
+            created=int(time.time()),
+            system_fingerprint=fingerprint,
         )
 
 

@@ -11,6 +11,7 @@ from octavo.server.errors import bad_request
 from octavo.server.openai.chunks import ReplyHead
 from octavo.server.openai.logprobs import TokenNames
 from octavo.server.openai.params import completion_params
+from octavo.server.openai.prompts import split_prompts, truncated
 from octavo.server.openai.protocol import CompletionRequest
 from octavo.server.openai.wishes import Wishes
 
@@ -52,7 +53,7 @@ def plan_completion(
     add_special_tokens = request.add_special_tokens is not False
     prompts = [
         front.process(
-            _with_ids(prompt, front, add_special_tokens),
+            _with_ids(prompt, front, add_special_tokens, request.truncate_prompt_tokens),
             params,
             priority=RequestPriority.NORMAL if request.priority is None else request.priority,
             cache_salt=request.cache_salt,
@@ -73,29 +74,6 @@ def plan_completion(
     )
 
 
-def split_prompts(given: str | list[str | int | list[int]], limit: int) -> list[Prompt]:
-    """Return the prompts of a request: one text, one list of ids, or a list of either.
-
-    Raises:
-        ApiError: 400; none, too many, or a list that mixes kinds.
-    """
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise bad_request("'prompt' must not be empty.", "prompt")
-    token_ids = [item for item in given if isinstance(item, int)]
-    if len(token_ids) == len(given):
-        return [{"prompt_token_ids": token_ids}]
-    prompts: list[Prompt] = []
-    for item in given:
-        if isinstance(item, int):
-            raise bad_request("'prompt' mixes token ids with other kinds of prompts.", "prompt")
-        prompts.append(item if isinstance(item, str) else {"prompt_token_ids": item})
-    if len(prompts) > limit:
-        raise bad_request(f"{len(prompts)} prompts: at most {limit} per request.", "prompt")
-    return prompts
-
-
 def _refuse_unsupported(request: CompletionRequest) -> None:
     if request.suffix:
         raise bad_request("This model does not fill in the middle.", "suffix", "unsupported_parameter")
@@ -103,10 +81,11 @@ def _refuse_unsupported(request: CompletionRequest) -> None:
         raise bad_request("'best_of' is not offered; it may only equal 'n'.", "best_of", "unsupported_parameter")
 
 
-def _with_ids(prompt: Prompt, front: EngineFront, add_special_tokens: bool) -> Prompt:
-    if isinstance(prompt, str) and not add_special_tokens:
-        return {"prompt_token_ids": front.tokenizer.encode(prompt, add_special_tokens=False)}
-    return prompt
+def _with_ids(prompt: Prompt, front: EngineFront, add_special_tokens: bool, most: int | None) -> Prompt:
+    """Return the prompt as it is unless the request says more about its tokens."""
+    if isinstance(prompt, str) and (most is not None or not add_special_tokens):
+        prompt = {"prompt_token_ids": front.tokenizer.encode(prompt, add_special_tokens)}
+    return prompt if isinstance(prompt, str) else truncated(prompt, most)
 
 
 def _text_of(prompt: ProcessedRequest, front: EngineFront) -> str:

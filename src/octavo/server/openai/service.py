@@ -33,6 +33,9 @@ from octavo.server.openai.tokens import detokenize, tokenize
 
 T = TypeVar("T")
 
+_MANY_PROMPTS = 16
+_MAX_ID_CHARACTERS = 128
+
 
 class OpenAICompatibleService:
     """Built once, when the engine is ready, and passed to whoever serves.
@@ -63,6 +66,7 @@ class OpenAICompatibleService:
     async def completions(self, request: CompletionRequest, *, is_large: bool = False) -> Completion | CompletionStream:
         """Go on with one prompt or many: a reply, or a stream that is yet to start if the request wants one."""
         head = self._begin(request, "cmpl")
+        is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
         work = partial(plan_completion, request, head, self._engine.front, max_prompts=self._args.max_prompts)
         plan = await _settle(work, request, is_large)
         return CompletionStream(self._engine, plan) if request.stream else await whole_completion(self._engine, plan)
@@ -80,7 +84,9 @@ class OpenAICompatibleService:
     def _begin(self, request: GenerationRequest, prefix: str) -> ReplyHead:
         if request.n is not None and request.n > self._args.max_n:
             raise bad_request(f"n={request.n}: at most {self._args.max_n}", "n")
-        return ReplyHead.new(prefix, self.models.find(request.model), self._fingerprint)
+        if request.request_id is not None and len(request.request_id) > _MAX_ID_CHARACTERS:
+            raise bad_request(f"request_id: at most {_MAX_ID_CHARACTERS} characters", "request_id")
+        return ReplyHead.new(prefix, self.models.find(request.model), self._fingerprint, request.request_id)
 
 
 async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
