@@ -14,6 +14,7 @@ from octavo.device.cpu import CpuKind
 from octavo.device.cuda import CudaKind
 from octavo.device.manager import DeviceManager
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
+from octavo.kernels.native import NativeKernels
 from octavo.loader.base import get_model_loader
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights
@@ -106,3 +107,15 @@ def test_a_cuda_device_describes_itself() -> None:
     devices.synchronize()
     assert devices.describe()["processor"]
     assert CudaKind().supports(torch.float16)
+
+
+def test_threads_are_the_kernels_threads() -> None:
+    before = torch.get_num_threads()
+    try:
+        kernels = DeviceManager("cpu", threads=3).kernels(torch.bfloat16)
+        assert torch.get_num_threads() == 3
+        if isinstance(kernels, NativeKernels):
+            assert kernels.native.num_threads == 3
+            assert DeviceManager("cpu", threads=3).kernels(torch.bfloat16) is kernels
+    finally:
+        torch.set_num_threads(before)

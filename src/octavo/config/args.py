@@ -29,6 +29,7 @@ from octavo.loader.hub import resolve_model
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo"
+_COUNTS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "num_kv_blocks", "threads")
 _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -69,6 +70,7 @@ class EngineArgs:
     load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, only config.json is needed")
     seed: int | None = option(None, "derives the seeds of requests that bring none, and dummy weights; default: random")
     priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
+    threads: int | None = option(None, "CPU threads of the model; default: the cores that this process may keep busy")
     enforce_eager: bool = option(False, "compute op by op, without captured graphs")
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
@@ -82,7 +84,7 @@ class EngineArgs:
             raise InvalidParameterError("load_format", self.load_format, limit)
         for spec in fields(self):
             check_type(spec.name, spec.type, getattr(self, spec.name))
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "num_kv_blocks"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameterError(name, value, "an integer of at least 1")
@@ -123,6 +125,7 @@ class EngineArgs:
             load=LoadConfig(load_format=self.load_format, seed=self.seed or 0),
             quantization=self.quantization,
             device=self.device,
+            threads=self.threads,
             enforce_eager=self.enforce_eager,
             tokenizer_path=str(tokenizer_path),
             use_generation_config=self.generation_config == "auto",

@@ -47,6 +47,7 @@ class EngineConfig:
     load: LoadConfig
     quantization: QuantizationName | None  # of linear weights, made at load; None: they stay as they are
     device: str  # auto, cpu, cuda, mps or xpu; the worker resolves it, because that needs torch
+    threads: int | None = None  # of a CPU; None: as many as the cores that this process may keep busy
     enforce_eager: bool = False  # no captured graphs
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint

@@ -33,9 +33,10 @@ class DeviceManager:
     Raises:
         DeviceUnavailableError: the device was named, and is not here.
         UnknownOptionError: there is no such kind of device.
+        InvalidParameterError: `threads` for a device that has none of ours.
     """
 
-    def __init__(self, device: str = "auto") -> None:
+    def __init__(self, device: str = "auto", threads: int | None = None) -> None:
         kind = self.detect_device() if device == "auto" else device
         if kind not in _KINDS:
             raise UnknownOptionError("device", kind, ["auto", *_KINDS])
@@ -44,6 +45,10 @@ class DeviceManager:
             here = ", ".join(name for name in _KINDS if _load_kind(name).is_available())
             raise DeviceUnavailableError(f"device={device!r}: this machine, with this build of torch, has only: {here}")
         self._kind.prepare()
+        if threads is not None:
+            if kind != "cpu":
+                raise InvalidParameterError("threads", threads, f"nothing: they are a CPU's, and the device is {kind}")
+            torch.set_num_threads(threads)
         self.device = torch.device(kind)
 
     @staticmethod

@@ -32,10 +32,10 @@ _LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx2, portable, or torch: c
 _NO_ADDRESS = 0
 
 
-@cache
 def native_kernels() -> "NativeKernels | None":
-    """Return the kernels of this processor's best level, or of the one in OCTAVO_CPU_LEVEL; the same at every call.
+    """Return the kernels of this processor's best level, or of the one in OCTAVO_CPU_LEVEL, with torch's threads.
 
+    The same object for the same level and threads: kernels hold threads, and programs may build many engines.
     None, said once in the log, where they were not built, or the variable says `torch`.
 
     Raises:
@@ -45,12 +45,22 @@ def native_kernels() -> "NativeKernels | None":
     if wanted == "torch":
         return None
     if not is_built():
-        logger.warning("the C++ kernels were not built (no compiler at install?): computing with torch's ops instead")
+        _say_that_they_were_not_built()
         return None
     levels = available_levels()
     if wanted is not None and wanted not in levels:
         raise UnknownOptionError(_LEVEL_VARIABLE, wanted, [*levels, "torch"])
-    return NativeKernels(wanted or levels[0], torch.get_num_threads())
+    return _kernels_of(wanted or levels[0], torch.get_num_threads())
+
+
+@cache
+def _kernels_of(level: str, num_threads: int) -> "NativeKernels":
+    return NativeKernels(level, num_threads)
+
+
+@cache  # once
+def _say_that_they_were_not_built() -> None:
+    logger.warning("the C++ kernels were not built (no compiler at install?): computing with torch's ops instead")
 
 
 def is_built() -> bool:

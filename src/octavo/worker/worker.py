@@ -38,7 +38,7 @@ class Worker:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self.devices = DeviceManager(config.device)
+        self.devices = DeviceManager(config.device, config.threads)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
         self._attention = self.devices.attention(self._dtype)
