@@ -30,11 +30,15 @@ QWEN3_0_6B: dict[str, Any] = {
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
-    """Write `config` and the demo model's tokenizer to `folder`; prompts are token ids anyway."""
+    """Write `config` and a tokenizer to `folder`: the demo model's, filled up so that every id stands for some text."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(_DEMO / name, folder / name)
+    shutil.copy(_DEMO / "tokenizer_config.json", folder / "tokenizer_config.json")
+    tokenizer = json.loads((_DEMO / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    taken = {*vocab.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    vocab.update({f"w{token_id}": token_id for token_id in range(config["vocab_size"]) if token_id not in taken})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 
 
