@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
-from octavo.cli.remote.http import HttpClient, Response
+from octavo.cli.remote.connection import Response
+from octavo.cli.remote.http import HttpClient
 from octavo.cli.remote.sse import EventReader
 from octavo.cli.remote.wire import DONE, check_status, read_chunk
 from octavo.cli.speech import Speech

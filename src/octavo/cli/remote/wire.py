@@ -5,7 +5,8 @@ Source: OpenAI's published API description; `reasoning_content` and `reasoning` 
 
 import msgspec
 
-from octavo.cli.remote.http import HttpClient, Response
+from octavo.cli.remote.connection import Response
+from octavo.cli.remote.http import HttpClient
 from octavo.errors import InvalidParameterError, RequestError
 
 DONE = b"[DONE]"

@@ -1,0 +1,99 @@
+"""One HTTP/1.1 connection, for a client that shares its cores with the server it measures.
+
+A piece of a body reaches its reader inside the callback that took it off the socket: no queue, no task switch.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import httptools
+
+from octavo.errors import RequestError
+
+Headers = dict[str, str]  # names in lower case
+OnBody = Callable[[bytes], None]
+
+
+@dataclass(kw_only=True, slots=True)
+class Response:
+    """What a server answered. The body of a success is empty where `on_body` took it piece by piece."""
+
+    status: int = 0
+    headers: Headers = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_ok(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class Connection(asyncio.Protocol):
+    """Carries one request at a time. Has the callbacks of asyncio and, named `on_...`, of httptools."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.idle_since_s = 0.0
+        self._transport: asyncio.Transport
+        self._parser: httptools.HttpResponseParser
+        self._response = Response()
+        self._done: asyncio.Future[Response] | None = None
+        self._on_body: OnBody | None = None
+
+    def exchange(self, message: bytes, on_body: OnBody | None) -> "asyncio.Future[Response]":
+        self._parser = httptools.HttpResponseParser(self)
+        self._response = Response()
+        self._on_body = on_body
+        self._done = asyncio.get_running_loop().create_future()
+        if not self.is_open:
+            self._fail("the server has closed the connection")
+        else:
+            self._transport.write(message)
+        return self._done
+
+    def close(self) -> None:
+        self.is_open = False
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its bases
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._done is None or self._done.done():
+            return self.close()  # nobody asked
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(f"the server's answer is not HTTP: {error}")
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._fail(f"the server ended the connection before its answer was complete{f': {exc}' if exc else ''}")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._response.status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        if self._on_body is not None and self._response.is_ok:
+            self._on_body(piece)
+        else:
+            self._response.body += piece
+
+    def on_message_complete(self) -> None:
+        if self._response.status < 200:  # "continue" and the like: the answer is still to come
+            self._response = Response()
+            return
+        if not self._parser.should_keep_alive():
+            self.close()
+        if self._done is not None and not self._done.done():
+            self._done.set_result(self._response)
+
+    def _fail(self, why: str) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(RequestError(why))
