@@ -47,9 +47,14 @@ class Sequence:
 
 
 def make_backend(name: str, dtype: torch.dtype, *, num_threads: int = 2) -> AttentionBackend[Any]:
-    """Return the backend that the selector knows by this name, or, as "native-avx2", the C++ one of a level."""
-    if name.startswith("native-"):
-        return NativeAttention(native_kernels_of(name.removeprefix("native-"), num_threads), dtype)
+    """Return the backend that the selector knows by this name, or, as "native-avx2", the C++ one of a level.
+
+    With "+int8" behind it, keys and values are kept as int8.
+    """
+    level, _, kv_dtype = name.removeprefix("native-").partition("+")
+    if level != name:
+        kernels = native_kernels_of(level, num_threads)
+        return NativeAttention(kernels, dtype, torch.int8 if kv_dtype == "int8" else dtype)
     return select_attention(torch.device("cpu"), dtype, name)
 
 
@@ -69,6 +74,8 @@ class Pool:
         self.backend = make_backend(backend, shape.dtype, num_threads=num_threads)
         layout = self.backend.kv_layout(shape.head_dim)
         size = (shape.num_blocks * shape.block_size, shape.num_kv_heads, layout.head_size)
+        # As int8, rubbish of all ones: scales of NaN.
+        rubbish = -1 if layout.dtype == torch.int8 else rubbish
         self.kv_cache = LayerKVCache(
             key=torch.full(size, rubbish, dtype=layout.dtype), value=torch.full(size, rubbish, dtype=layout.dtype)
         )

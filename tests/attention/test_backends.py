@@ -8,7 +8,7 @@ import torch
 from tests.attention.steps import NATIVE, Pool, Sequence, Shape, exact_attention, run_step
 
 from octavo.attention.selector import select_attention
-from octavo.errors import UnknownOptionError, UnsupportedModelError
+from octavo.errors import InvalidParameterError, UnknownOptionError, UnsupportedModelError
 
 CPU = torch.device("cpu")
 # Results are means of values of size 1: float32 keeps 7 digits, bfloat16 rounds weights and result to 1 in 256.
@@ -136,6 +136,10 @@ def test_selection() -> None:
     assert select_attention(CPU, torch.float16).name == "torch-sdpa"
     with pytest.raises(UnknownOptionError, match="sdpa"):
         select_attention(CPU, torch.float32, "sdap")
+    with pytest.raises(InvalidParameterError, match="kv_cache_dtype='int8'"):
+        select_attention(CPU, torch.float16, kv_cache_dtype="int8")
+    with pytest.raises(InvalidParameterError, match="kv_cache_dtype='bf16'"):
+        select_attention(CPU, torch.float32, kv_cache_dtype="bf16")
     with pytest.raises(UnknownOptionError, match="native"):
         select_attention(CPU, torch.float16, "native")
 

@@ -19,6 +19,7 @@ SHAPES = [
 ]
 LENGTH = 150
 BACKENDS = [("tiled", torch.float32), *((name, dtype) for name in NATIVE for dtype in (torch.float32, torch.bfloat16))]
+BACKENDS += [(f"{name}+int8", torch.bfloat16) for name in NATIVE]
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda param: f"{param[0]}-{param[1]}".replace("torch.", ""))

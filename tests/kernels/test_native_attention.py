@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tests.attention.steps import NATIVE, Pool, Sequence, Shape, run_step
+from tests.attention.steps import NATIVE, Pool, Sequence, Shape, exact_attention, run_step
 
 from octavo.attention.base import HeadNorms
 
@@ -21,7 +21,7 @@ SHAPES = [
     Shape(num_heads=4, num_kv_heads=2, head_dim=128, block_size=32),
     Shape(num_heads=2, num_kv_heads=1, head_dim=256, block_size=96),
 ]
-LENGTH = 301
+LENGTH = 301  # 7 times 43
 pytestmark = pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")
 
 
@@ -146,3 +146,35 @@ def test_sizes_far_from_one(name: str, dtype: torch.dtype, size: float) -> None:
         slack = 2e-2 * torch.maximum(least.abs(), most.abs())
         assert (result[position].float() <= most + slack).all()
         assert (result[position].float() >= least - slack).all()
+
+
+def rounded_to_int8(x: torch.Tensor) -> torch.Tensor:
+    """Return heads [C, G, D] as they are kept: whole numbers up to 127 of the greatest's 127th part."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return ((x.float() / scale).round() * scale).double()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}")
+def test_keys_and_values_kept_as_int8(name: str, dtype: torch.dtype, shape: Shape) -> None:
+    """As attention over the rounded keys and values, in prompts and decodes; half the room, but for the scale."""
+    pool = Pool(f"{name}+int8", replace(shape, dtype=dtype))
+    sequence = pool.sequence(LENGTH, seed=1)
+    results = [run_step(pool, [(sequence, start, start + 43)])[0] for start in range(0, LENGTH - LENGTH % 43, 43)]
+    kept = replace(sequence, key=rounded_to_int8(sequence.key), value=rounded_to_int8(sequence.value))
+    exact = exact_attention(kept)
+    # A key at the edge between two whole numbers may go the other way: a 127th of it, in one of its D elements.
+    tolerance = 2.0**-7 if dtype == torch.bfloat16 else 1e-3
+    torch.testing.assert_close(torch.cat(results).double(), exact, atol=tolerance, rtol=tolerance)
+    assert pool.kv_cache.key.dtype == torch.int8
+    assert pool.kv_cache.key.shape[-1] == -(-shape.head_dim // 32) * 32 + 4
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(exact_attention(sequence), exact, atol=1e-3, rtol=1e-3)
+
+
+def test_nan_stays_in_its_row_as_int8(name: str) -> None:
+    pool = Pool(f"{name}+int8", Shape(num_heads=4, num_kv_heads=2, head_dim=40, block_size=32, dtype=torch.bfloat16))
+    clean, bad = pool.sequence(90, seed=1), pool.sequence(90, seed=1)
+    bad.value[53, 0, 3] = torch.nan
+    expected, result = run_step(pool, [(sequence, 0, 90) for sequence in (clean, bad)])
+    assert torch.equal(result[:53], expected[:53])
+    assert result[53:, :2].isnan().all()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
 _HEAD_PADDING = 32  # elements: a tile of keys or values is made of parts of 32 by 32
+_INT8_SCALE_SIZE = 4  # bytes, beside each head of a key or value kept as int8
 _MAX_HEAD_DIM = 256
 _ROWS_PER_BLOCK = 32
 _NO_ADDRESS = 0
@@ -34,16 +35,17 @@ class NativePlan:
 
 
 class NativeAttention:
-    """See `AttentionBackend`. bfloat16 and float32."""
+    """See `AttentionBackend`. bfloat16 and float32; keys and values in the same dtype, or int8 with float32 scales."""
 
     is_row_invariant = True
 
-    def __init__(self, kernels: NativeKernels, dtype: torch.dtype) -> None:
+    def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu
 
         self._cpu, self._kernels, self._native, self._dtype = _cpu, kernels, kernels.native, dtype
         self._layers: dict[tuple[AttentionLayer, int], _cpu.AttentionLayer] = {}  # by layer and block size
-        self.name = f"native-{kernels.native.level}"
+        self._kv_dtype = kv_dtype or dtype
+        self.name = f"native-{kernels.native.level}" + ("-int8-kv" if self._kv_dtype == torch.int8 else "")
 
     def kv_layout(self, head_dim: int) -> KVLayout:
         """See `AttentionBackend.kv_layout`.
@@ -56,7 +58,11 @@ class NativeAttention:
                 f"head_dim={head_dim}: the C++ attention takes at most {_MAX_HEAD_DIM}; "
                 "set OCTAVO_CPU_LEVEL=torch to compute with torch's ops"
             )
-        return KVLayout(head_size=-(-head_dim // _HEAD_PADDING) * _HEAD_PADDING, dtype=self._dtype)
+        scale_size = _INT8_SCALE_SIZE if self._kv_dtype == torch.int8 else 0
+        return KVLayout(
+            head_size=-(-head_dim // _HEAD_PADDING) * _HEAD_PADDING + scale_size,
+            dtype=self._kv_dtype,
+        )
 
     def plan(self, batch: ForwardBatch) -> NativePlan:
         return NativePlan(batch)
@@ -118,6 +124,7 @@ class NativeAttention:
             norm_eps=norms.eps if norms else 0.0,
             scale=layer.scale,
             is_float32=self._dtype == torch.float32,
+            has_int8_kv=self._kv_dtype == torch.int8,
         )
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from octavo.attention.base import AttentionBackend
-from octavo.errors import UnknownOptionError
+from octavo.config.engine import KVCacheDType
+from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.kernels.dispatch import select_kernels
 
 if TYPE_CHECKING:
@@ -19,11 +20,16 @@ _BACKENDS = {
 }
 
 
-def select_attention(device: torch.device, dtype: torch.dtype, name: str = "auto") -> AttentionBackend[Any]:
+def select_attention(
+    device: torch.device, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"
+) -> AttentionBackend[Any]:
     """Return the backend called `name`. "auto": row-invariant where the rest of the model is, otherwise the fastest.
+
+    Keys and values are kept in the model's dtype ("auto"), or in the one that `kv_cache_dtype` names.
 
     Raises:
         UnknownOptionError: no such backend here; the message names those there are.
+        InvalidParameterError: the backend does not keep keys and values so.
     """
     native = _native_kernels(device, dtype)
     here = [known for known in _BACKENDS if known != "native" or native is not None]
@@ -33,9 +39,20 @@ def select_attention(device: torch.device, dtype: torch.dtype, name: str = "auto
     if name not in here:
         raise UnknownOptionError("attention backend", name, ["auto", *here])
     module, class_name = _BACKENDS[name]
-    kernels = native if name == "native" else select_kernels(device, dtype)
-    backend: AttentionBackend[Any] = getattr(import_module(module), class_name)(kernels, dtype)
+    make = getattr(import_module(module), class_name)
+    kv_dtype = _kv_dtype(dtype, kv_cache_dtype, has_int8=name == "native")
+    backend: AttentionBackend[Any] = (
+        make(native, dtype, kv_dtype) if name == "native" else make(select_kernels(device, dtype), dtype)
+    )
     return backend
+
+
+def _kv_dtype(dtype: torch.dtype, wanted: KVCacheDType, *, has_int8: bool) -> torch.dtype:
+    if wanted == "int8" and not has_int8:
+        raise InvalidParameterError("kv_cache_dtype", wanted, "needs the C++ attention: bfloat16 or float32 on a CPU")
+    if wanted == "bf16" and dtype != torch.bfloat16:
+        raise InvalidParameterError("kv_cache_dtype", wanted, f"auto or int8 for a model that computes in {dtype}")
+    return torch.int8 if wanted == "int8" else dtype
 
 
 def _native_kernels(device: torch.device, dtype: torch.dtype) -> "NativeKernels | None":

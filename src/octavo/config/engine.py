@@ -5,6 +5,7 @@ from typing import Literal
 
 from octavo.config.model import ModelConfig
 
+KVCacheDType = Literal["auto", "bf16", "int8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 QuantizationName = Literal["int8", "int4"]
 LATER_LOAD_FORMATS = ("pt", "gguf", "tensorizer")  # known, and not read yet
@@ -18,6 +19,7 @@ class CacheConfig:
     num_kv_blocks: int | None  # None: as many as the measured memory allows
     gpu_memory_utilization: float | None  # fraction of the device's memory; None: the device's own default
     enable_prefix_caching: bool
+    kv_cache_dtype: KVCacheDType = "auto"  # auto: the model's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 
 from octavo.attention.base import AttentionBackend
 from octavo.attention.selector import select_attention
+from octavo.config.engine import KVCacheDType
 from octavo.config.model import DType
 from octavo.device.base import DeviceKind, DeviceMemory
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
@@ -93,9 +94,11 @@ class DeviceManager:
         """
         return select_kernels(self.device, dtype, quantization)
 
-    def attention(self, dtype: torch.dtype, name: str = "auto") -> AttentionBackend[Any]:
+    def attention(
+        self, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"
+    ) -> AttentionBackend[Any]:
         """Return the attention backend for this dtype."""
-        return select_attention(self.device, dtype, name)
+        return select_attention(self.device, dtype, name, kv_cache_dtype)
 
     def optimize_for_device(self, model: CausalLM) -> None:
         """Pack the model's weights for the unit that reads them, in place. A loader does so itself."""

@@ -41,7 +41,7 @@ class Worker:
         self.devices = DeviceManager(config.device, config.threads)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
-        self._attention = self.devices.attention(self._dtype)
+        self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
         self._model: CausalLM | None = None
         self._runner: ModelRunner | None = None
 

@@ -23,6 +23,7 @@ class AttentionLayer:
         norm_eps: float,
         scale: float,
         is_float32: bool,
+        has_int8_kv: bool,
     ) -> None: ...
 
 class AttentionStep:

@@ -19,7 +19,8 @@ struct AttentionLayer {
   const float* query_norm;      // [E], or null: no norms
   const float* key_norm;        // [E], or null
   float norm_eps, scale;
-  bool is_float32;  // of projection, pool and output; else bf16
+  bool is_float32;   // projection, output and, but for int8, pool; else bf16
+  bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
 };
 
 // One step, in every layer.

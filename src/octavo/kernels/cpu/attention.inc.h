@@ -38,13 +38,16 @@ struct Workspace {
   alignas(64) float total[kMaxParts * 2 * kPairElements];               // [parts] results: of all spans so far
   alignas(64) Element keys[kSpanTiles * kTilePositions * kMaxHeadDim];  // tiles that had to be put together
   alignas(64) Element values[kSpanTiles * kTilePositions * kMaxHeadDim];
+  alignas(64) float key_scales[kSpanTiles * kTilePositions];            // of keys and values kept as int8
+  alignas(64) float value_scales[kSpanTiles * kTilePositions];
   alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
   f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row's scores, the greatest in each lane; then of its weights, the sum
   alignas(64) float bases[kMaxRowsOfBlock], old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
   RowStates states[2];  // of each row tile
 };
 
-// A span of tiles of one context. Where blocks hold no tiles, pointers are null until the span is gathered.
+// A span of tiles of one context. Where the pool holds none that can be used as they are, pointers are null until the
+// span is gathered.
 template <class Element>
 struct Span {
   RowBlock rows;
@@ -89,7 +92,7 @@ static inline Span<Element> find_span(const AttentionArgs& args, const RowBlock&
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     const std::int64_t start = (span.first_tile + i) * kTilePositions;
     span.is_seen_by_all[i] = start >= last.first && start + kTilePositions - 1 <= first.last;
-    if (!has_tiles(args)) continue;
+    if (!has_tiles(args) || args.has_int8_kv) continue;
     const std::int64_t offset = tile_offset(args, slot_of(args, rows.request, start), rows.kv_head);
     span.keys[i] = static_cast<const Element*>(args.keys) + offset;
     span.values[i] = static_cast<const Element*>(args.values) + offset;
@@ -97,16 +100,50 @@ static inline Span<Element> find_span(const AttentionArgs& args, const RowBlock&
   return span;
 }
 
+// Puts together a tile of bytes, and its scales. Positions behind the context are left as zeros.
+template <class Element, class Put>
+static inline void gather_tile_int8(const AttentionArgs& args, const RowBlock& rows, const std::int8_t* pool,
+                                    std::int64_t tile, Element* to, float* scales, const Put& put) {
+  const std::int64_t padded = padded_head(args), first = tile * kTilePositions;
+  const std::int64_t count = smaller(kTilePositions, args.seq_lens[rows.request] - first);
+  if (has_tiles(args)) {
+    const std::int64_t offset = tile_offset(args, slot_of(args, rows.request, first), rows.kv_head);
+    const std::int8_t* from = pool + offset / padded * stored_head(args);
+    widen_bytes(from, kTilePositions * padded, to);
+    __builtin_memcpy(scales, from + kTilePositions * padded, kTilePositions * kScaleBytes);
+    return;
+  }
+  __builtin_memset(to, 0, static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
+  __builtin_memset(scales, 0, kTilePositions * kScaleBytes);
+  alignas(64) Element head[kMaxHeadDim];
+  for (std::int64_t at = 0; at < count; ++at) {
+    const std::int64_t slot = slot_of(args, rows.request, first + at);
+    const std::int8_t* from = pool + (slot * args.num_kv_heads + rows.kv_head) * stored_head(args);
+    widen_bytes(from, padded, head);
+    put(to, at, head, padded);
+    __builtin_memcpy(scales + at, from + padded, kScaleBytes);
+  }
+}
+
 template <class Element>
 static inline void gather_span(const AttentionArgs& args, Span<Element>& span, Workspace<Element>& work) {
+  const auto put_key_at = [](auto... put) { put_key(put...); };
+  const auto put_value_at = [](auto... put) { put_value(put...); };
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     const std::int64_t tile = span.first_tile + i, offset = i * kTilePositions * kMaxHeadDim;
-    gather_tile(args, span.rows, static_cast<const Element*>(args.keys), tile, work.keys + offset,
-                [](auto... put) { put_key(put...); });
-    gather_tile(args, span.rows, static_cast<const Element*>(args.values), tile, work.values + offset,
-                [](auto... put) { put_value(put...); });
-    span.keys[i] = work.keys + offset;
-    span.values[i] = work.values + offset;
+    Element *keys = work.keys + offset, *values = work.values + offset;
+    if (args.has_int8_kv) {
+      float *key_scales = work.key_scales + i * kTilePositions, *value_scales = work.value_scales + i * kTilePositions;
+      const std::int8_t* key_pool = static_cast<const std::int8_t*>(args.keys);
+      const std::int8_t* value_pool = static_cast<const std::int8_t*>(args.values);
+      gather_tile_int8(args, span.rows, key_pool, tile, keys, key_scales, put_key_at);
+      gather_tile_int8(args, span.rows, value_pool, tile, values, value_scales, put_value_at);
+    } else {
+      gather_tile(args, span.rows, static_cast<const Element*>(args.keys), tile, keys, put_key_at);
+      gather_tile(args, span.rows, static_cast<const Element*>(args.values), tile, values, put_value_at);
+    }
+    span.keys[i] = keys;
+    span.values[i] = values;
   }
 }
 
@@ -172,6 +209,8 @@ static inline f32x16 max_of_scores(const AttentionArgs& args, const Span<Element
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t half = 0; half < 2; ++half) {
       float* scores = scores_of(work, row, i, half);
+      if (args.has_int8_kv)
+        store_f32(scores, load_f32(scores) * load_f32(work.key_scales + i * kTilePositions + half * 16));
       if (!span.is_seen_by_all[i]) {
         const std::int64_t start = (span.first_tile + i) * kTilePositions + half * 16;
         store_f32(scores, hide(load_f32(scores), start, sight(args, span.rows, row)));
@@ -184,16 +223,22 @@ static inline f32x16 max_of_scores(const AttentionArgs& args, const Span<Element
 
 // One row's scores to weights, rounded as products take them; returns their sum before rounding.
 template <class Element>
-static inline f32x16 weigh_row(float factor, const Span<Element>& span, Workspace<Element>& work, std::int64_t row) {
+static inline f32x16 weigh_row(float factor, const Span<Element>& span, Workspace<Element>& work, std::int64_t row,
+                                const float* value_scales) {
   Element* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
   const f32x16 base = splat(work.bases[row]);
   f32x16 sum = splat(0.0f);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t half = 0; half < 2; ++half) {
       const f32x16 score = load_f32(scores_of(work, row, i, half));
-      const f32x16 weight = weight_of(Element{}, (score - base) * factor);
-      store_some(weights + i * kLeftElements + half * 16, weight, 16);
+      f32x16 weight = weight_of(Element{}, (score - base) * factor);
       sum += weight;
+      if (value_scales) {
+        // A scale that nobody has written, or a NaN that others see, is not looked at.
+        const f32x16 scaled = weight * load_f32(value_scales + i * kTilePositions + half * 16);
+        weight = weight == 0.0f ? weight : scaled;
+      }
+      store_some(weights + i * kLeftElements + half * 16, weight, 16);
     }
   }
   return sum;
@@ -209,7 +254,7 @@ static inline void weigh_span(const AttentionArgs& args, const Span<Element>& sp
     const f32x16 max = max_of_each(work.lanes + tile * 16);
     store_f32(work.bases + tile * 16, max == kNothing ? splat(0.0f) : max);
     for (std::int64_t row = tile * 16; row < smaller(num_rows, tile * 16 + 16); ++row)
-      work.lanes[row] = weigh_row(factor, span, work, row);
+      work.lanes[row] = weigh_row(factor, span, work, row, args.has_int8_kv ? work.value_scales : nullptr);
     const Shares shares = join(work.states[tile], max * factor, sum_of_each(work.lanes + tile * 16));
     store_f32(work.old_shares + tile * 16, shares.old_share);
     store_f32(work.new_shares + tile * 16, shares.new_share);
@@ -336,7 +381,7 @@ static void attend_blocks(const AttentionArgs& args, std::int64_t block, std::in
     } else if (block + 1 < end_block) {
       next = find_span<Element>(args, row_block(args, block + 1), 0);
     }
-    if (!has_tiles(args)) gather_span(args, span, work);
+    if (!has_tiles(args) || args.has_int8_kv) gather_span(args, span, work);
     if (span.is_first()) begin_rows(args, span.rows, work);
     const Span<Element>& ahead = span.rows.num_rows <= 16 ? next : none;  // a prompt's tiles are in caches already
     score_span(args, span, ahead, work);

@@ -43,8 +43,10 @@ constexpr std::int64_t kFewRows8 = 8, kFewRows4 = 8;         // up to here vecto
 #include "integer_linear.inc.h"
 #include "attention_parts.inc.h"
 #include "attention_parts_float32.inc.h"
-#include "attention_heads.inc.h"
 #include "softmax.inc.h"
+#include "attention_heads.inc.h"
+#include "attention_int8.inc.h"
+#include "attention_write.inc.h"
 #include "attention.inc.h"
 
 }  // namespace

@@ -59,10 +59,11 @@ T* at(std::uintptr_t address) {
 
 AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
                           std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
-                          std::uintptr_t key_norm, float norm_eps, float scale, bool is_float32) {
+                          std::uintptr_t key_norm, float norm_eps, float scale, bool is_float32,
+                          bool has_int8_kv) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
-          at<const float>(key_norm), norm_eps, scale, is_float32};
+          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv};
 }
 
 AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_row_blocks, std::int64_t num_blocks_per_request,
@@ -247,7 +248,7 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "norm_eps"_a, "scale"_a,
-           "is_float32"_a);
+           "is_float32"_a, "has_int8_kv"_a);
   nb::class_<AttentionStep>(m, "AttentionStep")
       .def(nb::new_(&make_step), "num_tokens"_a, "num_row_blocks"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
            "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "row_blocks"_a);

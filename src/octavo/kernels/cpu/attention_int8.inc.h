@@ -1,0 +1,72 @@
+// Keys and values kept as int8: each token's head as 32 x 32 parts' elements times one float32 scale. Included inside
+// namespace octavo::OCTAVO_LEVEL.
+//
+// Elements are whole numbers up to 127, exact in bf16. They go into products as they are; a key's scale goes into its
+// scores, a value's into its weights. A tile is [P / 32] parts of bytes, in the order of the elements that are computed
+// with, then [32] scales; a slot of a block that holds no tiles is P bytes and a scale.
+
+constexpr std::int64_t kScaleBytes = sizeof(float);
+
+static inline std::int64_t stored_head(const AttentionArgs& args) { return padded_head(args) + kScaleBytes; }
+
+// Rounds a head [P] to bytes, and returns their scale. Not finite: bytes of zero, and NaN for a scale.
+template <class Element>
+static inline float quantise(const Element* head, std::int64_t padded, std::int8_t* to) {
+  f32x16 most = splat(0.0f), bad = splat(0.0f);
+  for (std::int64_t i = 0; i < padded; i += 16) {
+    const f32x16 value = load_some(head + i, 16);
+    most = greater(value > 0.0f ? value : -value, most);
+    bad += value - value;  // NaN where one is not finite
+  }
+  const float max = max_of_lanes(most), is_bad = sum_of_lanes(bad);
+  if (max == 0.0f || is_bad != is_bad) {
+    __builtin_memset(to, 0, static_cast<std::size_t>(padded));
+    return is_bad;
+  }
+  const float scale = max / 127.0f;
+  for (std::int64_t i = 0; i < padded; i += 16) {
+    const f32x16 rounded = load_some(head + i, 16) / scale + 12582912.0f;  // to the nearest, in the lowest bits
+    for (int lane = 0; lane < 16; ++lane) to[i + lane] = static_cast<std::int8_t>(((i32x16)rounded)[lane]);
+  }
+  return scale;
+}
+
+static inline void put_scale(std::int8_t* to, float scale) { __builtin_memcpy(to, &scale, sizeof scale); }
+
+// One token's key and value [P] each, of one kv head, to their slot.
+template <class Element>
+static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot, std::int64_t head, const Element* key,
+                                   const Element* value) {
+  const std::int64_t padded = padded_head(args), at = slot % kTilePositions;
+  alignas(64) std::int8_t key_bytes[kMaxHeadDim], value_bytes[kMaxHeadDim];
+  const float key_scale = quantise(key, padded, key_bytes), value_scale = quantise(value, padded, value_bytes);
+  std::int8_t* keys = static_cast<std::int8_t*>(args.keys);
+  std::int8_t* values = static_cast<std::int8_t*>(args.values);
+  if (!has_tiles(args)) {
+    const std::int64_t offset = (slot * args.num_kv_heads + head) * stored_head(args);
+    __builtin_memcpy(keys + offset, key_bytes, static_cast<std::size_t>(padded));
+    __builtin_memcpy(values + offset, value_bytes, static_cast<std::size_t>(padded));
+    put_scale(keys + offset + padded, key_scale);
+    put_scale(values + offset + padded, value_scale);
+    return;
+  }
+  const std::int64_t offset = tile_offset(args, slot, head) / padded * stored_head(args);
+  for (std::int64_t i = 0; i < padded; ++i) {
+    const std::int64_t part = offset + i / kPart * kRightElements;
+    keys[part + right_index(Element{}, i % kPart, at)] = key_bytes[i];
+    values[part + right_index(Element{}, at, i % kPart)] = value_bytes[i];
+  }
+  put_scale(keys + offset + kTilePositions * padded + at * kScaleBytes, key_scale);
+  put_scale(values + offset + kTilePositions * padded + at * kScaleBytes, value_scale);
+}
+
+// `count` bytes, a multiple of 16, as elements.
+template <class Element>
+static inline void widen_bytes(const std::int8_t* from, std::int64_t count, Element* to) {
+  typedef std::int8_t i8x16 __attribute__((vector_size(16)));
+  for (std::int64_t i = 0; i < count; i += 16) {
+    i8x16 bytes;
+    __builtin_memcpy(&bytes, from + i, sizeof bytes);
+    store_some(to + i, __builtin_convertvector(bytes, f32x16), 16);
+  }
+}
