@@ -39,7 +39,7 @@ static inline f32x16 power_of_two(f32x16 x) {
   return (f32x16)_mm512_maskz_add_epi32(is_positive, (__m512i)Exactness::fraction(f), (__m512i)exponent);
 #else
   const i32x16 is_zero = x < -126.0f;
-  return (f32x16)(((i32x16)Exactness::fraction(f) + exponent) & ~is_zero);
+  return (f32x16)(((u32x16)Exactness::fraction(f) + (u32x16)exponent) & ~(u32x16)is_zero);
 #endif
 }
 
