@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import OutOfBlocksError
-from octavo.scheduler.block_pool import BlockPool, bit_reversed_order
+from octavo.scheduler.block_pool import BlockPool, spaced_order
 
 
 def name(number: int) -> bytes:
@@ -19,9 +19,9 @@ def drained(pool: BlockPool) -> list[int]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
 def test_every_block_is_there_once_and_first_ones_lie_far_apart(count: int) -> None:
-    order = bit_reversed_order(count)
+    order = spaced_order(count)
     assert sorted(order) == list(range(count))
-    assert bit_reversed_order(8) == [0, 4, 2, 6, 1, 5, 3, 7]
+    assert spaced_order(20)[:8] == [0, 8, 16, 4, 12, 2, 10, 18]
 
 
 def test_a_request_gets_neighbours() -> None:
@@ -29,7 +29,7 @@ def test_a_request_gets_neighbours() -> None:
     first = pool.allocate(3)
     assert first == [0, 1, 2]
     assert pool.allocate(2, after=first[-1]) == [3, 4]
-    assert pool.allocate(2) == [8, 9]  # another request starts in the widest gap
+    assert pool.allocate(2) == [8, 9]  # another request starts eight blocks on
 
 
 def test_a_neighbour_that_holds_a_prefix_is_spared() -> None:
@@ -164,7 +164,7 @@ class NaivePool:
     """The same promises without regard to cost: a list of free blocks, searched each time."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.blank = bit_reversed_order(num_blocks)
+        self.blank = spaced_order(num_blocks)
         self.named: list[int] = []
         self.owners = [0] * num_blocks
         self.names: dict[int, bytes] = {}
