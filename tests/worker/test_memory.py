@@ -12,8 +12,16 @@ from octavo.config.hf import read_model_config
 from octavo.config.model import ModelConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.errors import InsufficientMemoryError
+from octavo.kernels.quantization import get_quantization
 from octavo.loader.hub import resolve_model
-from octavo.worker.memory import check_weights_fit, choose_num_blocks, count_parameters, kv_budget, weights_bytes
+from octavo.worker.memory import (
+    check_weights_fit,
+    choose_num_blocks,
+    count_parameters,
+    kv_budget,
+    quantized_weights_bytes,
+    weights_bytes,
+)
 
 SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_size=8, block_size=16, dtype_bytes=2)
 CACHE = CacheConfig(block_size=16, num_kv_blocks=None, gpu_memory_utilization=None, enable_prefix_caching=True)
@@ -42,6 +50,24 @@ def test_a_tied_head_counts_twice_where_packing_copies_it(model: ModelConfig) ->
     plain = weights_bytes(model, 2, packing_copies=False)
     assert plain == 2 * count_parameters(model)
     assert weights_bytes(model, 2, packing_copies=True) == plain + 2 * model.vocab_size * model.hidden_size
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool) -> None:
+    model = replace(model, tie_word_embeddings=is_tied)
+    int8 = quantized_weights_bytes(model, 2, get_quantization("int8"))
+    rows = model.num_layers * (
+        (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        + 2 * model.intermediate_size
+        + 2 * model.hidden_size
+    )
+    embedding = model.vocab_size * model.hidden_size
+    in_integers = count_parameters(model) - embedding * (1 if is_tied else 2)
+    norms = model.num_layers * (2 * model.hidden_size + 2 * model.head_dim * model.qk_norm) + model.hidden_size
+    # Two bytes for the embedding and norms, one for the rest and for the logits head, four for each output's scale.
+    expected = 2 * (embedding + norms) + in_integers - norms + embedding + 4 * (rows + model.vocab_size)
+    assert int8 == expected
+    assert quantized_weights_bytes(model, 2, get_quantization("int4")) < int8
 
 
 def test_a_model_that_cannot_fit_is_refused_with_both_numbers(model: ModelConfig) -> None:

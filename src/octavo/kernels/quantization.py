@@ -62,10 +62,13 @@ class Quantization:
 
 
 _INT8 = IntegerFormat(bits=8, group_size=None)
+# Groups of 128 in the layers: of 32 they would halve the divergence from bfloat16 (0.0002 nats instead of 0.0005, see
+# benchmarks/results), and cost 18 % more bytes. The logits take groups of 32: as good as 8 bits, for 0.6 of the bytes.
+_INT4 = IntegerFormat(bits=4, group_size=128)
 QUANTIZATIONS = MappingProxyType(
     {
         "int8": Quantization(name="int8", linear=_INT8, logits=_INT8),
-        "int4": Quantization(name="int4", linear=IntegerFormat(bits=4, group_size=128), logits=_INT8),
+        "int4": Quantization(name="int4", linear=_INT4, logits=IntegerFormat(bits=4, group_size=32)),
     }
 )
 

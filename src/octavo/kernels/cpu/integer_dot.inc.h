@@ -111,7 +111,7 @@ struct IntegerProduct {
   }
 };
 
-constexpr std::int64_t kPrefetchBytes = 4096;
+constexpr std::int64_t kPrefetchBytes = 8192;  // ahead of weights that come from memory
 
 // Adds up one unit of k, 8 quads, of rows that follow one another within a row tile.
 template <int kBits, int kRows>

@@ -73,12 +73,14 @@ static inline void multiply_panel_tiles(const IntegerProduct& product, std::int6
     expand_nibbles(right, count, expanded);
     right = expanded;
   }
+  Ahead ahead = {right + kPrefetchBytes, 32};
   const auto multiply = [&](auto row_tiles, std::int64_t tile) {
     constexpr int kRowTiles = decltype(row_tiles)::value;
     float* result = results + (tile - first) * 2 * kResultElements;
     const std::int8_t* left = product.rows.left + tile * stride + k * kTileBytes;
     if (product.form().group_size == 0) {
-      multiply_integers<kRowTiles>(reinterpret_cast<std::int32_t*>(result), left, stride, right, count, k > 0);
+      multiply_integers<kRowTiles>(reinterpret_cast<std::int32_t*>(result), left, stride, right, count, k > 0, ahead);
+      ahead = {};
     } else {
       const std::int64_t groups_end = product.groups() * product.units_per_group();
       multiply_groups<kRowTiles>(result, left, stride, right, k * 2, smaller(count * 2, groups_end - k * 2),

@@ -31,18 +31,26 @@ static inline std::int32_t sum_of_integers(i32x16 value) {
 #endif
 }
 
+// As integers, magnitudes of floats are in their order; NaN is the last.
+static inline u16x16 larger_magnitudes(u16x16 largest, u16x16 bits) {
+  bits &= 0x7fff;
+  return bits > largest ? bits : largest;
+}
+
 static inline float largest_magnitude(const bf16* x, std::int64_t size) {
-  u16x16 largest = {};
-  for (std::int64_t i = 0; i < size; i += 16) {
-    u16x16 bits = {};
-    __builtin_memcpy(&bits, x + i, static_cast<std::size_t>(smaller(16, size - i)) * sizeof(bf16));
-    bits &= 0x7fff;  // as integers they are in the order of magnitudes, NaN last
-    largest = bits > largest ? bits : largest;
+  const std::int64_t num_whole = size / 16 * 16;
+  u16x16 largest = {}, bits = {};
+  for (std::int64_t i = 0; i < num_whole; i += 16) {
+    __builtin_memcpy(&bits, x + i, sizeof bits);
+    largest = larger_magnitudes(largest, bits);
   }
+  bits = u16x16{};
+  __builtin_memcpy(&bits, x + num_whole, static_cast<std::size_t>(size - num_whole) * sizeof(bf16));
+  largest = larger_magnitudes(largest, bits);
   bf16 most = 0;
   for (int lane = 0; lane < 16; ++lane) most = largest[lane] > most ? largest[lane] : most;
-  float result;
   const std::uint32_t wide = static_cast<std::uint32_t>(most) << 16;
+  float result;
   __builtin_memcpy(&result, &wide, sizeof result);
   return result;
 }
@@ -65,17 +73,15 @@ static inline void quantise_row(const bf16* x, std::int64_t size, const Integers
   const bool is_finite = largest < __builtin_inff(), is_zero = largest < 0x1p-120f;
   *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
   const float inverse = is_finite && !is_zero ? 127.0f / largest : 0.0f;
-  const std::int64_t group_size = form.group_size ? form.group_size : num_k_tiles(size) * kTileK;
-  i32x16 sum = {};
-  for (std::int64_t k = 0; k < num_k_tiles(size) * kTileK; k += 16) {
-    const std::int64_t count = smaller(16, larger(0, size - k));
-    f32x16 values = count == 16 ? load_bf16(x + k) : load_bf16_part(x + k, count);
-    if (!is_finite) values = splat(0.0f);
-    sum += put_integers(values, inverse, line + k / kTileK * kTileBytes + k % kTileK);
-    if ((k + 16) % group_size == 0 || k + 16 == num_k_tiles(size) * kTileK) {
-      if (k / group_size < num_groups(form, size)) sums[k / group_size] = sum_of_integers(sum);
-      sum = i32x16{};
+  const std::int64_t padded = num_k_tiles(size) * kTileK, group_size = form.group_size ? form.group_size : padded;
+  for (std::int64_t k = 0; k < size; ++sums) {
+    i32x16 sum = {};
+    for (const std::int64_t end = smaller(padded, k + group_size); k < end; k += 16) {
+      f32x16 values = k + 16 <= size ? load_bf16(x + k) : load_bf16_part(x + k, larger(0, size - k));
+      if (!is_finite) values = splat(0.0f);
+      sum += put_integers(values, inverse, line + k / kTileK * kTileBytes + k % kTileK);
     }
+    *sums = sum_of_integers(sum);
   }
 }
 

@@ -72,10 +72,10 @@ static inline void add_tiles(const std::int8_t* left, std::int64_t left_stride, 
 // One scale for all k: results [row tiles][2][16][16] stay integers until the last k is added.
 template <int kRowTiles>
 static inline void multiply_integers(std::int32_t* results, const std::int8_t* left, std::int64_t left_stride,
-                                     const std::uint8_t* right, std::int64_t num_k, bool accumulates) {
+                                     const std::uint8_t* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
   begin_sums<kRowTiles>(accumulates ? results : nullptr);
   for (std::int64_t k = 0; k < num_k; ++k) {
-    for (std::int64_t line = 0; line < 32; ++line) __builtin_prefetch(right + k * 2 * kTileBytes + kPrefetchBytes + line * 64);
+    ahead.fetch(k);
     add_tiles<kRowTiles>(left + k * kTileBytes, left_stride, right + k * 2 * kTileBytes);
   }
   end_sums<kRowTiles>(results);
@@ -90,16 +90,23 @@ struct GroupScales {
   void add(const std::int32_t* sums, std::int64_t group, bool accumulates, float* totals) const {
     const std::int64_t num_rows = smaller(kRowTiles * 16, product.num_rows - first_row);
     const float* scales = product.scales(panel, group);
-    const f32x16 scale[2] = {load_f32(scales), load_f32(scales + 16)};
-    for (std::int64_t row = 0; row < num_rows; ++row) {
-      for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < 2; ++half) {
+      const f32x16 scale = load_f32(scales + half * 16);
+      for (std::int64_t row = 0; row < num_rows; ++row) {
         const std::int64_t at = (row / 16 * 2 + half) * kResultElements + row % 16 * 16;
         i32x16 sum;
         __builtin_memcpy(&sum, sums + at, sizeof sum);
-        f32x16 total = accumulates ? load_f32(totals + at) : splat(0.0f);
-        total = multiply_add(__builtin_convertvector(sum, f32x16), scale[half], total);
-        store_f32(totals + at, product.with_offset(total, panel, group, half, first_row + row));
+        const f32x16 total = accumulates ? load_f32(totals + at) : splat(0.0f);
+        store_f32(totals + at, multiply_add(__builtin_convertvector(sum, f32x16), scale, total));
       }
+      if (product.form().offsets) add_offsets(group, half, num_rows, totals);
+    }
+  }
+
+  void add_offsets(std::int64_t group, int half, std::int64_t num_rows, float* totals) const {
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+      float* total = totals + (row / 16 * 2 + half) * kResultElements + row % 16 * 16;
+      store_f32(total, product.with_offset(load_f32(total), panel, group, half, first_row + row));
     }
   }
 };

@@ -28,7 +28,7 @@ constexpr std::int64_t kStreamedBytes = 1 << 20;      // results larger than thi
 constexpr std::int64_t kChunksPerThread = 8;
 constexpr int kIntegerRowsAtOnce = OCTAVO_ROWS_AT_ONCE / 2;  // of a product of integers that is made of vectors
 constexpr std::int64_t kIntegerRowsOfBlock = 128;            // rows that stay in a cache while panels pass by
-constexpr std::int64_t kFewRows8 = 8, kFewRows4 = 8;         // up to here vectors do better than tiles
+constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vectors do better than tiles
 
 #include "simd.inc.h"
 #include "tiles.inc.h"

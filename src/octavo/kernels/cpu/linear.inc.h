@@ -89,21 +89,23 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
     __builtin_memcpy(out, lanes, static_cast<std::size_t>(count) * sizeof(float));
     return;
   }
-  alignas(64) bf16 lanes[64];
+  u16x32 lines[2];
   if (to.output == Output::gated) {
     // Rounded where a separate op would have read them rounded.
-    store_bf16(lanes, silu(widen(narrow(values[0]))) * widen(narrow(values[1])));
-    store_bf16(lanes + 16, silu(widen(narrow(values[2]))) * widen(narrow(values[3])));
+    lines[0] = narrow_both(silu(widen(narrow(values[0]))) * widen(narrow(values[1])),
+                           silu(widen(narrow(values[2]))) * widen(narrow(values[3])));
   } else {
-    for (int i = 0; i < 4; ++i) store_bf16(lanes + i * 16, values[i]);
+    lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
   }
   bf16* out = to.out_left
                   ? to.out_left + (row / 16 * ceil_div(to.out_size, 32) + pair) * kTileElements + row % 16 * 32
                   : static_cast<bf16*>(to.out) + row * to.out_size + column;
   if (streams && count == width && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
-    for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lanes + i);
+    for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lines[i / 32]);
+  } else if (count == width || to.out_left) {
+    for (std::int64_t i = 0; i < width; i += 32) __builtin_memcpy(out + i, &lines[i / 32], 64);
   } else {
-    __builtin_memcpy(out, lanes, static_cast<std::size_t>(to.out_left ? width : count) * sizeof(bf16));
+    __builtin_memcpy(out, lines, static_cast<std::size_t>(count) * sizeof(bf16));
   }
 }
 
@@ -166,7 +168,7 @@ static inline void multiply_block(const Product& product, const Blocking& blocki
       for (; tile + 1 < num_tiles; tile += 2) {
         const bf16* left_now = left + tile * stride + k * kTileElements;
         multiply_2x2(result + tile * 2 * kResultElements, left_now, left_now + stride, right_now, count, k > 0, ahead);
-        ahead = streams_weights ? Ahead{} : Ahead{ahead.from + count * ahead.lines * 32, ahead.lines};
+        ahead = streams_weights ? Ahead{} : Ahead{ahead.line(count * ahead.lines), ahead.lines};
       }
       if (tile < num_tiles)
         multiply_1x2(result + tile * 2 * kResultElements, left + tile * stride + k * kTileElements, right_now, count,

@@ -6,6 +6,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef std::int32_t i32x16 __attribute__((vector_size(64)));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
 
 static inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 static inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
@@ -28,7 +29,11 @@ static inline f32x16 load_f32(const float* from) {
 static inline void store_f32(float* to, f32x16 value) { __builtin_memcpy(to, &value, sizeof value); }
 
 static inline f32x16 widen(u16x16 half) {
+#if defined(OCTAVO_HAS_AVX512_BF16)  // GCC 12 makes many instructions of the general form
+  return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#else
   return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+#endif
 }
 
 static inline f32x16 load_bf16(const bf16* from) {
@@ -59,6 +64,19 @@ static inline u16x16 narrow(f32x16 value) {
 #endif
 }
 
+// Two vectors side by side, in a whole cache line.
+static inline u16x32 narrow_both(f32x16 first, f32x16 second) {
+  u16x32 result;
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  __builtin_memcpy(&result, &both, sizeof result);
+#else
+  const u16x16 halves[2] = {narrow(first), narrow(second)};
+  __builtin_memcpy(&result, halves, sizeof result);
+#endif
+  return result;
+}
+
 static inline void store_bf16(bf16* to, f32x16 value) {
   const u16x16 half = narrow(value);
   __builtin_memcpy(to, &half, sizeof half);
@@ -70,11 +88,11 @@ static inline void store_bf16_part(bf16* to, f32x16 value, std::int64_t count) {
 }
 
 // Writes a cache line past the caches, into memory; others see it after `end_stream`.
-static inline void stream_line(void* to, const void* from) {
+static inline void stream_line(void* to, u16x32 line) {
 #if defined(OCTAVO_HAS_AVX512_BF16)
-  _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_load_si512(from));
+  _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)line);
 #else
-  __builtin_memcpy(to, from, 64);
+  __builtin_memcpy(to, &line, sizeof line);
 #endif
 }
 

@@ -9,11 +9,12 @@ constexpr std::int64_t kResultElements = 256;  // of a result tile
 
 // What a product asks memory for while it computes: `lines` cache lines for each k tile.
 struct Ahead {
-  const bf16* from = nullptr;
+  const void* from = nullptr;
   std::int64_t lines = 0;
 
+  const char* line(std::int64_t index) const { return static_cast<const char*>(from) + index * 64; }
   void fetch(std::int64_t k) const {
-    for (std::int64_t line = 0; line < lines; ++line) __builtin_prefetch(from + (k * lines + line) * 32);
+    for (std::int64_t i = 0; i < lines; ++i) __builtin_prefetch(line(k * lines + i));
   }
 };
 

@@ -1,0 +1,226 @@
+"""Weights in integers: how they are chosen, that sums are exact, and that a row's bits depend on that row alone.
+
+Legend: T = tokens (rows), K = input size, N = output size, G = groups of inputs, I = intermediate size.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.kernels.conftest import LEVELS, native
+
+from octavo.errors import InvalidParameterError
+from octavo.kernels.dispatch import PackedLinear, select_kernels
+from octavo.kernels.native_integers import IntegerNativeKernels
+from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, get_quantization
+
+MOST_ROWS = 70
+FORMS = [IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)]
+SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300)]  # N, K
+# Tiles, vectors, and both sides of each border between them.
+SOME_ROWS = [(0, 1), (3, 2), (5, 4), (1, 5), (20, 9), (0, 16), (2, 17), (7, 33)]
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
+every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.bits}-bit-{form.group_size}")
+every_level = pytest.mark.parametrize("level", LEVELS)
+
+
+def make_kernels(level: str, form: IntegerFormat, num_threads: int = 2) -> IntegerNativeKernels:
+    return IntegerNativeKernels(native(level, num_threads), Quantization(name="test", linear=form, logits=form))
+
+
+def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(*shape, generator=generator) * scale).to(torch.bfloat16)
+
+
+def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x [T, K] as integers and their scale [T, 1], as the kernels are to choose them."""
+    largest = x.float().abs().amax(dim=-1, keepdim=True)
+    inverse = torch.tensor(127.0) / largest  # `127.0 / largest` would round twice
+    return (x.float() * inverse).round().double(), (largest / 127.0).double()
+
+
+def exact_product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """Return [T, N] float64: the product that is meant, with nothing rounded."""
+    integers, scale = integer_rows(x)
+    return scale * (integers @ weight.dequantized().double().T)
+
+
+def random_integers(form: IntegerFormat, num_outputs: int, in_size: int, *, has_offsets: bool) -> QuantizedWeight:
+    """Return integers of the whole range, as other programs' files may bring them."""
+    generator = torch.Generator().manual_seed(num_outputs)
+    most = 2 ** (form.bits - 1)
+    shape = num_outputs, form.num_groups(in_size)
+    return QuantizedWeight(
+        format=form,
+        values=torch.randint(-most, most, (num_outputs, in_size), generator=generator).to(torch.int8),
+        scales=torch.rand(shape, generator=generator) / most,
+        offsets=torch.randn(shape, generator=generator) if has_offsets else None,
+    )
+
+
+@every_form
+@every_level
+def test_products_are_exact_but_for_the_last_roundings(form: IntegerFormat, level: str) -> None:
+    kernels = make_kernels(level, form)
+    for num_outputs, in_size in SHAPES:
+        for has_offsets in (False, True):
+            weight = random_integers(form, num_outputs, in_size, has_offsets=has_offsets)
+            x, bias = random(MOST_ROWS, in_size), random(num_outputs)
+            result = kernels.logits_linear(x, kernels.pack(weight, bias, form))
+            expected = exact_product(x, weight) + bias
+            assert result.dtype == torch.float32
+            torch.testing.assert_close(result.double(), expected, atol=3e-6 * in_size**0.5, rtol=1e-6)
+
+
+@every_form
+@every_level
+def test_a_wrong_integer_is_noticed(form: IntegerFormat, level: str) -> None:
+    """The tolerance above is finer than one step of one weight."""
+    kernels, weight = make_kernels(level, form), random_integers(form, 37, 84, has_offsets=False)
+    x = random(1, 84)
+    expected = exact_product(x, weight)
+    weight.values[5, 83] ^= 1
+    result = kernels.logits_linear(x, kernels.pack(weight, None, form)).double()
+    assert not torch.allclose(result, expected, atol=3e-6 * 84**0.5, rtol=1e-6)
+
+
+@every_form
+@every_level
+def test_weights_become_the_nearest_integers(form: IntegerFormat, level: str) -> None:
+    weight = random(37, 300)
+    weight[3, 100:170] = 0.0
+    weight[4] = 0.0
+    quantised = make_kernels(level, form).quantize(weight, form)
+    most = 127 if form.bits == 8 else 8
+    assert quantised.scales.shape == (37, form.num_groups(300))
+    assert quantised.values.abs().max() == most
+    assert quantised.values.max() <= 2 ** (form.bits - 1) - 1
+    error = (quantised.dequantized() - weight.float()).square().mean(dim=1)[:3].sqrt()
+    assert (error < (0.011 if form.bits == 8 else 0.14)).all()  # of values of size 1, steps of 1 / 42 and 1 / 2.7
+    assert torch.equal(quantised.dequantized()[4], torch.zeros(300))
+
+
+@every_form
+@every_level
+def test_packing_a_weight_is_packing_its_integers(form: IntegerFormat, level: str) -> None:
+    kernels, weight, x = make_kernels(level, form), random(2 * 37, 84), random(9, 84)
+    quantised = kernels.quantize(weight, form)
+    assert torch.equal(
+        kernels.linear(x, kernels.pack_linear(weight, None)), kernels.linear(x, kernels.pack(quantised, None, form))
+    )
+    assert torch.equal(
+        kernels.gated_linear(x, kernels.pack_gated_linear(weight, None)),
+        kernels.gated_linear(x, kernels.pack(quantised, None, form, is_gated=True)),
+    )
+
+
+def test_all_levels_choose_the_same_integers() -> None:
+    weight = random(40, 300)
+    for form in FORMS:
+        [first, *others] = [make_kernels(level, form).quantize(weight, form) for level in LEVELS]
+        for other in others:
+            assert (first.values != other.values).sum() <= (40 if form.bits == 4 else 0)  # a near tie of scales
+            torch.testing.assert_close(first.dequantized(), other.dequantized(), atol=0.5, rtol=0)
+
+
+def fused_ops(kernels: IntegerNativeKernels, form: IntegerFormat) -> dict[str, Callable[[slice], torch.Tensor]]:
+    """Return every op that reads packed weights, by name, as a function of the rows it computes."""
+    size, middle = 84, 100
+    x, residual, norm = random(MOST_ROWS, size), random(MOST_ROWS, size).flip(0), random(size)
+    bias = random(middle)
+    wide, gate_up = kernels.pack_linear(random(middle, size), bias), random(2 * middle, size, scale=0.1)
+    gated, down = kernels.pack_gated_linear(gate_up, None), kernels.pack_linear(random(size, middle, scale=0.1), None)
+    return {
+        "linear": lambda rows: kernels.linear(x[rows], wide),
+        "logits_linear": lambda rows: kernels.logits_linear(x[rows], wide),
+        "gated_linear": lambda rows: kernels.gated_linear(x[rows], gated),
+        "normed_linear": lambda rows: torch.cat(
+            kernels.normed_linear(x[rows], residual[rows], norm, 1e-5, wide), dim=-1
+        ),
+        "gated_mlp": lambda rows: torch.cat(
+            kernels.gated_mlp(x[rows], residual[rows], norm, 1e-5, gated, down), dim=-1
+        ),
+    }
+
+
+@every_form
+@every_level
+def test_rows_are_independent(form: IntegerFormat, level: str) -> None:
+    for name, op in fused_ops(make_kernels(level, form), form).items():
+        whole = op(slice(0, MOST_ROWS))
+        for start, size in SOME_ROWS:
+            assert torch.equal(op(slice(start, start + size)), whole[start : start + size]), (name, start, size)
+
+
+@every_form
+@every_level
+def test_threads_do_not_show(form: IntegerFormat, level: str) -> None:
+    one, three = (fused_ops(make_kernels(level, form, num_threads), form) for num_threads in (1, 3))
+    for name, op in one.items():
+        assert torch.equal(op(slice(0, 33)), three[name](slice(0, 33))), name
+
+
+@every_level
+def test_fused_ops_are_their_parts(level: str) -> None:
+    form = FORMS[0]
+    kernels, x, residual, norm = make_kernels(level, form), random(20, 84), random(20, 84).flip(0), random(84)
+    gated = kernels.pack_gated_linear(random(200, 84, scale=0.1), None)
+    down = kernels.pack_linear(random(84, 100, scale=0.1), None)
+    normed, total = kernels.add_rms_norm(x, residual, norm, 1e-5)
+    out, stream = kernels.gated_mlp(x, residual, norm, 1e-5, gated, down)
+    assert torch.equal(stream, total)
+    assert torch.equal(out, kernels.linear(kernels.gated_linear(normed, gated), down))
+    mapped, _ = kernels.normed_linear(x, residual, norm, 1e-5, down_of(kernels))
+    assert torch.equal(mapped, kernels.linear(normed, down_of(kernels)))
+
+
+def down_of(kernels: IntegerNativeKernels) -> PackedLinear:
+    return kernels.pack_linear(random(50, 84), None)
+
+
+@every_form
+@every_level
+def test_rows_that_are_not_finite_stay_in_their_row(form: IntegerFormat, level: str) -> None:
+    kernels, x = make_kernels(level, form), random(20, 84)
+    packed = kernels.pack_linear(random(50, 84), None)
+    expected = kernels.linear(x, packed)
+    spoilt = x.clone()
+    spoilt[3, 7], spoilt[11, 83] = float("nan"), float("-inf")
+    result = kernels.linear(spoilt, packed)
+    assert result[[3, 11]].isnan().all()
+    others = [row for row in range(20) if row not in (3, 11)]
+    assert torch.equal(result[others], expected[others])
+
+
+@every_level
+def test_rows_far_from_one(level: str) -> None:
+    form = FORMS[0]
+    kernels, weight = make_kernels(level, form), random(32, 84)
+    packed, quantised = kernels.pack_linear(weight, None), kernels.quantize(weight, form)
+    x = random(4, 84) * torch.tensor([[0.0], [1e-40], [1e-30], [1e30]], dtype=torch.bfloat16)
+    result = kernels.logits_linear(x, packed)
+    assert torch.equal(result[:2], torch.zeros(2, 32))  # what is below 2^-120 counts as nothing
+    expected = exact_product(x[2:], quantised)
+    torch.testing.assert_close(result[2:].double(), expected, rtol=1e-5, atol=1e-32)
+
+
+@every_level
+def test_no_rows_give_no_rows(level: str) -> None:
+    kernels = make_kernels(level, FORMS[0])
+    assert kernels.linear(random(0, 84), kernels.pack_linear(random(50, 84), None)).shape == (0, 50)
+
+
+def test_what_cannot_be_had_is_refused_with_what_it_needs() -> None:
+    with pytest.raises(InvalidParameterError, match="one of int8, int4"):
+        get_quantization("int3")
+    with pytest.raises(InvalidParameterError, match=r"needs a CPU, bfloat16, .* here it is cpu with float32"):
+        select_kernels(torch.device("cpu"), torch.float32, "int8")
+    with pytest.raises(InvalidParameterError, match="here it is cuda with bfloat16"):
+        select_kernels(torch.device("cuda"), torch.bfloat16, "int4")
+
+
+def test_formats_know_their_size() -> None:
+    assert IntegerFormat(bits=8, group_size=None).num_bytes(100, 1000) == 100 * 1004
+    assert IntegerFormat(bits=4, group_size=128).num_bytes(100, 1000) == 100 * (500 + 8 * 4)
