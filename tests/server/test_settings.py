@@ -37,6 +37,10 @@ def test_each_layer_wins_over_the_one_below(file: Path) -> None:
     assert "drain_timeout_s" not in settings.origins
 
 
+def test_the_level_of_the_kernels_is_no_option_of_the_server() -> None:
+    assert resolve(environ={"OCTAVO_CPU_LEVEL": "avx2"}) == resolve()
+
+
 def test_the_file_may_be_named_by_the_environment(file: Path) -> None:
     assert resolve({}, {"OCTAVO_CONFIG": str(file)}).engine.model_name == "from-file"
 

@@ -24,6 +24,8 @@ _ArgsT = TypeVar("_ArgsT", EngineArgs, ServerArgs)
 
 PREFIX = "OCTAVO_"
 CONFIG_VARIABLE = "OCTAVO_CONFIG"  # names the YAML file, where no flag does
+# Variables of Octavo's that are no options; the second is read where the C++ kernels are chosen, in kernels/native.py.
+_OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OCTAVO_CPU_LEVEL"})
 HIDDEN = "(hidden)"
 _FIELDS: dict[str, "Field[Any]"] = {
     "model" if spec.name == "model_name" else spec.name: spec for spec in (*fields(EngineArgs), *fields(ServerArgs))
@@ -124,14 +126,14 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     known = {PREFIX + name.upper() for name in _FIELDS}
     own = {}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not text:
+        if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or not text:
             continue
         if _SERVICE_LINK.match(variable) or text.startswith("tcp://"):
             logger.warning(
                 "%s is Kubernetes' own and sets nothing here; `enableServiceLinks: false` avoids it", variable
             )
         elif variable not in known:
-            raise UnknownOptionError("environment variable", variable, known | {CONFIG_VARIABLE})
+            raise UnknownOptionError("environment variable", variable, known | _OTHER_VARIABLES)
         else:
             own[variable] = text
     return own
