@@ -103,17 +103,15 @@ void Pool::run_erased(std::int64_t num_chunks, Function function, const void* bo
   }
 }
 
-bool Pool::work_on(std::uint64_t epoch) {
-  bool has_worked = false;
+void Pool::work_on(std::uint64_t epoch) {
   std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
   for (;;) {
     const std::uint64_t chunk = ticket & kChunkMask, num_chunks = ticket >> kChunkBits & kChunkMask;
-    if (ticket >> (2 * kChunkBits) != (epoch & kEpochMask) || chunk >= num_chunks) return has_worked;
+    if (ticket >> (2 * kChunkBits) != (epoch & kEpochMask) || chunk >= num_chunks) return;
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
     // Claimed: the run cannot end, and these cannot change, before the chunk is done.
     function_.load(std::memory_order_relaxed)(body_.load(std::memory_order_relaxed), static_cast<std::int64_t>(chunk));
     num_unfinished_.fetch_sub(1, std::memory_order_release);
-    has_worked = true;
     ticket = ticket_.load(std::memory_order_acquire);
   }
 }

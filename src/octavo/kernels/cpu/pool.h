@@ -50,7 +50,7 @@ class Pool {
 
   void run_erased(std::int64_t num_chunks, Function function, const void* body);
   void help();
-  bool work_on(std::uint64_t epoch);
+  void work_on(std::uint64_t epoch);
   void sleep_until_after(std::uint32_t epoch);
 
   // Epoch (24 bits), number of chunks (20), next chunk (20): claimed by compare-and-swap as one word, so that a thread

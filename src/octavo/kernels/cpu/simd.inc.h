@@ -120,8 +120,7 @@ static inline float max_of_lanes(f32x16 value) {
   return lanes[0];
 }
 
-// e^x to 2 units in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN. e^x = 2^n * e^r with
-// |r| <= ln(2) / 2, and e^r by its Taylor polynomial of degree 7 (remainder below 1e-8).
+// e^r for |r| <= ln(2) / 2: the Taylor polynomial of degree 7, remainder below 1e-8.
 static inline f32x16 taylor_exponential(f32x16 r) {
   f32x16 p = splat(1.98412698e-4f);
   p = p * r + 1.38888889e-3f;
@@ -133,6 +132,8 @@ static inline f32x16 taylor_exponential(f32x16 r) {
   return p * r + 1.0f;
 }
 
+// e^x = 2^n * e^r, to 2 units in the last place; infinity above 88.7, NaN for NaN. Below -87.3, where results have no
+// full precision any more, AVX-512 goes on down to the least of them, the general form returns 0.
 #if defined(OCTAVO_HAS_AVX512_BF16)
 
 static inline f32x16 exponential(f32x16 x) {
