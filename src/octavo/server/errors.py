@@ -61,11 +61,6 @@ def error_type(status: int) -> str:
     return _TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
 
 
-def error_body(message: str, type: str, param: str | None = None, code: str | None = None) -> bytes:
-    """Return an error as JSON, for those who have no `ApiError` to raise."""
-    return msgspec.json.encode(ErrorReply(error=ErrorDetail(message=message, type=type, param=param, code=code)))
-
-
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
