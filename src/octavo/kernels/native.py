@@ -1,4 +1,4 @@
-"""Octavo's own C++ kernels for CPUs: the one place that hands tensors to `kernels/cpu`, as addresses and sizes.
+"""Octavo's own C++ kernels for CPUs. Tensors go to `kernels/cpu` as addresses and sizes.
 
 bfloat16, row-invariant: a row's result has the same bits whatever other rows are computed with it, on however many
 threads. Which bits those are depends on the ISA level: matrix tiles and vectors round in another order.

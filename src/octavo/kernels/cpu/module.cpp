@@ -1,5 +1,5 @@
-// `octavo.kernels.cpu._cpu`: the ops for Python. Not linked to torch: tensors come as addresses and sizes, and
-// `kernels/native.py` is the one place that makes them. The GIL is free while an op runs.
+// `octavo.kernels.cpu._cpu`: the ops for Python. Not linked to torch: tensors come as addresses and sizes. The GIL is free
+// while an op runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
