@@ -24,13 +24,23 @@ from octavo.config.engine import (
 )
 from octavo.config.hf import read_model_config
 from octavo.config.model import DType
+from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.loader.hub import resolve_model
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo"
-_COUNTS = ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "num_kv_blocks", "threads")
+_DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_COUNTS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "max_model_len",
+    "num_kv_blocks",
+    "threads",
+    *_DEGREES,
+)
 _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
 
@@ -74,6 +84,15 @@ class EngineArgs:
     priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
     threads: int | None = option(None, "CPU threads of the model; default: the cores that this process may keep busy")
     enforce_eager: bool = option(False, "compute op by op, without captured graphs")
+    tensor_parallel_size: int = option(1, "ranks that share every layer")
+    pipeline_parallel_size: int = option(1, "stages of consecutive layers, each on ranks of its own")
+    data_parallel_size: int = option(1, "replicas of the whole model behind one front")
+    enable_expert_parallel: bool = option(
+        False, "spread whole experts over the tensor-parallel ranks, not slices of each"
+    )
+    distributed_executor_backend: ExecutorBackend | None = option(
+        None, "who runs the ranks: uniproc, mp (processes here) or ray; default: uniproc for one rank, mp for several"
+    )
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
     )
@@ -130,6 +149,13 @@ class EngineArgs:
             device=self.device,
             threads=self.threads,
             enforce_eager=self.enforce_eager,
+            parallel=ParallelConfig(
+                tensor_parallel_size=self.tensor_parallel_size,
+                pipeline_parallel_size=self.pipeline_parallel_size,
+                data_parallel_size=self.data_parallel_size,
+                enable_expert_parallel=self.enable_expert_parallel,
+                distributed_executor_backend=self.distributed_executor_backend,
+            ),
             tokenizer_path=str(tokenizer_path),
             use_generation_config=self.generation_config == "auto",
             seed=self.seed,

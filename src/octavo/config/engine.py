@@ -1,9 +1,10 @@
 """The resolved settings of one engine. `EngineArgs.resolve()` makes it; nothing changes it afterwards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from octavo.config.model import ModelConfig
+from octavo.config.parallel import ParallelConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -51,6 +52,7 @@ class EngineConfig:
     device: str  # auto, cpu, cuda, mps or xpu; the worker resolves it, because that needs torch
     threads: int | None = None  # of a CPU; None: as many as the cores that this process may keep busy
     enforce_eager: bool = False  # no captured graphs
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint
     seed: int | None  # derives the seeds of requests that bring none; None: those are random

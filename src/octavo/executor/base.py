@@ -8,6 +8,7 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.host_memory import keep_freed_memory
 from octavo.device.threads import limit_spinning
+from octavo.errors import InvalidParameterError
 
 
 class Executor(Protocol):
@@ -36,7 +37,16 @@ class Executor(Protocol):
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """Return the executor for this configuration. Imported here, because a rank needs torch."""
+    """Return the executor for this configuration. Imported here, because a rank needs torch.
+
+    Raises:
+        InvalidParameterError: several ranks, which no executor of this version runs.
+    """
+    parallel = config.parallel
+    if parallel.backend != "uniproc" or parallel.world_size * parallel.data_parallel_size > 1:
+        raise InvalidParameterError(
+            "distributed_executor_backend", parallel.backend, "one rank, run by uniproc, so far"
+        )
     limit_spinning()  # before a rank imports torch
     keep_freed_memory()
 

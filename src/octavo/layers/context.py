@@ -1,11 +1,12 @@
 """`BuildContext`: what every layer is given when it is built, so that no layer has to look anything up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from octavo.attention.base import AttentionBackend
+from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import Kernels
 
 
@@ -17,3 +18,4 @@ class BuildContext:
     attention: AttentionBackend[Any]  # its plan is its own business
     dtype: torch.dtype  # of weights and activations
     device: torch.device
+    groups: ParallelGroups = field(default_factory=ParallelGroups)
