@@ -87,7 +87,7 @@ def test_describe_says_what_holds() -> None:
 
 
 def test_optimize_for_device_packs_every_layer(tmp_path: Path) -> None:
-    case = TINY_MODELS[0]
+    case = next(case for case in TINY_MODELS if case.name == "llama-tied")  # nothing is loaded for its last map
     case.save(tmp_path)
     config = read_model_config(tmp_path, model="tiny", dtype="float32")
     model = initialize_model(config, make_context())

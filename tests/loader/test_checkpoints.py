@@ -207,3 +207,12 @@ def test_configuration_that_does_not_match_the_weights(folder: Path) -> None:
 def test_other_formats(load_format: str, message: str) -> None:
     with pytest.raises(InvalidParameterError, match=f"load_format='{load_format}': {message}"):
         get_model_loader(LoadConfig(load_format=load_format, seed=0))  # type: ignore[arg-type]
+
+
+def test_a_file_is_mapped_anew_every_so_many_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.loader.safetensors._MAPPED_BYTES", 4096)
+    loader = get_model_loader(LoadConfig(load_format="safetensors", seed=0))
+    most_mappings = 0
+    for _name, _tensor in loader.tensors(load(folder)):
+        most_mappings = max(most_mappings, Path("/proc/self/maps").read_text().count(str(folder / "model.safetensors")))
+    assert most_mappings == 1

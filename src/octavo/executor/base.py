@@ -6,7 +6,6 @@ from typing import Protocol
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.device.host_memory import keep_freed_memory
 from octavo.device.threads import limit_spinning
 from octavo.errors import InvalidParameterError
 
@@ -48,7 +47,6 @@ def make_executor(config: EngineConfig) -> Executor:
             "distributed_executor_backend", parallel.backend, "one rank, run by uniproc, so far"
         )
     limit_spinning()  # before a rank imports torch
-    keep_freed_memory()
 
     from octavo.executor.uniproc import UniProcExecutor
 

@@ -1,4 +1,8 @@
-"""Weights in safetensors files, one or several with an index. Files are memory-mapped and every tensor is read once."""
+"""Weights in safetensors files, one or several with an index. Files are memory-mapped and every tensor is read once.
+
+What has been read of a mapped file counts as this process's memory until it is unmapped. So a file is mapped anew every
+so many bytes: by then the layers read before are packed, and nothing holds the older mapping.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +17,7 @@ from octavo.models.interfaces import CausalLM
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+_MAPPED_BYTES = 64 << 20  # read from one mapping
 
 
 class SafetensorsLoader(ModelLoader):
@@ -58,13 +63,26 @@ def _read_file(path: Path, names: list[str] | None = None) -> Iterator[tuple[str
     """Yield the named tensors of one file; None: all of them."""
     try:
         with safe_open(path, framework="pt") as file:
-            found = set(file.keys())
-            for name in names if names is not None else sorted(found):
-                if name not in found:
-                    raise CheckpointError(f"{path}: tensor {name!r} is missing, although {_INDEX_FILE} lists it here")
-                yield name, file.get_tensor(name)
+            found = file.keys()  # in the order of the file
+        wanted = found if names is None else names
+        if missing := set(wanted).difference(found):
+            raise CheckpointError(f"{path}: tensor {min(missing)!r} is missing, although {_INDEX_FILE} lists it here")
+        remaining = [name for name in found if name in set(wanted)]
+        while remaining:
+            yield from _read_mapping(path, remaining)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
+
+
+def _read_mapping(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Map the file and yield the first of the named tensors, as many as one mapping is good for; drop their names."""
+    num_bytes = 0
+    with safe_open(path, framework="pt") as file:
+        while names and num_bytes < _MAPPED_BYTES:
+            tensor = file.get_tensor(names[0])
+            num_bytes += tensor.nbytes
+            yield names.pop(0), tensor
+            del tensor
 
 
 def _what_else(folder: Path) -> str:

@@ -1,5 +1,6 @@
 """The one loop that brings tensors of a checkpoint into a model, whatever their format."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -33,19 +34,26 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
 def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Give each tensor to the layer that owns it, and see that none was left out.
 
+    A layer that has all its tensors packs them at once: what they were read from may go.
+
     Raises:
         CheckpointError: a tensor that is missing, unknown, of the wrong shape or of a dtype that holds no weights.
     """
     slots = weight_slots(model)
     missing = dict(slots)
+    num_missing = Counter(slot.owner for slot in slots.values())
     for name, tensor in tensors:
         if name not in slots:
             if model.ignores_weight(name):
                 continue
             raise CheckpointError(f"{model.config.path}: tensor {name!r} has no place in {model.config.architecture}")
         _check_tensor(model, name, tensor, slots[name].shape)
-        slots[name].owner.load_weight(slots[name].name, tensor)
-        missing.pop(name, None)
+        owner = slots[name].owner
+        owner.load_weight(slots[name].name, tensor)
+        if missing.pop(name, None) is not None:
+            num_missing[owner] -= 1
+            if not num_missing[owner]:
+                owner.process_weights_after_loading()
     _check_complete(model, missing)
 
 

@@ -9,6 +9,7 @@ from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.context import BuildContext
@@ -75,6 +76,7 @@ class Worker:
             CheckpointError: the files are not what the configuration promises.
         """
         start_s = time.perf_counter()
+        keep_freed_memory()
         model = self._config.model
         check_weights_fit(model, self._weights_bytes(), self._memory_budget())
         context = BuildContext(
@@ -84,6 +86,7 @@ class Worker:
             device=self.devices.device,
         )
         self._model = get_model_loader(self._config.load).load_model(model, context)
+        give_back_freed_memory()  # what no step will want again
         logger.info("model %s ready in %.2f s", model.model, time.perf_counter() - start_s)
 
     def initialize_kv_cache(self) -> int:
