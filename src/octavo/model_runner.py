@@ -64,7 +64,9 @@ class ModelRunner:
         self._block_size = config.cache.block_size
         worker = Worker(config)
         worker.load_model()
-        self._pool = BlockPool(worker.initialize_kv_cache())
+        num_blocks = worker.count_kv_blocks()
+        worker.initialize_kv_cache(num_blocks)
+        self._pool = BlockPool(num_blocks)
         self._model, self._kv_caches = worker.runner.model, worker.runner.kv_caches
         self.device = worker.devices.device
 

@@ -33,14 +33,14 @@ def test_enforce_eager_captures_nothing() -> None:
     for enforce_eager in (False, True):
         worker = Worker(EngineArgs(dtype="bfloat16", num_kv_blocks=64, enforce_eager=enforce_eager).resolve())
         worker.load_model()
-        worker.initialize_kv_cache()
+        worker.initialize_kv_cache(64)
         assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager
 
 
 def test_a_model_on_torch_ops_is_not_recorded() -> None:
     worker = Worker(EngineArgs(dtype="float16", num_kv_blocks=64).resolve())
     worker.load_model()
-    worker.initialize_kv_cache()
+    worker.initialize_kv_cache(64)
     assert worker.runner.graph is None
 
 

@@ -62,3 +62,6 @@ class RankPlace:
     def answers(self) -> bool:
         """True for the one rank of a replica whose answer the scheduler reads: the first of the last stage."""
         return self.is_last_stage and self.tp_rank == 0
+
+
+ALONE = RankPlace.of(0, ParallelConfig())

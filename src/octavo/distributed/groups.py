@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from octavo.config.parallel import RankPlace
+from octavo.distributed.rendezvous import Rendezvous
+
 
 class Group(ABC):
     """Some ranks, in a fixed order. Every rank of a group makes the same calls in the same order."""
@@ -47,3 +50,10 @@ class ParallelGroups:
     """The groups that one rank belongs to."""
 
     tensor: Group = field(default_factory=SingleRank)  # shares every layer with this rank
+
+
+def make_groups(place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> ParallelGroups:
+    """Meet the other ranks of this replica; returns when all are there."""
+    if place.tp_size * place.pp_size > 1:
+        raise NotImplementedError(f"{place} at {rendezvous} on {device}")
+    return ParallelGroups()

@@ -25,7 +25,9 @@ class UniProcExecutor:
 
     def start(self) -> int:
         self.worker.load_model()
-        return self.worker.initialize_kv_cache()
+        num_blocks = self.worker.count_kv_blocks()
+        self.worker.initialize_kv_cache(num_blocks)
+        return num_blocks
 
     def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()

@@ -6,11 +6,14 @@ import time
 from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerKVCache
 from octavo.config.engine import EngineConfig
+from octavo.config.parallel import ALONE, RankPlace
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
+from octavo.distributed.groups import make_groups
+from octavo.distributed.rendezvous import Rendezvous
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
@@ -33,16 +36,24 @@ from octavo.worker.warmup import Warmup, WarmupReport
 
 logger = logging.getLogger(__name__)
 
+_NOBODY_ELSE = Rendezvous()
+
 
 class Worker:
-    """Brings one rank up in three stages, in this order: `load_model`, `initialize_kv_cache`, `execute_model`."""
+    """Brings one rank up, in this order: `load_model`, `count_kv_blocks`, `initialize_kv_cache`, `execute_model`.
 
-    def __init__(self, config: EngineConfig) -> None:
+    With several ranks, whoever made them calls the same method of all at the same time: each stage may talk to the
+    others. The constructor returns when all ranks of the replica have met.
+    """
+
+    def __init__(self, config: EngineConfig, place: RankPlace = ALONE, rendezvous: Rendezvous = _NOBODY_ELSE) -> None:
         self._config = config
+        self.place = place
         self.devices = DeviceManager(config.device, config.threads)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
+        self._groups = make_groups(place, rendezvous, self.devices.device)
         self._model: CausalLM | None = None
         self._runner: ModelRunner | None = None
 
@@ -84,18 +95,27 @@ class Worker:
             attention=self._attention,
             dtype=self._dtype,
             device=self.devices.device,
+            groups=self._groups,
         )
         self._model = get_model_loader(self._config.load).load_model(model, context)
         give_back_freed_memory()  # what no step will want again
         logger.info("model %s ready in %.2f s", model.model, time.perf_counter() - start_s)
 
-    def initialize_kv_cache(self) -> int:
-        """Measure what memory is left and turn it into KV blocks; return how many."""
-        assert self._model is not None, "load_model comes first"
+    def count_kv_blocks(self) -> int:
+        """Measure what memory is left; return how many KV blocks there could be in it.
+
+        Raises:
+            InsufficientMemoryError: too few for one request.
+        """
         config = self._config
-        num_blocks = choose_num_blocks(
+        return choose_num_blocks(
             config.model, config.cache, self.kv_cache_spec, self.measure_memory(), config.scheduler.max_num_seqs
         )
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Make KV memory of `num_blocks` blocks (the same on every rank), and the runner that uses it."""
+        assert self._model is not None, "load_model comes first"
+        config = self._config
         kv_caches = allocate_kv_caches(self.kv_cache_spec, num_blocks, self._kv_layout.dtype, self.devices.device)
         num_rows = config.scheduler.max_num_seqs
         rows = RequestRows(
@@ -106,7 +126,6 @@ class Worker:
             device=self.devices.device,
         )
         self._runner = ModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches))
-        return num_blocks
 
     def _capture_graph(self, kv_caches: list[LayerKVCache]) -> StepGraph | None:
         assert self._model is not None
