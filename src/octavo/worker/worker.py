@@ -12,7 +12,7 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
-from octavo.distributed.groups import make_groups
+from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.context import BuildContext

@@ -1,0 +1,112 @@
+"""Groups of ranks: what they compute is what one rank would, in one order of adding, for any sizes."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from tests.distributed.ranks import run_ranks
+
+from octavo.config.parallel import ALONE, ParallelConfig, RankPlace
+from octavo.distributed.connect import make_groups
+from octavo.distributed.groups import ParallelGroups
+from octavo.distributed.rendezvous import Rendezvous
+from octavo.distributed.torch_group import sum_in_order
+
+_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def _values(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(rank)) * 10.0**rank).to(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_reduce_adds_in_the_order_of_ranks(size: int) -> None:
+    def body(groups: ParallelGroups) -> list[torch.Tensor]:
+        return [groups.tensor.all_reduce(_values(groups.tensor.rank, 5, 7, dtype=dtype)) for dtype in _DTYPES]
+
+    results = run_ranks(body, size)
+    for index, dtype in enumerate(_DTYPES):
+        wide = _values(0, 5, 7, dtype=dtype).float()
+        for rank in range(1, size):
+            wide += _values(rank, 5, 7, dtype=dtype).float()
+        for result in results:
+            assert torch.equal(result[index], wide.to(dtype))
+
+
+def test_sums_in_another_order_would_show() -> None:
+    parts = [torch.tensor([[big]]) for big in (1e8, -1e8, 1.0)]
+    assert sum_in_order(parts).item() == 1.0
+    assert sum_in_order(parts[::-1]).item() == 0.0
+
+
+def test_all_gather_puts_columns_of_uneven_numbers_side_by_side() -> None:
+    sizes = [4, 1, 3]
+
+    def body(groups: ParallelGroups) -> torch.Tensor:
+        rank = groups.tensor.rank
+        return groups.tensor.all_gather(_values(rank, 2, 9, dtype=torch.bfloat16)[:, : sizes[rank]], sizes)
+
+    expected = torch.cat([_values(rank, 2, 9, dtype=torch.bfloat16)[:, :size] for rank, size in enumerate(sizes)], 1)
+    assert all(torch.equal(result, expected) for result in run_ranks(body, 3))
+
+
+def test_all_to_all_deals_uneven_numbers_of_rows() -> None:
+    counts = [[2, 0, 3], [1, 4, 0], [0, 0, 0]]
+
+    def body(groups: ParallelGroups) -> tuple[torch.Tensor, list[int]]:
+        rank = groups.tensor.rank
+        return groups.tensor.all_to_all(_values(rank, sum(counts[rank]), 3, dtype=torch.bfloat16), counts[rank])
+
+    for rank, (rows, came) in enumerate(run_ranks(body, 3)):
+        assert came == [counts[source][rank] for source in range(3)]
+        sent = [_values(source, sum(counts[source]), 3, dtype=torch.bfloat16) for source in range(3)]
+        dealt = [torch.split(x, counts[source]) for source, x in enumerate(sent)]
+        assert torch.equal(rows, torch.cat([parts[rank] for parts in dealt]))
+
+
+def test_stages_send_to_one_another_in_order_and_may_overwrite_what_they_sent() -> None:
+    def body(groups: ParallelGroups) -> list[torch.Tensor]:
+        stages = groups.stages
+        if stages.rank > 0:
+            return [stages.receive((step + 1, 3), torch.bfloat16, source=0) for step in range(20)]
+        x = torch.empty(20, 3, dtype=torch.bfloat16)
+        for step in range(20):
+            stages.send(x[: step + 1].fill_(groups.tensor.rank * 100 + step), to=1)
+        stages.barrier()
+        return []
+
+    def body_and_wait(groups: ParallelGroups) -> list[torch.Tensor]:
+        received = body(groups)
+        if groups.stages.rank > 0:
+            groups.stages.barrier()
+        return received
+
+    results = run_ranks(body_and_wait, tp_size=2, pp_size=2)
+    for tp_rank in range(2):
+        for step, x in enumerate(results[2 + tp_rank]):
+            assert torch.equal(x, torch.full((step + 1, 3), tp_rank * 100 + step, dtype=torch.bfloat16))
+
+
+def test_ranks_meet_at_an_address_too() -> None:
+    config = ParallelConfig(tensor_parallel_size=2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def run_rank(rank: int) -> torch.Tensor:
+        rendezvous = Rendezvous(store_address=address, listen_fd=listener.detach() if rank == 0 else None)
+        groups = make_groups(RankPlace.of(rank, config), rendezvous, torch.device("cpu"))
+        result = groups.tensor.all_reduce(torch.full((1, 2), rank + 1.0))
+        groups.tensor.barrier()
+        return result
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [result.tolist() for result in threads.map(run_rank, range(2))] == [[[3.0, 3.0]]] * 2
+
+
+def test_one_rank_needs_nobody() -> None:
+    groups = make_groups(ALONE, Rendezvous(), torch.device("cpu"))
+    x = torch.ones(2, 3)
+    assert groups.tensor.all_reduce(x) is x
+    assert groups.tensor.all_gather(x, [3]) is x
+    assert groups.stages.size == 1
