@@ -80,6 +80,9 @@ class EngineArgs:
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
     generation_config: Literal["auto", "none"] = option("auto", "auto: sampling defaults from the checkpoint")
     load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, only config.json is needed")
+    packed_cache_gib: float = option(
+        20.0, "most GiB of packed weights kept in ~/.cache/octavo (or $OCTAVO_CACHE) for the next start; 0: none"
+    )
     seed: int | None = option(None, "derives the seeds of requests that bring none, and dummy weights; default: random")
     priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
     threads: int | None = option(None, "CPU threads of the model; default: the cores that this process may keep busy")
@@ -144,7 +147,11 @@ class EngineArgs:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 ageing_s=self.priority_ageing_s,
             ),
-            load=LoadConfig(load_format=self.load_format, seed=self.seed or 0),
+            load=LoadConfig(
+                load_format=self.load_format,
+                seed=self.seed or 0,
+                packed_cache_bytes=int(self.packed_cache_gib * 2**30),
+            ),
             quantization=self.quantization,
             device=self.device,
             threads=self.threads,
@@ -173,6 +180,8 @@ class EngineArgs:
             raise InvalidParameterError("priority_ageing_s", self.priority_ageing_s, "greater than 0")
         if not 0.0 <= self.stats_interval_s < math.inf:
             raise InvalidParameterError("stats_interval_s", self.stats_interval_s, "a finite number of at least 0")
+        if not 0.0 <= self.packed_cache_gib < math.inf:
+            raise InvalidParameterError("packed_cache_gib", self.packed_cache_gib, "a finite number of at least 0")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidParameterError("seed", self.seed, "between 0 and 2^64 - 1")
 

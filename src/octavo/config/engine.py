@@ -38,6 +38,7 @@ class LoadConfig:
 
     load_format: LoadFormat
     seed: int  # of dummy weights
+    packed_cache_bytes: int = 0  # most bytes of packed weights kept on disk; 0: none are kept or looked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

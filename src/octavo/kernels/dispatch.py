@@ -4,9 +4,11 @@ Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden 
 I = intermediate size.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -103,6 +105,28 @@ class Kernels(Protocol):
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate x [T, H, D] by cos, sin [T, D / 2] float32: element i pairs with element i + D / 2."""
         ...
+
+
+LinearRole = Literal["plain", "gated", "logits"]  # which of the three ways of packing a map has gone through
+
+
+class KeepsPacked(ABC):
+    """Kernels whose packed maps are plain tensors, which can be kept in a file and be taken up again."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> str:
+        """Name all that decides what packed bytes mean."""
+
+    @abstractmethod
+    def packed_tensors(self, packed: PackedLinear) -> dict[str, torch.Tensor]:
+        """Return what a packed map consists of."""
+
+    @abstractmethod
+    def adopt_linear(
+        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+    ) -> PackedLinear:
+        """Return the map of such tensors, of weight [num_outputs, in_size]. They are used where they are."""
 
 
 _NATIVE_DTYPES = frozenset({torch.bfloat16})

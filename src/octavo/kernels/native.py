@@ -6,20 +6,22 @@ threads. Which bits those are depends on the ISA level: matrix tiles and vectors
 Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I = intermediate size.
 """
 
+import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from threading import local
 from typing import TYPE_CHECKING
 
 import torch
 
 from octavo.errors import UnknownOptionError
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedLinear
 from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.tape import Tape, TapeBuffers
 
@@ -63,6 +65,11 @@ def _say_that_they_were_not_built() -> None:
     logger.warning("the C++ kernels were not built (no compiler at install?): computing with torch's ops instead")
 
 
+@cache
+def _library_digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
 def is_built() -> bool:
     """Say whether there was a compiler when Octavo was installed."""
     return find_spec("octavo.kernels.cpu._cpu") is not None
@@ -82,7 +89,7 @@ class NativeLinear(PackedLinear):
     handle: "_cpu.PackedWeight"
 
 
-class NativeKernels(ReferenceKernels):
+class NativeKernels(ReferenceKernels, KeepsPacked):
     """See `Kernels`. bfloat16 only; what is not here is computed by the reference."""
 
     is_row_invariant = True
@@ -119,6 +126,21 @@ class NativeKernels(ReferenceKernels):
         finally:
             self.native.end_recording()
             self._recording.buffers = None
+
+    @property
+    def layout(self) -> str:
+        """See `KeepsPacked`. Another build may lay out otherwise, so its library is part of the name."""
+        return f"{self.name}-{_library_digest(self._cpu.__file__)}"
+
+    def packed_tensors(self, packed: PackedLinear) -> dict[str, torch.Tensor]:
+        every = {spec.name: getattr(packed, spec.name) for spec in fields(packed)}
+        return {name: value for name, value in every.items() if isinstance(value, torch.Tensor)}
+
+    def adopt_linear(
+        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+    ) -> PackedLinear:
+        out_size = num_outputs // 2 if role == "gated" else num_outputs
+        return self._bind(tensors["weight"], tensors.get("bias"), num_outputs, out_size)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return self._pack(weight, bias, is_gated=False)
@@ -187,13 +209,11 @@ class NativeKernels(ReferenceKernels):
         out_size = num_outputs // 2 if is_gated else num_outputs
         packed = torch.empty(self._cpu.packed_size(in_size, out_size, is_gated), dtype=torch.bfloat16)
         self.native.pack_linear(weight.data_ptr(), in_size, out_size, is_gated, packed.data_ptr())
-        packed_bias = pack_bias(bias, is_gated=is_gated)
-        return NativeLinear(
-            weight=packed,
-            bias=packed_bias,
-            num_outputs=num_outputs,
-            handle=self._cpu.PackedWeight(out_size, packed.data_ptr(), _address(packed_bias)),
-        )
+        return self._bind(packed, pack_bias(bias, is_gated=is_gated), num_outputs, out_size)
+
+    def _bind(self, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, out_size: int) -> NativeLinear:
+        handle = self._cpu.PackedWeight(out_size, packed.data_ptr(), _address(bias))
+        return NativeLinear(weight=packed, bias=bias, num_outputs=num_outputs, handle=handle)
 
     def _linear(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> torch.Tensor:
         num_rows, in_size = x.shape

@@ -5,12 +5,13 @@ Sums over the inputs of a group are exact, and what follows is done in one order
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.dispatch import LinearRole, PackedLinear
 from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight
 
@@ -74,14 +75,32 @@ class IntegerNativeKernels(NativeKernels):
             self._pack_integers(integers, weight, addresses)
         else:
             self.native.pack_weight(integers, weight.contiguous().data_ptr(), *addresses[:2])
-        packed_bias = pack_bias(bias, is_gated=is_gated)
-        bias_address = _NO_ADDRESS if packed_bias is None else packed_bias.data_ptr()
+        return self._bind_integers(integers, packed, scales, pack_bias(bias, is_gated=is_gated), plain.shape[0])
+
+    def adopt_linear(
+        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+    ) -> PackedLinear:
+        form = self._quantization.logits if role == "logits" else self._quantization.linear
+        integers = self._integers(form, torch.Size((num_outputs, in_size)), is_gated=role == "gated")
+        return self._bind_integers(integers, tensors["weight"], tensors["scales"], tensors.get("bias"), num_outputs)
+
+    def _bind_integers(
+        self,
+        integers: "_cpu.Integers",
+        packed: torch.Tensor,
+        scales: torch.Tensor,  # [1 or 2, ...]
+        bias: torch.Tensor | None,
+        num_outputs: int,
+    ) -> IntegerLinear:
+        offsets = scales[1].data_ptr() if len(scales) > 1 else _NO_ADDRESS
+        bias_address = _NO_ADDRESS if bias is None else bias.data_ptr()
+        addresses = packed.data_ptr(), scales[0].data_ptr(), offsets, bias_address
         return IntegerLinear(
             weight=packed,
             scales=scales,
-            bias=packed_bias,
-            num_outputs=plain.shape[0],
-            handle=self._cpu.PackedWeight.of_integers(integers, *addresses, bias_address),
+            bias=bias,
+            num_outputs=num_outputs,
+            handle=self._cpu.PackedWeight.of_integers(integers, *addresses),
         )
 
     def _pack_integers(

@@ -3,6 +3,7 @@
 Legend: T = tokens, H = query heads, G = kv heads, E = head size.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,14 @@ class HeadNormWeights(WeightOwner):
         return {"query.weight": tuple(self.values.query.shape), "key.weight": tuple(self.values.key.shape)}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        {"query.weight": self.values.query, "key.weight": self.values.key}[name].copy_(tensor)
+        self.packed_tensors()[name].copy_(tensor)
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return {"query.weight": self.values.query, "key.weight": self.values.key}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self.load_weight(name, tensor)
 
 
 class Attention(nn.Module):

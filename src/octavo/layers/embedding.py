@@ -1,5 +1,7 @@
 """Token embedding. Legend: T = tokens, V = vocabulary, D = hidden size."""
 
+from collections.abc import Mapping
+
 import torch
 
 from octavo.layers.context import BuildContext
@@ -19,6 +21,12 @@ class Embedding(WeightOwner):
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         self.table.copy_(tensor)
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return {"weight": self.table}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.table = tensors["weight"]  # as it is, where it is: of a mapped file only the rows asked for are read
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look up ids [T] and return [T, D]."""

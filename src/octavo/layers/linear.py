@@ -4,10 +4,11 @@ Legend: T = tokens, K = input size, N = output size.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.layers.weight_owner import WeightOwner
@@ -18,6 +19,8 @@ class MergedLinear(WeightOwner):
 
     A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias".
     """
+
+    role: ClassVar[LinearRole] = "plain"
 
     def __init__(self, in_size: int, parts: Mapping[str, int], *, has_bias: bool, context: BuildContext) -> None:
         super().__init__()
@@ -48,6 +51,15 @@ class MergedLinear(WeightOwner):
             bias = self._gather("bias") if self._has_bias else None
             self._packed = self.pack(self._gather("weight", self.in_size), bias)
             self._loaded.clear()
+
+    def packed_tensors(self) -> dict[str, torch.Tensor] | None:
+        kernels = self._context.kernels
+        return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        kernels = self._context.kernels
+        assert isinstance(kernels, KeepsPacked), f"{kernels.name} has packed none of this"
+        self._packed = kernels.adopt_linear(tensors, sum(self.part_sizes.values()), self.in_size, self.role)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Hook for maps that are computed otherwise: bring weight [N, K] and bias [N] into their layout."""
@@ -81,6 +93,8 @@ class Linear(MergedLinear):
 
 class GatedLinear(MergedLinear):
     """The first half of SwiGLU (Shazeer 2020, arXiv:2002.05202): silu(gate(x)) * up(x)."""
+
+    role = "gated"
 
     def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
         super().__init__(in_size, {"gate": out_size, "up": out_size}, has_bias=has_bias, context=context)

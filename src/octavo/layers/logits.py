@@ -14,6 +14,8 @@ _SLICE_ROWS = 128
 class LogitsHead(Linear):
     """The last linear map. Tied, it shares the embedding's table and a checkpoint brings nothing for it."""
 
+    role = "logits"
+
     def __init__(self, hidden_size: int, vocab_size: int, *, tied_to: Embedding | None, context: BuildContext) -> None:
         super().__init__(hidden_size, vocab_size, has_bias=False, context=context)
         self._tied_to = tied_to

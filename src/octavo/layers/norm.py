@@ -1,5 +1,7 @@
 """Root mean square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467). Legend: D = size normalised over."""
 
+from collections.abc import Mapping
+
 import torch
 
 from octavo.layers.context import BuildContext
@@ -19,6 +21,12 @@ class RMSNorm(WeightOwner):
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         self.weight.copy_(tensor)
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return {"weight": self.weight}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.weight.copy_(tensors["weight"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise x [..., D]."""

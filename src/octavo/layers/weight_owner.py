@@ -1,6 +1,7 @@
 """`WeightOwner`: a layer with parameters. It knows what a checkpoint must bring, and what becomes of it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -23,3 +24,11 @@ class WeightOwner(nn.Module, ABC):
 
     def process_weights_after_loading(self) -> None:
         """Bring the weights into the layout that the kernels read. Called once or more; acts once."""
+
+    def packed_tensors(self) -> dict[str, torch.Tensor] | None:
+        """Return all that this layer has after packing, by names of its own; None: it cannot be kept outside memory."""
+        return None
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take what `packed_tensors` of the same layer once gave, in place of loading and packing."""
+        raise TypeError(f"{type(self).__name__} keeps nothing outside memory, but was given {sorted(tensors)}")

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from importlib import import_module
+from typing import ClassVar
 
 import torch
 
@@ -12,6 +13,7 @@ from octavo.config.engine import LATER_LOAD_FORMATS, LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
+from octavo.loader.packed_model import PackedModel
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
@@ -29,6 +31,8 @@ _LOADERS = {
 class ModelLoader(ABC):
     """One weight format."""
 
+    reads_files: ClassVar[bool] = True
+
     def __init__(self, load_config: LoadConfig) -> None:
         self.load_config = load_config
 
@@ -45,10 +49,15 @@ class ModelLoader(ABC):
         """
         start = time.monotonic()
         model = initialize_model(model_config, context)
-        load_weights(model, self.tensors(model))
-        process_weights_after_loading(model)
-        took_s = time.monotonic() - start
-        logger.info("loaded %s (%s) in %.2f s", model_config.model, model_config.architecture, took_s)
+        packed = PackedModel.of(model, self.load_config) if self.reads_files else None
+        is_restored = packed is not None and packed.restore()
+        if not is_restored:
+            load_weights(model, self.tensors(model))
+            process_weights_after_loading(model)
+        took_s, how = time.monotonic() - start, "mapped in, packed as they were" if is_restored else "loaded"
+        logger.info("%s (%s): weights %s in %.2f s", model_config.model, model_config.architecture, how, took_s)
+        if packed is not None and not is_restored:
+            packed.keep()
         return model.eval()
 
 

@@ -20,6 +20,8 @@ _STRIDE, _NUM_STARTS = 7919, 1 << 18
 class DummyLoader(ModelLoader):
     """Same seed, same weights. Norms are one, biases zero, matrices keep the variance of what passes through them."""
 
+    reads_files = False
+
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
         """See `ModelLoader.tensors`."""
         slots = weight_slots(model)

@@ -30,6 +30,7 @@ class CausalLM(nn.Module, ABC):
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
         self.config, self.context = config, context
+        self.mapped_bytes = 0  # of weights in a mapped file: the system calls their memory free, and it is not
 
     @property
     def num_layers(self) -> int:

@@ -9,9 +9,11 @@ that Octavo serves, and all three are per token, save for the space that some of
 - Metaspace: `▁` is a space, and the first token loses its own.
 """
 
+import codecs
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from octavo.errors import CheckpointError
@@ -23,7 +25,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class DecoderRules:
     """What a chain of decoders does, reduced to what it does to one token."""
 
-    byte_alphabet: Mapping[str, int] | None = None  # byte-level BPE: character -> byte
+    byte_alphabet: str | None = None  # byte-level BPE: the character at place b spells byte b
     replacements: tuple[tuple[str, str], ...] = ()
     byte_fallback: bool = False
     num_leading_spaces: int = 0  # most spaces dropped at the start of the whole text
@@ -43,8 +45,11 @@ class DecoderRules:
             text = text.replace(old, new)
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(text)):
             return bytes.fromhex(match[1])
-        if self.byte_alphabet is not None and all(character in self.byte_alphabet for character in text):
-            return bytes(self.byte_alphabet[character] for character in text)
+        if self.byte_alphabet is not None:
+            try:
+                return codecs.charmap_encode(text, "strict", _encoding_map(self.byte_alphabet))[0]
+            except UnicodeEncodeError:  # an added token that is not spelt in the alphabet stands for itself
+                return text.encode()
         return text.encode()
 
 
@@ -93,14 +98,19 @@ def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
     return rules
 
 
-def byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> str:
     """The byte-level BPE alphabet (GPT-2): printable Latin-1 characters spell their own byte, U+0100 on spell the rest.
 
     Source: Radford et al. 2019, section 2.2, and the vocabulary published with it.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+    return "".join(chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(0x100))
+
+
+@cache
+def _encoding_map(alphabet: str) -> Any:  # of a type that the codecs keep to themselves
+    return codecs.charmap_build(alphabet)
 
 
 def _flatten(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:

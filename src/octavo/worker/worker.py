@@ -146,7 +146,7 @@ class Worker:
             budget_bytes=budget,
             weights_bytes=weights,
             activation_bytes=activations,
-            kv_bytes=kv_budget(budget, memory.free_bytes, weights, activations),
+            kv_bytes=kv_budget(budget, memory.free_bytes - self._mapped_bytes, weights, activations),
         )
         logger.info(
             "memory: %s in all, %s for Octavo: weights %s, activations %s, KV up to %s",
@@ -171,6 +171,10 @@ class Worker:
         if self._config.quantization is not None:
             return quantized_weights_bytes(model, dtype_bytes, get_quantization(self._config.quantization))
         return weights_bytes(model, dtype_bytes, packing_copies=self._kernels.packing_copies)
+
+    @property
+    def _mapped_bytes(self) -> int:
+        return self._model.mapped_bytes if self._model is not None else 0
 
     def _memory_budget(self) -> int:
         """Return what Octavo may use of the device: the share asked for, or the device's own default."""

@@ -1,0 +1,156 @@
+"""Packed weights kept on disk: the second start maps them in, and neither reads nor packs the checkpoint.
+
+One file per checkpoint, layout and rank, itself in the safetensors format. Its name is a digest of all that its content
+depends on, so a file is right or not found. Files are replaced whole and never changed; those used least recently go
+first when room is needed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from threading import Thread
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+logger = logging.getLogger(__name__)
+
+_FOLDER_VARIABLE = "OCTAVO_CACHE"
+_ENDING = ".safetensors"
+_UNFINISHED = ".part"
+_ABANDONED_AFTER_S = 3600.0
+_PAGE_BYTES = 4096
+_LINE_BYTES = 64  # of a processor's cache: tensors begin at its multiples, or kernels would read two lines for one
+_SPARE_BYTES = 2 << 30  # of the disk: others write there too
+_CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
+_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8", torch.int8: "I8"}
+
+
+def cache_folder() -> Path:
+    """Return where packed weights are kept: $OCTAVO_CACHE, or `octavo` in the user's cache folder."""
+    if named := os.environ.get(_FOLDER_VARIABLE):
+        return Path(named) / "packed"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "octavo" / "packed"
+
+
+def checkpoint_digest(folder: Path, *layout: object) -> str:
+    """Name the packed form of a checkpoint: its files as they are on disk, and what decides about the layout.
+
+    Files are known by place, size and times, the last change of the inode among them, which nobody can set back.
+    Reading a gigabyte to see whether it may stay unread would cost what it saves.
+    """
+    files = sorted({file for pattern in _CHECKPOINT_FILES for file in folder.glob(pattern)})
+    stats = [(file.name, file.stat()) for file in files]
+    facts = [[name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for name, s in stats]
+    return hashlib.sha256(json.dumps([facts, layout], default=str).encode()).hexdigest()[:32]
+
+
+class PackedCache:
+    """Files of packed weights in one folder, at most `max_bytes` together."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+
+    def find(self, digest: str) -> dict[str, torch.Tensor] | None:
+        """Return the tensors of a file, views of its mapping; None where there is no such file, or it is damaged."""
+        path = self._folder / (digest + _ENDING)
+        if not path.is_file():
+            return None
+        try:
+            os.utime(path)  # used now
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        except (SafetensorError, OSError) as error:
+            logger.warning("%s is unreadable and will be made again: %s", path, error)
+            return None
+
+    def keep_soon(self, digest: str, tensors: Mapping[str, torch.Tensor]) -> Thread:
+        """Begin to `keep` them, in a thread: disks take seconds for a gigabyte. The program's end waits for it."""
+        thread = Thread(target=self.keep, args=(digest, tensors), name="octavo-packed-cache")
+        thread.start()
+        return thread
+
+    def keep(self, digest: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write a file. Where that cannot be done, a log line says why, and the next start packs again."""
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        start_s = time.perf_counter()
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._make_room(num_bytes):
+                return
+            with NamedTemporaryFile(dir=self._folder, suffix=_UNFINISHED, delete=False) as part:
+                try:
+                    _write(part.fileno(), tensors)
+                    os.replace(part.name, self._folder / (digest + _ENDING))
+                except BaseException:
+                    os.unlink(part.name)
+                    raise
+        except OSError as error:
+            logger.warning("packed weights are not kept on disk: %s", error)
+            return
+        took_s = time.perf_counter() - start_s
+        logger.info("packed weights kept in %s: %.0f MB in %.2f s", self._folder, num_bytes / 1e6, took_s)
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Delete what was used least recently, until so many bytes more stay below the limit. False: they never can."""
+        free = shutil.disk_usage(self._folder).free - _SPARE_BYTES
+        if num_bytes > min(self._max_bytes, free):
+            logger.info(
+                "packed weights are not kept on disk: %.1f GB, where the limit is %.1f and the disk has %.1f to spare",
+                *(size / 1e9 for size in (num_bytes, self._max_bytes, max(0, free))),
+            )
+            return False
+        for file in self._folder.glob("*" + _UNFINISHED):  # its writer was killed
+            if file.stat().st_mtime < time.time() - _ABANDONED_AFTER_S:
+                file.unlink(missing_ok=True)
+        kept = sorted(
+            ((file.stat(), file) for file in self._folder.glob("*" + _ENDING)), key=lambda entry: entry[0].st_mtime_ns
+        )
+        total = sum(stat.st_size for stat, _ in kept)
+        for stat, file in kept:
+            if total + num_bytes <= self._max_bytes:
+                break
+            file.unlink(missing_ok=True)  # those who have it mapped keep it until they end
+            total -= stat.st_size
+        return True
+
+
+def _last_use(entry: tuple[os.stat_result, Path]) -> int:
+    return entry[0].st_mtime_ns
+
+
+def _write(file: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors one by one, without a second copy in memory.
+
+    Source of the format: github.com/huggingface/safetensors, README. Its own writer wants all bytes at once, and does
+    not align them.
+    """
+    header: dict[str, object] = {}
+    offset = 0
+    ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % _LINE_BYTES != 0)  # keeps all others aligned
+    for name, tensor in ordered:
+        end = offset + tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text = text.ljust(-(-(len(text) + 8) // _PAGE_BYTES) * _PAGE_BYTES - 8)
+    _write_all(file, memoryview(len(text).to_bytes(8, "little") + text))
+    for _, tensor in ordered:
+        if tensor.nbytes:
+            _write_all(file, memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data))
+
+
+def _write_all(file: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(file, data) :]

@@ -1,0 +1,70 @@
+"""A whole model to and from the cache of packed weights."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from octavo.config.engine import LoadConfig
+from octavo.kernels.dispatch import KeepsPacked
+from octavo.layers.weight_owner import WeightOwner
+from octavo.loader.packed_cache import PackedCache, cache_folder, checkpoint_digest
+from octavo.models.interfaces import CausalLM
+from octavo.models.weights import weight_slots
+
+logger = logging.getLogger(__name__)
+
+_WORTH_KEEPING_BYTES = 64 << 20  # less is packed sooner than looked for
+_FORM = 1  # of the files' names and content, beside what the kernels' layout says
+
+
+class PackedModel:
+    """The packed form of one model, wherever it is: on disk, or in the layers."""
+
+    def __init__(self, model: CausalLM, cache: PackedCache, digest: str) -> None:
+        self._model, self._cache, self._digest = model, cache, digest
+
+    @classmethod
+    def of(cls, model: CausalLM, load_config: LoadConfig) -> "PackedModel | None":
+        """Return None where nothing is to be kept: the user said so, or these kernels do not show their layout."""
+        kernels = model.context.kernels
+        if load_config.packed_cache_bytes == 0 or not isinstance(kernels, KeepsPacked):
+            return None
+        tensor = model.context.groups.tensor
+        slots = {name: slot.shape for name, slot in weight_slots(model).items()}  # those of this rank's stage
+        digest = checkpoint_digest(Path(model.config.path), _FORM, kernels.layout, tensor.rank, tensor.size, slots)
+        return cls(model, PackedCache(cache_folder(), load_config.packed_cache_bytes), digest)
+
+    def restore(self) -> bool:
+        """Give every layer its part of the file. False: there is none, and nothing has changed."""
+        tensors = self._cache.find(self._digest)
+        if tensors is None:
+            return False
+        by_owner: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            path, _, own_name = name.partition("/")
+            by_owner[path][own_name] = tensor
+        for path, owner in _owners(self._model):
+            owner.adopt_packed(by_owner[path])
+        self._model.mapped_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        return True
+
+    def keep(self) -> None:
+        """Write what the layers have. Nothing, where that is little or one of them cannot be kept."""
+        tensors: dict[str, torch.Tensor] = {}
+        for path, owner in _owners(self._model):
+            packed = owner.packed_tensors()
+            if packed is None:
+                logger.debug("packed weights are not kept on disk: %s cannot be", path)
+                return
+            tensors.update({f"{path}/{name}": tensor for name, tensor in packed.items()})
+        if sum(tensor.nbytes for tensor in tensors.values()) >= _WORTH_KEEPING_BYTES:
+            self._cache.keep_soon(self._digest, tensors)
+
+
+def _owners(model: CausalLM) -> Iterator[tuple[str, WeightOwner]]:
+    for path, module in model.named_modules():
+        if isinstance(module, WeightOwner):
+            yield path, module
