@@ -12,6 +12,7 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
+from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
@@ -21,17 +22,28 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 CPU = torch.device("cpu")
 
 
-def make_context(dtype: torch.dtype = torch.float32) -> BuildContext:
-    """Return the build context of a CPU."""
-    kernels, attention = select_kernels(CPU, dtype), select_attention(CPU, dtype)
-    return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU)
+def make_context(
+    dtype: torch.dtype = torch.float32, groups: ParallelGroups | None = None, quantization: str | None = None
+) -> BuildContext:
+    """Return the build context of a CPU, for one rank of these groups."""
+    kernels, attention = select_kernels(CPU, dtype, quantization), select_attention(CPU, dtype)
+    groups = groups or ParallelGroups()
+    return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU, groups=groups)
 
 
-def load(folder: Path, *, dtype: str = "float32", load_format: str = "auto", seed: int = 0) -> CausalLM:
+def load(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    load_format: str = "auto",
+    seed: int = 0,
+    groups: ParallelGroups | None = None,
+    quantization: str | None = None,
+) -> CausalLM:
     """Load a checkpoint as the worker does."""
     load_config = LoadConfig(load_format=load_format, seed=seed)  # type: ignore[arg-type]
     model_config = read_model_config(folder, model=str(folder), dtype=dtype)
-    return get_model_loader(load_config).load_model(model_config, make_context(DTYPES[dtype]))
+    return get_model_loader(load_config).load_model(model_config, make_context(DTYPES[dtype], groups, quantization))
 
 
 class PagedRunner:
@@ -40,7 +52,7 @@ class PagedRunner:
     def __init__(self, model: CausalLM, *, num_blocks: int = 64, block_size: int = 4, seed: int = 0) -> None:
         self._model, self._block_size = model, block_size
         layout = model.context.attention.kv_layout(model.head_dim)
-        shape = (num_blocks * block_size, model.num_kv_heads, layout.head_size)
+        shape = (num_blocks * block_size, model.heads.kv.size, layout.head_size)
         # Rubbish in unwritten slots must not show, so it is large.
         self._caches = [
             LayerKVCache(

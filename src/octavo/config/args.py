@@ -133,6 +133,9 @@ class EngineArgs:
         path = resolve_model(self.model_name, self.revision, with_weights=self.load_format != "dummy")
         tokenizer_path = resolve_model(self.tokenizer, with_weights=False) if self.tokenizer else path
         model = read_model_config(path, model=self.model_name, dtype=self.dtype, max_model_len=self.max_model_len)
+        if self.tensor_parallel_size > model.num_heads:
+            limit = f"at most {model.num_heads}: every rank needs an attention head"
+            raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
         return EngineConfig(
             model=model,
             cache=CacheConfig(

@@ -18,6 +18,7 @@ class DeviceKind(Protocol):
     """One kind of device, asked about its current one."""
 
     name: str  # torch's device type
+    ranks_share_memory: bool  # several ranks of one host compute in the same memory
     default_memory_utilization: float  # share of the memory that Octavo takes when nobody says
 
     def is_available(self) -> bool:

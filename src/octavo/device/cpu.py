@@ -18,6 +18,7 @@ class CpuKind:
     """See `DeviceKind`."""
 
     name = "cpu"
+    ranks_share_memory = True
     default_memory_utilization = 0.5  # others live here too
 
     def is_available(self) -> bool:

@@ -9,6 +9,7 @@ class CudaKind:
     """See `DeviceKind`."""
 
     name = "cuda"
+    ranks_share_memory = False
     default_memory_utilization = 0.9
 
     def is_available(self) -> bool:

@@ -65,6 +65,11 @@ class DeviceManager:
         """The share of the device's memory that Octavo takes when nobody says."""
         return self._kind.default_memory_utilization
 
+    @property
+    def ranks_share_memory(self) -> bool:
+        """Whether several ranks of one host compute in the same memory."""
+        return self._kind.ranks_share_memory
+
     def resolve_dtype(self, dtype: str, checkpoint_dtype: DType) -> torch.dtype:
         """Return the dtype of weights and activations; "auto" is the checkpoint's own.
 

@@ -11,6 +11,7 @@ class MpsKind:
     """See `DeviceKind`."""
 
     name = "mps"
+    ranks_share_memory = True
     default_memory_utilization = 0.7
 
     def is_available(self) -> bool:

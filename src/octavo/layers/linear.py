@@ -1,6 +1,9 @@
 """Linear layers. Those that read the same input are merged: one matmul instead of two or three.
 
-Legend: T = tokens, K = input size, N = output size.
+Ranks that share a layer hold a share of its outputs each, or of its inputs: then every rank has a part of each sum, and
+the parts are added. A map by outputs and one by inputs behind it need no more talk than that.
+
+Legend: T = tokens, K = inputs of this rank, N = outputs of this rank, D = all outputs.
 """
 
 from collections.abc import Mapping
@@ -8,6 +11,8 @@ from typing import ClassVar
 
 import torch
 
+from octavo.distributed.groups import Group, SingleRank
+from octavo.distributed.shares import HeadShare, Share
 from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
@@ -15,27 +20,31 @@ from octavo.layers.weight_owner import WeightOwner
 
 
 class MergedLinear(WeightOwner):
-    """Several linear maps of one input, stacked by output rows. `parts` gives each its name and size, in order.
+    """Several linear maps of one input, stacked by output rows. `parts` gives each its name and outputs, in order.
 
     A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias".
     """
 
     role: ClassVar[LinearRole] = "plain"
 
-    def __init__(self, in_size: int, parts: Mapping[str, int], *, has_bias: bool, context: BuildContext) -> None:
+    def __init__(self, inputs: Share, parts: Mapping[str, Share], *, has_bias: bool, context: BuildContext) -> None:
         super().__init__()
-        self.in_size, self.part_sizes, self._has_bias = in_size, dict(parts), has_bias
+        self.inputs, self.parts, self._has_bias = inputs, dict(parts), has_bias
         self._context = context
         self._loaded: dict[str, torch.Tensor] = {}  # until packed
         self._packed: PackedLinear | None = None
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
-        for part, size in self.part_sizes.items():
-            shapes[_join(part, "weight")] = (size, self.in_size)
+        for part, outputs in self.parts.items():
+            shapes[_join(part, "weight")] = (outputs.total, self.inputs.total)
             if self._has_bias:
-                shapes[_join(part, "bias")] = (size,)
+                shapes[_join(part, "bias")] = (outputs.total,)
         return shapes
+
+    @property
+    def _num_outputs(self) -> int:
+        return sum(outputs.size for outputs in self.parts.values())
 
     @property
     def packed(self) -> PackedLinear:
@@ -43,13 +52,17 @@ class MergedLinear(WeightOwner):
         return self._packed
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        # Kept as it came, usually a view of a mapped file, so that one layer at a time is copied and converted.
-        self._loaded[name] = tensor
+        # Kept as it came, usually a view of a mapped file, so that one layer at a time is copied and converted; and no
+        # more of it is ever touched than this rank's share.
+        outputs = self.parts[name.rpartition(".")[0]]
+        rows = tensor[outputs.start : outputs.stop]
+        self._loaded[name] = rows[:, self.inputs.start : self.inputs.stop] if rows.dim() == 2 else rows
 
     def process_weights_after_loading(self) -> None:
         if self._packed is None:
-            bias = self._gather("bias") if self._has_bias else None
-            self._packed = self.pack(self._gather("weight", self.in_size), bias)
+            adds_bias = self._has_bias and self.inputs.start == 0  # once, by the rank whose part of a sum comes first
+            bias = self._gather("bias") if adds_bias else None
+            self._packed = self.pack(self._gather("weight", self.inputs.size), bias)
             self._loaded.clear()
 
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
@@ -59,7 +72,7 @@ class MergedLinear(WeightOwner):
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         kernels = self._context.kernels
         assert isinstance(kernels, KeepsPacked), f"{kernels.name} has packed none of this"
-        self._packed = kernels.adopt_linear(tensors, sum(self.part_sizes.values()), self.in_size, self.role)
+        self._packed = kernels.adopt_linear(tensors, self._num_outputs, self.inputs.size, self.role)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Hook for maps that are computed otherwise: bring weight [N, K] and bias [N] into their layout."""
@@ -77,18 +90,41 @@ class MergedLinear(WeightOwner):
 
     def _gather(self, parameter: str, *row_shape: int) -> torch.Tensor:
         """Stack the parts of the weight [N, K] or the bias [N], in memory of our own and the context's dtype."""
-        sizes = list(self.part_sizes.values())
-        stacked = torch.empty(sum(sizes), *row_shape, dtype=self._context.dtype, device=self._context.device)
-        for part, rows in zip(self.part_sizes, torch.split(stacked, sizes), strict=True):
+        sizes = [outputs.size for outputs in self.parts.values()]
+        stacked = torch.empty(self._num_outputs, *row_shape, dtype=self._context.dtype, device=self._context.device)
+        for part, rows in zip(self.parts, torch.split(stacked, sizes), strict=True):
             rows.copy_(self._loaded[_join(part, parameter)])
         return stacked
 
 
-class Linear(MergedLinear):
-    """One linear map."""
+class QKVLinear(MergedLinear):
+    """The projections to queries, keys and values, of this rank's heads."""
 
-    def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
-        super().__init__(in_size, {"": out_size}, has_bias=has_bias, context=context)
+    def __init__(
+        self, in_size: int, num_heads: int, num_kv_heads: int, head_dim: int, *, has_bias: bool, context: BuildContext
+    ) -> None:
+        group = context.groups.tensor
+        heads = HeadShare.of(num_heads, num_kv_heads, group.rank, group.size)
+        kv = heads.kv.times(head_dim)
+        parts = {"q": heads.query.times(head_dim), "k": kv, "v": kv}
+        super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
+        self.heads = heads
+
+
+class Linear(MergedLinear):
+    """One linear map, of a share of the inputs to all outputs: every rank returns the sum of all parts."""
+
+    def __init__(self, inputs: Share, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
+        super().__init__(inputs, {"": Share.whole(out_size)}, has_bias=has_bias, context=context)
+        self._group: Group = SingleRank() if inputs.is_whole else context.groups.tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x [T, K] to [T, D]."""
+        return self.summed(self._context.kernels.linear(x, self.packed))
+
+    def summed(self, part: torch.Tensor) -> torch.Tensor:
+        """Add up the ranks' parts [T, D] of what this map makes; for ops that compute it with others."""
+        return self._group.all_reduce(part)
 
 
 class GatedLinear(MergedLinear):
@@ -97,7 +133,11 @@ class GatedLinear(MergedLinear):
     role = "gated"
 
     def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
-        super().__init__(in_size, {"gate": out_size, "up": out_size}, has_bias=has_bias, context=context)
+        group = context.groups.tensor
+        outputs = Share.of_features(out_size, group.rank, group.size)
+        parts = {"gate": outputs, "up": outputs}
+        super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
+        self.outputs = outputs
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """See `MergedLinear.pack`."""

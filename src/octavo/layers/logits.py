@@ -2,23 +2,31 @@
 
 import torch
 
+from octavo.distributed.shares import Share
 from octavo.kernels.dispatch import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import Linear
+from octavo.layers.linear import MergedLinear
 
 # Rows at a time: bounds what is held beside the result itself to 128 * V values (39 MB in bf16 for V = 151,936).
 _SLICE_ROWS = 128
 
 
-class LogitsHead(Linear):
-    """The last linear map. Tied, it shares the embedding's table and a checkpoint brings nothing for it."""
+class LogitsHead(MergedLinear):
+    """The last linear map. Tied, it shares the embedding's table and a checkpoint brings nothing for it.
+
+    Each rank computes a range of the vocabulary, and all get all logits, so that they sample alike.
+    """
 
     role = "logits"
 
     def __init__(self, hidden_size: int, vocab_size: int, *, tied_to: Embedding | None, context: BuildContext) -> None:
-        super().__init__(hidden_size, vocab_size, has_bias=False, context=context)
-        self._tied_to = tied_to
+        self._group = context.groups.tensor
+        ranges = [Share.of_features(vocab_size, rank, self._group.size) for rank in range(self._group.size)]
+        parts = {"": ranges[self._group.rank]}
+        super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
+        self._tied_to, self._vocab_size = tied_to, vocab_size
+        self._sizes = [ids.size for ids in ranges]  # of every rank
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {} if self._tied_to is not None else super().weight_shapes()
@@ -36,8 +44,11 @@ class LogitsHead(Linear):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden [L, D] to logits [L, V], always float32."""
         if hidden.shape[0] <= _SLICE_ROWS:
-            return self._context.kernels.logits_linear(hidden, self.packed)
-        logits = hidden.new_empty(hidden.shape[0], self.part_sizes[""], dtype=torch.float32)
+            return self._forward_slice(hidden)
+        logits = hidden.new_empty(hidden.shape[0], self._vocab_size, dtype=torch.float32)
         for rows, result in zip(torch.split(hidden, _SLICE_ROWS), torch.split(logits, _SLICE_ROWS), strict=True):
-            result.copy_(self._context.kernels.logits_linear(rows, self.packed))
+            result.copy_(self._forward_slice(rows))
         return logits
+
+    def _forward_slice(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._group.all_gather(self._context.kernels.logits_linear(hidden, self.packed), self._sizes)

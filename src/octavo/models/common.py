@@ -15,7 +15,7 @@ from octavo.config.model import ModelConfig
 from octavo.layers.attention import Attention, AttentionStep, HeadNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
-from octavo.layers.linear import GatedLinear, Linear, MergedLinear
+from octavo.layers.linear import GatedLinear, Linear, QKVLinear
 from octavo.layers.logits import LogitsHead
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
@@ -44,12 +44,17 @@ class DecoderAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
-        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = {"q": query_size, "k": kv_size, "v": kv_size}
-        self.qkv = MergedLinear(config.hidden_size, parts, has_bias=config.attention_bias, context=context)
+        self.qkv = QKVLinear(
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            has_bias=config.attention_bias,
+            context=context,
+        )
         self.head_norms = self.build_head_norms(config, context)
         self.attention = Attention(self._describe(config, layer), context=context)
-        self.out = Linear(query_size, config.hidden_size, has_bias=config.attention_out_bias, context=context)
+        self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=config.attention_out_bias, context=context)
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
         """Hook for families that normalise each head of queries and keys before rotation; here they pass."""
@@ -64,8 +69,8 @@ class DecoderAttention(nn.Module):
 
     def _describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         return AttentionLayer(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=self.qkv.heads.query.size,
+            num_kv_heads=self.qkv.heads.kv.size,
             head_dim=config.head_dim,
             sliding_window=config.sliding_windows[layer],
             norms=self.head_norms.values if self.head_norms is not None else None,
@@ -80,11 +85,13 @@ class GatedMLP(nn.Module):
         self._kernels = context.kernels
         size, has_bias = config.intermediate_size, config.mlp_bias
         self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context)
-        self.down = Linear(size, config.hidden_size, has_bias=has_bias, context=context)
+        self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context)
 
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the stream [T, D]; return (what the MLP adds to the sum, the sum)."""
-        return self._kernels.gated_mlp(x, residual, norm.weight, norm.eps, self.gate_up.packed, self.down.packed)
+        gate_up, down = self.gate_up.packed, self.down.packed
+        out, total = self._kernels.gated_mlp(x, residual, norm.weight, norm.eps, gate_up, down)
+        return self.down.summed(out), total
 
 
 class DecoderLayer(nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
+from octavo.distributed.shares import HeadShare
 from octavo.layers.attention import AttentionStep
 from octavo.layers.context import BuildContext
 
@@ -37,8 +38,10 @@ class CausalLM(nn.Module, ABC):
         return self.config.num_layers
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.config.num_kv_heads
+    def heads(self) -> HeadShare:
+        """The attention heads of this rank."""
+        group = self.context.groups.tensor
+        return HeadShare.of(self.config.num_heads, self.config.num_kv_heads, group.rank, group.size)
 
     @property
     def head_dim(self) -> int:

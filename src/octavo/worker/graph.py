@@ -22,13 +22,15 @@ class StepGraph:
         self._model, self._tape = model, tape
         self._x, self._hidden = x, hidden  # [max_tokens, D] each, what the first call reads and the last one writes
         self._attention = model.context.attention
-        self._group_size = model.config.num_heads // model.config.num_kv_heads
+        self._group_size = model.heads.group_size
 
     @classmethod
     def capture(cls, model: CausalLM, kv_caches: list[LayerKVCache], block_size: int, max_tokens: int) -> Self | None:
         """Record the layers; None where they are not computed by native calls. Nothing is computed or written."""
         kernels, attention = model.context.kernels, model.context.attention
         if not isinstance(kernels, NativeKernels) or not isinstance(attention, NativeAttention):
+            return None
+        if not model.context.groups.tensor.is_recordable:
             return None
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         with torch.inference_mode(), kernels.recording() as tape:

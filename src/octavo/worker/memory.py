@@ -5,10 +5,13 @@ never more than what is free: on a shared machine others were there first.
 """
 
 import logging
+from dataclasses import replace
 
 from octavo.config.engine import CacheConfig
 from octavo.config.model import ModelConfig
+from octavo.config.parallel import RankPlace
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import Quantization
 
@@ -18,6 +21,19 @@ logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 128 << 20
 # Blocks beyond what `max_num_seqs` full-length requests can hold only serve the prefix cache; as many again for it.
 _PREFIX_CACHE_FACTOR = 2
+
+
+def part_of_rank(model: ModelConfig, place: RankPlace) -> ModelConfig:
+    """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it."""
+    rank, size = place.tp_rank, place.tp_size
+    heads = HeadShare.of(model.num_heads, model.num_kv_heads, rank, size)
+    return replace(
+        model,
+        num_heads=heads.query.size,
+        num_kv_heads=heads.kv.size,
+        intermediate_size=Share.of_features(model.intermediate_size, rank, size).size,
+        vocab_size=Share.of_features(model.vocab_size, rank, size).size,
+    )
 
 
 def count_parameters(model: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from octavo.config.parallel import ALONE, RankPlace
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.device.base import DeviceMemory
 from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.connect import make_groups
@@ -27,6 +28,7 @@ from octavo.worker.memory import (
     choose_num_blocks,
     gib,
     kv_budget,
+    part_of_rank,
     quantized_weights_bytes,
     weights_bytes,
 )
@@ -49,6 +51,7 @@ class Worker:
     def __init__(self, config: EngineConfig, place: RankPlace = ALONE, rendezvous: Rendezvous = _NOBODY_ELSE) -> None:
         self._config = config
         self.place = place
+        self._part = part_of_rank(config.model, place)
         self.devices = DeviceManager(config.device, config.threads)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
@@ -65,7 +68,7 @@ class Worker:
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        model, layout = self._config.model, self._kv_layout
+        model, layout = self._part, self._kv_layout
         return KVCacheSpec(
             num_layers=model.num_layers,
             num_kv_heads=model.num_kv_heads,
@@ -89,7 +92,7 @@ class Worker:
         start_s = time.perf_counter()
         keep_freed_memory()
         model = self._config.model
-        check_weights_fit(model, self._weights_bytes(), self._memory_budget())
+        check_weights_fit(self._part, self._weights_bytes(), self._memory_budget())
         context = BuildContext(
             kernels=self._kernels,
             attention=self._attention,
@@ -137,10 +140,11 @@ class Worker:
 
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with the weights loaded and no KV yet."""
-        model, limits = self._config.model, self._config.scheduler
-        weights = self._weights_bytes()
-        activations = activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize)
-        budget, memory = self._memory_budget(), self.devices.memory()
+        limits, weights = self._config.scheduler, self._weights_bytes()
+        activations = activation_bytes(
+            self._part, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize
+        )
+        budget, memory = self._memory_budget(), self._memory()
         report = MemoryReport(
             total_bytes=memory.total_bytes,
             budget_bytes=budget,
@@ -167,7 +171,7 @@ class Worker:
         return self._attention.kv_layout(self._config.model.head_dim)
 
     def _weights_bytes(self) -> int:
-        model, dtype_bytes = self._config.model, self._dtype.itemsize
+        model, dtype_bytes = self._part, self._dtype.itemsize
         if self._config.quantization is not None:
             return quantized_weights_bytes(model, dtype_bytes, get_quantization(self._config.quantization))
         return weights_bytes(model, dtype_bytes, packing_copies=self._kernels.packing_copies)
@@ -177,6 +181,12 @@ class Worker:
         return self._model.mapped_bytes if self._model is not None else 0
 
     def _memory_budget(self) -> int:
-        """Return what Octavo may use of the device: the share asked for, or the device's own default."""
+        """Return what this rank may use of the device: the share asked for, or the device's own default."""
         share = self._config.cache.gpu_memory_utilization or self.devices.default_memory_utilization
-        return int(self.devices.memory().total_bytes * share)
+        return int(self._memory().total_bytes * share)
+
+    def _memory(self) -> DeviceMemory:
+        """Return the device's memory; of one that all ranks compute in, an equal part."""
+        memory, parallel = self.devices.memory(), self._config.parallel
+        num_ranks = parallel.world_size * parallel.data_parallel_size if self.devices.ranks_share_memory else 1
+        return DeviceMemory(total_bytes=memory.total_bytes // num_ranks, free_bytes=memory.free_bytes // num_ranks)

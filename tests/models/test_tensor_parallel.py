@@ -1,0 +1,57 @@
+"""Ranks that share every layer give what one rank gives: the same greedy tokens in float32, whatever divides or not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.distributed.ranks import run_ranks
+from tests.models.paged import PagedRunner, load
+from tests.models.test_exactness import TOLERANCE, random_tokens
+from tests.models.tiny import TINY_MODELS, TinyModel
+
+from octavo.distributed.groups import ParallelGroups
+
+PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
+
+
+def by_name(name: str) -> TinyModel:
+    return next(case for case in TINY_MODELS if case.name == name)
+
+
+@pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
+def test_every_architecture_on_two_and_four_ranks(case: TinyModel, tmp_path: Path) -> None:
+    case.save(tmp_path)
+    alone = load(tmp_path)
+    tokens = PagedRunner(alone).generate(PROMPTS, num_tokens=12)
+    [logits] = PagedRunner(alone).step({0: PROMPTS[2]})
+
+    def body(groups: ParallelGroups) -> tuple[list[list[int]], torch.Tensor]:
+        model = load(tmp_path, groups=groups)
+        return PagedRunner(model).generate(PROMPTS, num_tokens=12), PagedRunner(model).step({0: PROMPTS[2]})[0]
+
+    for size in (2, 4):
+        results = run_ranks(body, size)
+        for rank_tokens, rank_logits in results:
+            assert rank_tokens == tokens
+            torch.testing.assert_close(rank_logits, logits, atol=TOLERANCE, rtol=0)
+            assert torch.equal(rank_logits, results[0][1]), "ranks sample from the same logits"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3-tied-gqa-8", "llama-biases"])
+def test_logits_have_the_same_bits_alone_and_in_company(name: str, dtype: str, tmp_path: Path) -> None:
+    by_name(name).save(tmp_path)
+    tokens, others = random_tokens(40, seed=1), {request: random_tokens(request + 2, seed=2) for request in range(1, 9)}
+
+    def body(groups: ParallelGroups) -> tuple[bool, torch.Tensor, torch.Tensor]:
+        model = load(tmp_path, dtype=dtype, groups=groups)
+        [alone] = PagedRunner(model).step({0: tokens})
+        runner = PagedRunner(model, num_blocks=128, seed=3)
+        pieces = [runner.step({0: tokens[:7], **others})[0], runner.step({3: [5], 0: tokens[7:]})[1]]
+        promises = model.context.kernels.is_row_invariant and model.context.attention.is_row_invariant
+        return promises, alone, torch.cat(pieces)
+
+    for promises, alone, together in run_ranks(body, 2):
+        if not promises:
+            pytest.skip("these kernels do not promise it")
+        assert torch.equal(alone, together)
