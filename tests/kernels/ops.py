@@ -1,6 +1,7 @@
 """Each op as a case: how to call it with made-up arguments of a given number of rows, in odd sizes.
 
-Legend: T = tokens (rows), K = input size, N = output size, D = hidden or head size, H = heads, I = intermediate size.
+Legend: T = tokens (rows), K = input size, N = output size, D = hidden or head size, H = heads, I = intermediate size,
+X = experts, C = experts that a token chooses.
 """
 
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.dispatch import Kernels, PackedExperts, Routing
 
 MOST_ROWS = 300
 Op = Callable[[Kernels, slice], torch.Tensor]  # computes the rows of the slice
@@ -83,6 +84,79 @@ def _gated_mlp(size: int, middle_size: int) -> Callable[[torch.dtype], Op]:
     return make
 
 
+def _route(size: int, routing: Routing) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x = _random(MOST_ROWS, size, dtype=dtype)
+        weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
+
+        def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
+            routes = kernels.route(x[rows], kernels.pack_router(weight), routing)
+            return torch.cat((routes.expert_ids.float(), routes.weights), dim=-1)  # [T, 2 * C]
+
+        return compute
+
+    return make
+
+
+def _experts(size: int, middle_sizes: list[int], dtype: torch.dtype) -> Callable[[Kernels], PackedExperts]:
+    """Return what packs experts of these sizes, once for each set of kernels; the last may be a shared one."""
+    gate_up = [_random(2 * middle + expert, size)[: 2 * middle] for expert, middle in enumerate(middle_sizes)]
+    down = [_random(size + expert, middle)[:size] for expert, middle in enumerate(middle_sizes)]
+    packed: dict[str, PackedExperts] = {}
+
+    def pack(kernels: Kernels) -> PackedExperts:
+        if kernels.name not in packed:
+            packed[kernels.name] = kernels.pack_experts(
+                [kernels.pack_gated_linear((weight * size**-0.5).to(dtype), None) for weight in gate_up],
+                [kernels.pack_linear((weight * weight.shape[1] ** -0.5).to(dtype), None) for weight in down],
+            )
+        return packed[kernels.name]
+
+    return pack
+
+
+def _expert_rows(size: int, middle_sizes: list[int]) -> Callable[[torch.dtype], Op]:
+    """Rows are tokens in a stride of 7; most of them choose the first experts."""
+
+    def make(dtype: torch.dtype) -> Op:
+        x, token_ids = _random(50, size, dtype=dtype), torch.arange(MOST_ROWS) * 7 % 50
+        expert_ids = (torch.arange(MOST_ROWS) % 5 * torch.arange(MOST_ROWS) % 3) % len(middle_sizes)
+        experts = _experts(size, middle_sizes, dtype)
+        return lambda kernels, rows: kernels.expert_rows(x, token_ids[rows], expert_ids[rows], experts(kernels))
+
+    return make
+
+
+def _combine_experts(size: int, num_choices: int) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        answers, weights = _random(MOST_ROWS, num_choices, size, dtype=dtype), _random(MOST_ROWS, num_choices).sigmoid()
+        return lambda kernels, rows: kernels.combine_experts(answers[rows], weights[rows])
+
+    return make
+
+
+def _moe(size: int, middle_sizes: list[int], routing: Routing) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
+        norm = _random(size, dtype=dtype)
+        weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
+        experts = _experts(size, middle_sizes, dtype)
+
+        def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
+            load, router = torch.ones(routing.num_experts, dtype=torch.int64), kernels.pack_router(weight)
+            out = kernels.moe(x[rows], residual[rows], norm, 1e-5, router, routing, experts(kernels), load)
+            assert load.sum() == routing.num_experts + len(x[rows]) * routing.top_k
+            return torch.cat(out, dim=-1)
+
+        return compute
+
+    return make
+
+
+def _routing(num_experts: int, top_k: int, *, renormalises: bool, has_shared: bool) -> Routing:
+    return Routing(num_experts=num_experts, top_k=top_k, renormalises=renormalises, has_shared=has_shared)
+
+
 def _rms_norm(size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, weight = _random(MOST_ROWS, size, dtype=dtype), _random(size, dtype=dtype)
@@ -149,6 +223,17 @@ CASES = [
     Case(name="normed_linear-100x84", make=_normed_linear(100, 84)),
     Case(name="gated_mlp-84x37", make=_gated_mlp(84, 37)),
     Case(name="gated_mlp-64x200", make=_gated_mlp(64, 200)),
+    Case(name="route-2-of-5", make=_route(84, _routing(5, 2, renormalises=True, has_shared=False))),
+    Case(name="route-3-of-40", make=_route(100, _routing(40, 3, renormalises=False, has_shared=True))),
+    Case(name="route-8-of-128", make=_route(256, _routing(128, 8, renormalises=True, has_shared=False))),
+    Case(name="expert_rows-84x37", make=_expert_rows(84, [37, 37, 37])),
+    Case(name="expert_rows-64x96x200", make=_expert_rows(64, [96, 200])),
+    Case(name="combine_experts-100x3", make=_combine_experts(100, 3)),
+    Case(name="combine_experts-36x1", make=_combine_experts(36, 1)),
+    Case(name="moe-1-of-1", make=_moe(36, [21], _routing(1, 1, renormalises=True, has_shared=False))),
+    Case(name="moe-2-of-5", make=_moe(84, [37] * 5, _routing(5, 2, renormalises=True, has_shared=False))),
+    Case(name="moe-2-of-3-shared", make=_moe(64, [40] * 3 + [72], _routing(3, 2, renormalises=False, has_shared=True))),
+    Case(name="moe-8-of-40", make=_moe(128, [64] * 40, _routing(40, 8, renormalises=True, has_shared=False))),
     Case(name="rms_norm-37", make=_rms_norm(37)),
     Case(name="rms_norm-1024", make=_rms_norm(1024)),
     Case(name="rms_norm-of-heads-16x128", make=_rms_norm_of_heads(16, 128)),

@@ -1,11 +1,13 @@
 """The fast kernels compute what the reference says, to a few roundings of the dtype, in odd sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.kernels.conftest import DTYPES
 from tests.kernels.ops import CASES, MOST_ROWS, Case
 
-from octavo.kernels.dispatch import Kernels, PackedLinear, select_kernels
+from octavo.kernels.dispatch import Kernels, PackedLinear, Routes, Routing, select_kernels
 from octavo.kernels.reference import ReferenceKernels
 
 
@@ -43,6 +45,13 @@ class WrongKernels(ReferenceKernels):
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         return super().rotary(x, cos, -sin)
+
+    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+        routes = super().route(x, router, routing)
+        return replace(routes, weights=routes.weights.flip(-1) * 0.99)
+
+    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return super().combine_experts(rows.roll(1, 0), weights)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

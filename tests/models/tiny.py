@@ -30,6 +30,8 @@ _ODD = {
 _MULTI_HEAD = {"num_key_value_heads": 6}
 _ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 21}
+_SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 27}
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 4.0,
@@ -51,7 +53,7 @@ class TinyModel:
     def build(self, seed: int = 0) -> Any:
         """Return transformers' model in float32, with random weights."""
         config = getattr(transformers, self.family + "Config")(**{**_ODD, **self.settings})
-        config._attn_implementation = "eager"
+        config._attn_implementation = config._experts_implementation = "eager"  # others have no odd sizes
         model = getattr(transformers, self.family + "ForCausalLM")(config).eval()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -116,6 +118,43 @@ TINY_MODELS = [
             "use_sliding_window": True,
             "sliding_window": 6,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    TinyModel(name="mixtral", family="Mixtral", settings={"num_local_experts": 5}),
+    TinyModel(
+        name="mixtral-window-all-experts",
+        family="Mixtral",
+        settings={"sliding_window": 7, "num_local_experts": 3, "num_experts_per_tok": 3, **_ONE_KV_HEAD_OF_8},
+    ),
+    TinyModel(name="qwen2-moe", family="Qwen2Moe", settings=_SHARED),
+    TinyModel(
+        name="qwen2-moe-windows",
+        family="Qwen2Moe",
+        settings={
+            **_SHARED,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "decoder_sparse_step": 2,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 2,
+        },
+    ),
+    TinyModel(name="qwen3-moe", family="Qwen3Moe", settings={**_EXPERTS, "norm_topk_prob": True}),
+    TinyModel(
+        name="qwen3-moe-one-of-13",
+        family="Qwen3Moe",
+        settings={"num_experts": 13, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "attention_bias": True},
+    ),
+    TinyModel(
+        name="qwen3-moe-mixed",
+        family="Qwen3Moe",
+        settings={
+            **_EXPERTS,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "tie_word_embeddings": True,
         },
     ),
 ]

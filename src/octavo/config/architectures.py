@@ -8,8 +8,23 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-# llama: no window. mistral: one window for all layers. qwen: only with use_sliding_window, from max_window_layers on.
-WindowRule = Literal["none", "all_layers", "upper_layers"]
+# llama: no window. mistral: one window for all layers. The others only with use_sliding_window: qwen2 and qwen3 from
+# max_window_layers on, qwen2_moe every other layer below it, qwen3_moe all layers.
+WindowRule = Literal["none", "all_layers", "upper_layers", "even_lower_layers", "all_layers_on_demand"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoEFacts:
+    """What absent keys mean in an architecture whose layers have experts."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int | None = (
+        None  # under moe_intermediate_size; None: an expert has the model's intermediate_size
+    )
+    shared_intermediate_size: int | None = None  # None: there is no shared expert
+    always_renormalises: bool = False  # or as norm_topk_prob says
+    has_dense_layers: bool = True  # by decoder_sparse_step and mlp_only_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,9 +35,14 @@ class ArchitectureFacts:
     num_kv_heads: int | None = None  # where the key is absent; None: as many as query heads
     head_dim: int | None = None  # where the key is absent; None: hidden_size / num_attention_heads
     window_rule: WindowRule = "none"
+    window: int | None = 4096  # where there is a rule and the key is absent
     qk_norm: bool = False
     qkv_bias: bool | None = None  # None: the key attention_bias decides, for q, k, v and the output projection alike
+    has_qkv_bias_key: bool = False  # the key qkv_bias decides, for q, k and v; absent: they have biases
     has_mlp_bias_key: bool = False
+    rms_norm_eps: float = 1e-6  # where the key is absent
+    rope_theta: float = 10000.0  # where the key is absent
+    moe: MoEFacts | None = None
 
 
 ARCHITECTURES = MappingProxyType(
@@ -36,6 +56,30 @@ ARCHITECTURES = MappingProxyType(
         ),
         "Qwen3ForCausalLM": ArchitectureFacts(
             model_type="qwen3", num_kv_heads=32, head_dim=128, window_rule="upper_layers", qk_norm=True
+        ),
+        "MixtralForCausalLM": ArchitectureFacts(
+            model_type="mixtral",
+            num_kv_heads=8,
+            window_rule="all_layers",
+            window=None,
+            qkv_bias=False,
+            rms_norm_eps=1e-5,
+            rope_theta=1e6,
+            moe=MoEFacts(num_experts=8, top_k=2, always_renormalises=True, has_dense_layers=False),
+        ),
+        "Qwen2MoeForCausalLM": ArchitectureFacts(
+            model_type="qwen2_moe",
+            num_kv_heads=16,
+            window_rule="even_lower_layers",
+            has_qkv_bias_key=True,
+            moe=MoEFacts(num_experts=60, top_k=4, intermediate_size=1408, shared_intermediate_size=5632),
+        ),
+        "Qwen3MoeForCausalLM": ArchitectureFacts(
+            model_type="qwen3_moe",
+            num_kv_heads=4,
+            window_rule="all_layers_on_demand",
+            qk_norm=True,
+            moe=MoEFacts(num_experts=128, top_k=8, intermediate_size=768),
         ),
     }
 )

@@ -23,7 +23,7 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
-from octavo.config.model import DType
+from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.loader.hub import resolve_model
@@ -99,6 +99,8 @@ class EngineArgs:
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
     )
+    eep_scale_up: bool = option(False, "refused: the number of ranks is fixed when an engine starts")
+    enable_elastic_ep: bool = option(False, "refused: the number of ranks is fixed when an engine starts")
     stats_interval_s: float = option(10.0, "seconds between log lines about the engine's load; 0: none")
     trust_remote_code: bool = option(False, "refused: Octavo never runs code from a checkpoint")
 
@@ -136,6 +138,7 @@ class EngineArgs:
         if self.tensor_parallel_size > model.num_heads:
             limit = f"at most {model.num_heads}: every rank needs an attention head"
             raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        self._check_experts(model)
         return EngineConfig(
             model=model,
             cache=CacheConfig(
@@ -171,9 +174,25 @@ class EngineArgs:
             seed=self.seed,
         )
 
+    def _check_experts(self, model: ModelConfig) -> None:
+        if model.moe is None:
+            if self.enable_expert_parallel:
+                limit = f"needs a model with experts; {model.model} ({model.architecture}) has none"
+                raise InvalidParameterError("enable_expert_parallel", True, limit)
+            return
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            logger.warning("enable_expert_parallel has no effect with tensor_parallel_size=1: one rank has all experts")
+        if self.quantization is not None:
+            limit = f"not for models with experts in this version; {model.model} ({model.architecture}) has them"
+            raise InvalidParameterError("quantization", self.quantization, limit)
+
     def _check_rest(self) -> None:
         if self.trust_remote_code:
             raise InvalidParameterError("trust_remote_code", True, "refused: Octavo never runs code from a checkpoint")
+        for name in ("eep_scale_up", "enable_elastic_ep"):
+            if getattr(self, name):
+                limit = "refused: the number of ranks is fixed when an engine starts; start another one instead"
+                raise InvalidParameterError(name, True, limit)
         if self.max_model_len == 1:
             raise InvalidParameterError("max_model_len", 1, "at least 2: one token of prompt and one of output")
         utilization = self.gpu_memory_utilization

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import cast, get_args
 
 from octavo.config.architectures import ARCHITECTURES
-from octavo.config.hf_attention import read_heads, read_sliding_windows
+from octavo.config.hf_attention import read_biases, read_heads, read_sliding_windows
 from octavo.config.hf_generation import read_eos_token_ids, read_generation_defaults
+from octavo.config.hf_moe import read_moe
 from octavo.config.hf_rope import max_supported_len, read_rope
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig, RopeConfig
@@ -34,9 +35,9 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
     facts = ARCHITECTURES[architecture]
     _refuse_unsupported(fields)
     max_position_embeddings = fields.integer("max_position_embeddings")
-    rope = read_rope(fields, max_position_embeddings)
+    rope = read_rope(fields, max_position_embeddings, default_theta=facts.rope_theta)
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
-    has_bias = fields.flag("attention_bias", False) if facts.qkv_bias is None else facts.qkv_bias
+    has_bias, has_out_bias = read_biases(fields, facts)
     return ModelConfig(
         model=model,
         path=str(path),
@@ -51,14 +52,15 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
         max_model_len=_max_model_len(max_model_len, rope, max_position_embeddings),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.number("rms_norm_eps", facts.rms_norm_eps),
         rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=has_bias,
-        attention_out_bias=has_bias and facts.qkv_bias is None,
+        attention_out_bias=has_out_bias,
         mlp_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
         qk_norm=facts.qk_norm,
         sliding_windows=read_sliding_windows(fields, facts),
+        moe=read_moe(fields, facts),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=read_eos_token_ids(path, fields),
         generation=read_generation_defaults(path),

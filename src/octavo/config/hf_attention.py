@@ -1,4 +1,4 @@
-"""Heads and sliding windows out of `config.json`."""
+"""Heads, biases and sliding windows out of `config.json`."""
 
 import logging
 
@@ -28,18 +28,27 @@ def read_heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, 
     return num_heads, num_kv_heads, head_dim
 
 
+def read_biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, bool]:
+    """Say whether queries, keys and values have biases, and whether the output projection has."""
+    if facts.has_qkv_bias_key:
+        return fields.flag("qkv_bias", True), False
+    if facts.qkv_bias is not None:
+        return facts.qkv_bias, False
+    has_bias = fields.flag("attention_bias", False)
+    return has_bias, has_bias
+
+
 def read_sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int | None, ...]:
     """Return each layer's window in tokens, None where it sees its whole context."""
     num_layers = fields.integer("num_hidden_layers")
     if facts.window_rule == "none" and "sliding_window" in fields:
         logger.warning("%s: sliding_window has no effect in this architecture", fields.origin)
     window = _window(fields, facts)
-    first = fields.integer("max_window_layers", 28, minimum=0) if facts.window_rule == "upper_layers" else 0
-    by_rule = tuple(window if layer >= first else None for layer in range(num_layers))
+    by_rule = tuple(window if _has_window(layer, fields, facts) else None for layer in range(num_layers))
     if "layer_types" not in fields:
         return by_rule
     by_type = _windows_of_types(fields, window, num_layers)
-    if facts.window_rule != "upper_layers" and by_type != by_rule:
+    if facts.window_rule not in {"upper_layers", "even_lower_layers"} and by_type != by_rule:
         raise UnsupportedModelError(f"{fields.origin}: layer_types: in this architecture all layers are of one type")
     return by_type
 
@@ -48,9 +57,18 @@ def _window(fields: JsonFields, facts: ArchitectureFacts) -> int | None:
     """Return the window of the layers that have one. An absent key and null differ: 4096, and none."""
     if facts.window_rule == "none" or "sliding_window" in fields.nulls:
         return None
-    if facts.window_rule == "upper_layers" and not fields.flag("use_sliding_window", False):
+    if facts.window_rule != "all_layers" and not fields.flag("use_sliding_window", False):
         return None
-    return fields.integer("sliding_window", 4096)
+    if "sliding_window" not in fields and facts.window is None:
+        return None
+    return fields.integer("sliding_window", facts.window)
+
+
+def _has_window(layer: int, fields: JsonFields, facts: ArchitectureFacts) -> bool:
+    if facts.window_rule not in {"upper_layers", "even_lower_layers"}:
+        return True
+    border = fields.integer("max_window_layers", 28, minimum=0)
+    return layer >= border if facts.window_rule == "upper_layers" else layer < border and layer % 2 == 0
 
 
 def _windows_of_types(fields: JsonFields, window: int | None, num_layers: int) -> tuple[int | None, ...]:

@@ -20,8 +20,8 @@ _KNOWN_KEYS = frozenset(
 )
 
 
-def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
-    """Read how positions become rotations.
+def read_rope(config: JsonFields, max_position_embeddings: int, *, default_theta: float = 10000.0) -> RopeConfig:
+    """Read how positions become rotations; `default_theta` is the architecture's own.
 
     Raises:
         CheckpointError: a missing or malformed value, or two spellings that contradict each other.
@@ -30,7 +30,7 @@ def read_rope(config: JsonFields, max_position_embeddings: int) -> RopeConfig:
     fields = _merged(config)
     kind = _kind(fields)
     _refuse_unknown(config, fields)
-    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    theta = fields.number("rope_theta", config.number("rope_theta", default_theta))
     if kind == "default":
         return RopeConfig(theta=theta)
     original = _original_max_position(config, fields, kind, max_position_embeddings)

@@ -83,6 +83,13 @@ class JsonFields:
             raise self.fail(key, "a list of strings is expected")
         return value
 
+    def integers(self, key: str) -> list[int]:
+        """Return a list of integers of at least 0; empty where the file says nothing."""
+        value = self.values.get(key, [])
+        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+            raise self.fail(key, "a list of integers of at least 0 is expected")
+        return value
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Return one token id or a list of them; empty where the file says nothing."""
         value = self.values.get(key, [])

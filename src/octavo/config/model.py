@@ -42,6 +42,20 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MoEConfig:
+    """Layers whose MLP is a mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): each token chooses a few."""
+
+    num_experts: int
+    top_k: int  # experts that a token chooses
+    intermediate_size: int  # of an expert
+    shared_intermediate_size: int | None = (
+        None  # of the expert that every token has beside its own; None: there is none
+    )
+    renormalises: bool  # the weights of the chosen are made to add up to 1
+    is_sparse: tuple[bool, ...]  # per layer; False: a plain MLP of the model's intermediate_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """One decoder-only transformer. Counts are of the whole model, before any sharding."""
 
@@ -68,4 +82,5 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...] = ()  # per layer; None: full attention
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    moe: MoEConfig | None = None  # None: no layer has experts
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)

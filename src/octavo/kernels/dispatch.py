@@ -1,11 +1,11 @@
 """`Kernels`: the ops that layers are made of, and the choice of who computes them.
 
 Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
-I = intermediate size.
+I = intermediate size, X = experts, C = experts that a token chooses, R = pairs of a token and an expert.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal, Protocol
@@ -24,10 +24,42 @@ class PackedLinear:
     num_outputs: int  # N; 2 * I where it is gated
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedExperts:
+    """MLPs that tokens choose among, by number: those that this rank holds."""
+
+    gate_up: tuple[PackedLinear, ...]  # gated
+    down: tuple[PackedLinear, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routing:
+    """How a token chooses its C experts: `top_k` of X, and the shared one, number X, where there is one."""
+
+    num_experts: int  # X
+    top_k: int
+    renormalises: bool  # the weights of the chosen add up to 1; else they are their shares of all X
+    has_shared: bool  # every token has it too; its weight is the sigmoid of logit number X
+
+    @property
+    def num_choices(self) -> int:
+        """Return C."""
+        return self.top_k + self.has_shared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Routes:
+    """Which experts each token chose, the heaviest first, the shared one last, and what each one's answer weighs."""
+
+    expert_ids: torch.Tensor  # [T, C] int64
+    weights: torch.Tensor  # [T, C] float32
+
+
 class Kernels(Protocol):
     """All ops of one device and dtype. An object given to layers at construction; stateless, safe to share.
 
-    Every op leaves its arguments as they are. What each computes is written down in `kernels/reference.py`.
+    Every op leaves its arguments as they are, but for `load` of `moe`. What each computes is written down in
+    `kernels/reference.py`.
     """
 
     name: str
@@ -84,6 +116,45 @@ class Kernels(Protocol):
         """Return (down(gated(n)) [T, K] of n = normalised x + residual, x + residual [T, K]); norm_weight is [K]."""
         ...
 
+    def pack_router(self, weight: torch.Tensor) -> PackedLinear:
+        """Bring weight [X, D], or [X + 1, D] with a shared expert, into the layout that `route` reads."""
+        ...
+
+    def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
+        """Put experts together whose maps are packed: gated ones, and those behind them."""
+        ...
+
+    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+        """Let the tokens x [T, D] choose their experts."""
+        ...
+
+    def expert_rows(
+        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+    ) -> torch.Tensor:
+        """Return [R, D]: row r is what expert expert_ids[r] makes of token token_ids[r] of x [T, D]; ids are int64."""
+        ...
+
+    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Add up rows [T, C, D] by weights [T, C] float32: [T, D]."""
+        ...
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        router: PackedLinear,
+        routing: Routing,
+        experts: PackedExperts,
+        load: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (what the experts make of normalised x + residual [T, D], x + residual [T, D]); norm_weight is [D].
+
+        Adds to load [X] int64 how many of the tokens chose each expert: the one argument that an op changes.
+        """
+        ...
+
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, D] of table [V, D] that ids [T] name."""
         ...
@@ -107,7 +178,7 @@ class Kernels(Protocol):
         ...
 
 
-LinearRole = Literal["plain", "gated", "logits"]  # which of the three ways of packing a map has gone through
+LinearRole = Literal["plain", "gated", "logits", "router"]  # which way of packing a map has gone through
 
 
 class KeepsPacked(ABC):

@@ -148,6 +148,12 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return self._pack(weight, bias, is_gated=True)
 
+    def pack_router(self, weight: torch.Tensor) -> PackedLinear:
+        return self._pack(weight, None, is_gated=False)
+
+    def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
+        return self.logits_linear(x, router)
+
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.BF16)
 

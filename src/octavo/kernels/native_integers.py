@@ -80,6 +80,8 @@ class IntegerNativeKernels(NativeKernels):
     def adopt_linear(
         self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
     ) -> PackedLinear:
+        if role == "router":
+            return super().adopt_linear(tensors, num_outputs, in_size, role)
         form = self._quantization.logits if role == "logits" else self._quantization.linear
         integers = self._integers(form, torch.Size((num_outputs, in_size)), is_gated=role == "gated")
         return self._bind_integers(integers, tensors["weight"], tensors["scales"], tensors.get("bias"), num_outputs)

@@ -1,15 +1,17 @@
 """Every op in plain torch: the specification that faster forms are tested against. Runs on any device.
 
 Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
-I = intermediate size.
+I = intermediate size, X = experts, C = experts that a token chooses, R = pairs of a token and an expert.
 
 Arithmetic is in float32 and rounded once, at the end, to the dtype of the input.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routes, Routing
 
 
 class ReferenceKernels:
@@ -69,6 +71,70 @@ class ReferenceKernels:
         """add_rms_norm, gated_linear, linear."""
         normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
         return self.linear(self.gated_linear(normed, gate_up), down), total
+
+    def pack_router(self, weight: torch.Tensor) -> PackedLinear:
+        """As any linear map, in float32."""
+        return self.pack_linear(weight.float(), None)
+
+    def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
+        """Keep them side by side."""
+        return PackedExperts(gate_up=tuple(gate_up), down=tuple(down))
+
+    def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
+        """Map x [T, D] to [T, X], or [T, X + 1] with a shared expert: float32, rounded nowhere."""
+        return self.linear(x.float(), router)
+
+    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+        """The largest logits, which are float32, equal ones by the lower number; weighed by softmax."""
+        logits = self.router_logits(x, router)
+        of_choice = logits[:, : routing.num_experts]
+        ranked, order = of_choice.sort(dim=-1, descending=True, stable=True)
+        chosen, ids = ranked[:, : routing.top_k], order[:, : routing.top_k]  # [T, top_k] each
+        powers = torch.exp(chosen - chosen[:, :1])
+        all_powers = powers if routing.renormalises else torch.exp(of_choice - chosen[:, :1])
+        weights = powers / all_powers.sum(-1, keepdim=True)
+        if routing.has_shared:
+            ids = F.pad(ids, (0, 1), value=routing.num_experts)
+            weights = torch.cat((weights, 1.0 / (1.0 + torch.exp(-logits[:, routing.num_experts :]))), dim=-1)
+        return Routes(expert_ids=ids, weights=weights)
+
+    def expert_rows(
+        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+    ) -> torch.Tensor:
+        """gated_linear, linear: expert by expert, of all its rows at once."""
+        rows = x.new_empty(len(expert_ids), x.shape[1])  # [R, D]
+        counts = torch.bincount(expert_ids, minlength=len(experts.down)).tolist()
+        by_expert = torch.split(expert_ids.argsort(stable=True), counts)
+        for gate_up, down, pairs in zip(experts.gate_up, experts.down, by_expert, strict=True):
+            if len(pairs):
+                rows[pairs] = self.linear(self.gated_linear(x[token_ids[pairs]], gate_up), down)
+        return rows
+
+    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """In float32, in the order in which a token's experts come, each product rounded before it is added."""
+        total = rows[:, 0].float() * weights[:, :1]  # [T, D]
+        for choice in range(1, rows.shape[1]):
+            total += rows[:, choice].float() * weights[:, choice, None]
+        return total.to(rows.dtype)
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        router: PackedLinear,
+        routing: Routing,
+        experts: PackedExperts,
+        load: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """add_rms_norm, route, expert_rows, combine_experts."""
+        normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
+        routes = self.route(normed, router, routing)
+        load += torch.bincount(routes.expert_ids[:, : routing.top_k].flatten(), minlength=routing.num_experts)
+        token_ids = torch.arange(len(x), device=x.device).repeat_interleave(routing.num_choices)  # [T * C]
+        rows = self.expert_rows(normed, token_ids, routes.expert_ids.flatten(), experts)
+        return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """table[ids]."""

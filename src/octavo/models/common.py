@@ -17,6 +17,7 @@ from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
 from octavo.layers.logits import LogitsHead
+from octavo.layers.moe import MixtureOfExperts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.interfaces import CausalLM
@@ -137,7 +138,9 @@ class DecoderForCausalLM(CausalLM):
         return DecoderAttention(self.config, layer, self.context)
 
     def build_mlp(self, layer: int) -> nn.Module:
-        """Compose the MLP of block number `layer`."""
+        """Compose the MLP of block number `layer`, or its experts."""
+        if self.config.moe is not None and self.config.moe.is_sparse[layer]:
+            return MixtureOfExperts(self.config.hidden_size, self.config.moe, context=self.context)
         return GatedMLP(self.config, self.context)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:

@@ -5,6 +5,7 @@ Legend: T = tokens of the step, L = rows that get logits, D = hidden size, V = v
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -21,11 +22,16 @@ class CausalLM(nn.Module, ABC):
     """A decoder-only language model over paged key/value memory. It holds no state of any request.
 
     `weight_names` is the table from names in a checkpoint to layers of the model, "{layer}" standing for each layer's
-    number and ":q" for one part of a merged layer. Both sides are without the ending (".weight", ".bias").
+    number, "{expert}" for each expert's, and ":q" for one part of a merged layer. Both sides are without the ending
+    (".weight", ".bias"). A row applies to those layers that have such a part.
+    `other_spellings` are whole names under which a checkpoint may bring the same: each as the names in the table, with
+    their endings, that its rows [N, K] belong to one after the other; where they have "{expert}", it is a stack
+    [experts, N, K].
     `ignored_weights` are the endings of tensors that files may carry and that are computed here instead.
     """
 
     weight_names: ClassVar[Mapping[str, str]]
+    other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     ignored_weights: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
@@ -36,6 +42,10 @@ class CausalLM(nn.Module, ABC):
     @property
     def num_layers(self) -> int:
         return self.config.num_layers
+
+    @property
+    def num_experts(self) -> int:
+        return self.config.moe.num_experts if self.config.moe else 0
 
     @property
     def heads(self) -> HeadShare:

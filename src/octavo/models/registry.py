@@ -15,8 +15,11 @@ MODEL_MODULES = MappingProxyType(
     {
         "LlamaForCausalLM": "octavo.models.llama",
         "MistralForCausalLM": "octavo.models.mistral",
+        "MixtralForCausalLM": "octavo.models.mixtral",
         "Qwen2ForCausalLM": "octavo.models.qwen2",
+        "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe",
         "Qwen3ForCausalLM": "octavo.models.qwen3",
+        "Qwen3MoeForCausalLM": "octavo.models.qwen3_moe",
     }
 )
 

@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
+from torch import nn
 
 from octavo.errors import CheckpointError
 from octavo.layers.weight_owner import WeightOwner
@@ -26,8 +28,8 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
     """Return every tensor that a checkpoint must bring, by its name there, in the order of the model."""
     slots: dict[str, WeightSlot] = {}
     for template, target in model.weight_names.items():
-        for layer in range(model.num_layers) if "{layer}" in template else range(1):
-            slots.update(_slots_of_row(model, template.format(layer=layer), target.format(layer=layer)))
+        for numbers in _numbers(model, template):
+            slots.update(_slots_of_row(model, template.format(**numbers), target.format(**numbers)))
     return slots
 
 
@@ -42,7 +44,7 @@ def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -
     slots = weight_slots(model)
     missing = dict(slots)
     num_missing = Counter(slot.owner for slot in slots.values())
-    for name, tensor in tensors:
+    for name, tensor in _spelt_as_in_table(model, tensors):
         if name not in slots:
             if model.ignores_weight(name):
                 continue
@@ -64,14 +66,59 @@ def process_weights_after_loading(model: CausalLM) -> None:
             module.process_weights_after_loading()
 
 
+def _numbers(model: CausalLM, template: str) -> Iterator[dict[str, int]]:
+    """Yield what the braces of a name stand for, one after the other."""
+    counts = {"layer": model.num_layers, "expert": model.num_experts}
+    used = {name: count for name, count in counts.items() if "{" + name + "}" in template}
+    for numbers in product(*map(range, used.values())):
+        yield dict(zip(used, numbers, strict=True))
+
+
+def _spelt_as_in_table(
+    model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Take tensors with other spellings apart, as views."""
+    others = {
+        template.format(**numbers): [name.replace("{layer}", str(numbers.get("layer"))) for name in names]
+        for template, names in model.other_spellings.items()
+        for numbers in _numbers(model, template)
+    }
+    for name, tensor in tensors:
+        if name not in others:
+            yield name, tensor
+        elif "{expert}" in others[name][0]:
+            yield from _unstacked(model, name, tensor, others[name])
+        else:
+            yield from zip(others[name], tensor.chunk(len(others[name])), strict=True)
+
+
+def _unstacked(model: CausalLM, name: str, stack: torch.Tensor, parts: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    if stack.dim() != 3 or len(stack) != model.num_experts or stack.shape[1] % len(parts):
+        why = f"a stack of {model.num_experts} experts is expected, found {list(stack.shape)}"
+        raise CheckpointError(f"{model.config.path}: tensor {name!r}: {why}")
+    for expert, rows in enumerate(stack):
+        for part, weight in zip(parts, rows.chunk(len(parts)), strict=True):
+            yield part.format(expert=expert), weight
+
+
 def _slots_of_row(model: CausalLM, checkpoint_name: str, target: str) -> Iterator[tuple[str, WeightSlot]]:
     path, _, part = target.partition(":")
-    owner = model.get_submodule(path)
+    owner = _find(model, path)
+    if owner is None:
+        return
     assert isinstance(owner, WeightOwner), f"{path} owns no weights"
     for name, shape in owner.weight_shapes().items():
         owner_part, _, parameter = name.rpartition(".")
         if owner_part == part:
             yield f"{checkpoint_name}.{parameter}", WeightSlot(owner=owner, name=name, shape=shape)
+
+
+def _find(model: CausalLM, path: str) -> nn.Module | None:
+    """Return a part of the model, or None: a layer has a plain MLP or experts, not both."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def _check_tensor(model: CausalLM, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:

@@ -37,16 +37,27 @@ def part_of_rank(model: ModelConfig, place: RankPlace) -> ModelConfig:
 
 
 def count_parameters(model: ModelConfig) -> int:
-    """Return the number of weights of a dense decoder, from its configuration alone."""
+    """Return the number of weights of a decoder, from its configuration alone."""
     query = model.num_heads * model.head_dim
     key = model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (query + 2 * key) + query * model.hidden_size
     attention += (query + 2 * key) * model.attention_bias + model.hidden_size * model.attention_out_bias
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    mlp += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
     norms = 2 * model.hidden_size + 2 * model.head_dim * model.qk_norm
     embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return model.num_layers * (attention + mlp + norms) + embeddings + model.hidden_size
+    return model.num_layers * (attention + norms) + _count_in_mlps(model) + embeddings + model.hidden_size
+
+
+def _count_in_mlps(model: ModelConfig) -> int:
+    """Return the weights of all MLPs and mixtures of experts."""
+    dense = 3 * model.hidden_size * model.intermediate_size
+    dense += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
+    if model.moe is None:
+        return model.num_layers * dense
+    moe, num_sparse = model.moe, sum(model.moe.is_sparse)
+    sparse = moe.num_experts * (model.hidden_size + 3 * model.hidden_size * moe.intermediate_size)  # routers, experts
+    if moe.shared_intermediate_size is not None:
+        sparse += model.hidden_size + 3 * model.hidden_size * moe.shared_intermediate_size
+    return num_sparse * sparse + (model.num_layers - num_sparse) * dense
 
 
 def weights_bytes(model: ModelConfig, dtype_bytes: int, *, packing_copies: bool) -> int:
@@ -76,9 +87,14 @@ def activation_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_se
     """Return an upper estimate of what one step holds beside weights and KV.
 
     The widest moment of a layer: residual, normed input, gate and up, their product; then float32 logits of the rows
-    that sample, in the slices that the LM head and the sampler work in (64 rows, four copies).
+    that sample, in the slices that the LM head and the sampler work in (64 rows, four copies). Of experts, all that a
+    token has chosen are held at once: input, gate and up, their product, answer.
     """
     width = 3 * model.hidden_size + 3 * model.intermediate_size
+    if model.moe is not None:
+        inner = model.moe.top_k * model.moe.intermediate_size + (model.moe.shared_intermediate_size or 0)
+        num_choices = model.moe.top_k + (model.moe.shared_intermediate_size is not None)
+        width = max(width, (3 + 2 * num_choices) * model.hidden_size + 3 * inner)
     logits = min(64, max_num_seqs) * model.vocab_size * 4 * 4
     return max_num_batched_tokens * width * dtype_bytes + logits
 

@@ -1,0 +1,81 @@
+"""A mixture of experts: each token is answered by a few of many MLPs, which a router chooses for it.
+
+Shazeer et al. 2017, arXiv:1701.06538. What is computed is in `kernels/reference.py`: `route`, `expert_rows`,
+`combine_experts`, and `moe`, which is all of them.
+
+Legend: T = tokens, D = hidden size, X = experts.
+"""
+
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from octavo.config.model import MoEConfig
+from octavo.distributed.shares import Share
+from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routing
+from octavo.layers.context import BuildContext
+from octavo.layers.linear import GatedLinear, Linear, MergedLinear
+from octavo.layers.norm import RMSNorm
+
+
+class Router(MergedLinear):
+    """From tokens to logits of experts; where there is a shared expert, its gate is one logit more."""
+
+    role = "router"
+
+    def __init__(self, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
+        parts = {"experts": Share.whole(moe.num_experts)}
+        if moe.shared_intermediate_size is not None:
+            parts["shared"] = Share.whole(1)
+        super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """See `MergedLinear.pack`."""
+        return self._context.kernels.pack_router(weight)
+
+
+class Expert(nn.Module):
+    """The weights of down(silu(gate(x)) * up(x)). They are computed with, all experts at once, by the mixture."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, context: BuildContext) -> None:
+        super().__init__()
+        self.gate_up = GatedLinear(hidden_size, intermediate_size, has_bias=False, context=context)
+        self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=False, context=context)
+
+
+class MixtureOfExperts(nn.Module):
+    """In place of an MLP. `load` [X] int64 counts the tokens that chose each expert, since the start."""
+
+    def __init__(self, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
+        super().__init__()
+        self._kernels, self._group = context.kernels, context.groups.tensor
+        self._routing = Routing(
+            num_experts=moe.num_experts,
+            top_k=moe.top_k,
+            renormalises=moe.renormalises,
+            has_shared=moe.shared_intermediate_size is not None,
+        )
+        self.router = Router(hidden_size, moe, context=context)
+        self.experts = nn.ModuleList(
+            Expert(hidden_size, moe.intermediate_size, context=context) for _ in range(moe.num_experts)
+        )
+        self.shared_expert: Expert | None = None
+        if moe.shared_intermediate_size is not None:
+            self.shared_expert = Expert(hidden_size, moe.shared_intermediate_size, context=context)
+        self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
+
+    @cached_property
+    def packed(self) -> PackedExperts:
+        """All experts, the shared one last."""
+        experts = [*self.experts, *([self.shared_expert] if self.shared_expert is not None else [])]
+        return self._kernels.pack_experts(
+            [expert.gate_up.packed for expert in experts], [expert.down.packed for expert in experts]
+        )
+
+    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x [T, D] to the stream [T, D]; return (what the experts add to the sum, the sum)."""
+        out, total = self._kernels.moe(
+            x, residual, norm.weight, norm.eps, self.router.packed, self._routing, self.packed, self.load
+        )
+        return self._group.all_reduce(out), total
