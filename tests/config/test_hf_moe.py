@@ -135,12 +135,6 @@ def test_experts_in_parallel_on_one_rank_are_said_to_have_no_effect(
     assert "enable_expert_parallel has no effect" in caplog.text
 
 
-def test_integers_for_experts_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, QWEN3)
-    with pytest.raises(InvalidParameterError, match="quantization='int8': not for models with experts"):
-        EngineArgs(model_name=str(tmp_path), load_format="dummy", quantization="int8").resolve()
-
-
 @pytest.mark.parametrize("name", ["eep_scale_up", "enable_elastic_ep"])
 def test_elastic_forms_are_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidParameterError, match=f"{name}=True: refused: the number of ranks is fixed"):

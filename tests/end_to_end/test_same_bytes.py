@@ -15,9 +15,9 @@ from octavo.inputs import Prompt
 from octavo.kernels.native import native_kernels
 from octavo.sampling_params import RequestPriority, SamplingParams
 
-MODELS = ["llama", "mistral-window", "qwen2-yarn", "qwen3-mixed-windows", "demo"]
+MODELS = ["llama", "mistral-window", "qwen2-yarn", "qwen3-mixed-windows", "mixtral", "qwen2-moe-windows", "demo"]
 if native_kernels() is not None:
-    MODELS += [f"{name} in bfloat16" for name in ("mistral-window", "qwen3-mixed-windows", "demo")]
+    MODELS += [f"{name} in bfloat16" for name in ("mistral-window", "qwen3-mixed-windows", "qwen2-moe", "demo")]
 NUM_TOKENS = 12
 PREFIX = random_tokens(24, seed=0)  # exactly 6 blocks
 

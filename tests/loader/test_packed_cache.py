@@ -36,7 +36,11 @@ def folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """Return a checkpoint with every kind of weight: head norms, biases, a tied head."""
-    next(case for case in TINY_MODELS if case.name == "qwen3").save(tmp_path / "model")
+    return save("qwen3", tmp_path)
+
+
+def save(name: str, tmp_path: Path) -> Path:
+    next(case for case in TINY_MODELS if case.name == name).save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -57,10 +61,12 @@ def logits_of(model: CausalLM) -> torch.Tensor:
 
 
 @needs_kernels
+@pytest.mark.parametrize("name", ["qwen3", "qwen2-moe"])
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_a_second_start_reads_no_checkpoint_and_computes_the_same_bits(
-    checkpoint: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
+    name: str, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checkpoint = save(name, tmp_path)
     first = start(checkpoint, quantization)
     assert first.mapped_bytes == 0
     monkeypatch.delattr(SafetensorsLoader, "tensors")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.models.paged import load
 from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.config.engine import CacheConfig
@@ -13,6 +14,9 @@ from octavo.config.model import ModelConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import get_quantization
+from octavo.layers.linear import MergedLinear
+from octavo.layers.logits import LogitsHead
+from octavo.layers.moe import Router
 from octavo.loader.hub import resolve_model
 from octavo.worker.memory import (
     check_weights_fit,
@@ -68,6 +72,25 @@ def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool)
     expected = 2 * (embedding + norms) + in_integers - norms + embedding + 4 * (rows + model.vocab_size)
     assert int8 == expected
     assert quantized_weights_bytes(model, 2, get_quantization("int4")) < int8
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_experts_in_integers_are_counted_one_by_one(name: str, tmp_path: Path) -> None:
+    next(tiny for tiny in TINY_MODELS if tiny.name == "qwen2-moe-windows").save(tmp_path)
+    config = read_model_config(tmp_path, model="tiny", dtype="bfloat16")
+    quantization = get_quantization(name)
+    maps = [
+        module
+        for module in load(tmp_path).modules()
+        if isinstance(module, MergedLinear) and not isinstance(module, Router | LogitsHead)
+    ]
+    assert len(maps) == 3 * 2 + 2 * 2 + 6 * 2  # attention, two plain MLPs, five experts and a shared one
+    shapes = [(sum(part.size for part in module.parts.values()), module.inputs.size) for module in maps]
+    plain = count_parameters(config) - sum(num_outputs * in_size for num_outputs, in_size in shapes)
+    logits = (config.vocab_size, config.hidden_size)
+    expected = 2 * (plain - logits[0] * logits[1]) + quantization.logits.num_bytes(*logits)
+    expected += sum(quantization.linear.num_bytes(*shape) for shape in shapes)
+    assert quantized_weights_bytes(config, 2, quantization) == expected
 
 
 def test_a_model_that_cannot_fit_is_refused_with_both_numbers(model: ModelConfig) -> None:

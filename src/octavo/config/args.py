@@ -175,16 +175,11 @@ class EngineArgs:
         )
 
     def _check_experts(self, model: ModelConfig) -> None:
-        if model.moe is None:
-            if self.enable_expert_parallel:
-                limit = f"needs a model with experts; {model.model} ({model.architecture}) has none"
-                raise InvalidParameterError("enable_expert_parallel", True, limit)
-            return
+        if self.enable_expert_parallel and model.moe is None:
+            limit = f"needs a model with experts; {model.model} ({model.architecture}) has none"
+            raise InvalidParameterError("enable_expert_parallel", True, limit)
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             logger.warning("enable_expert_parallel has no effect with tensor_parallel_size=1: one rank has all experts")
-        if self.quantization is not None:
-            limit = f"not for models with experts in this version; {model.model} ({model.architecture}) has them"
-            raise InvalidParameterError("quantization", self.quantization, limit)
 
     def _check_rest(self) -> None:
         if self.trust_remote_code:

@@ -5,10 +5,11 @@ never more than what is free: on a shared machine others were there first.
 """
 
 import logging
+from collections import Counter
 from dataclasses import replace
 
 from octavo.config.engine import CacheConfig
-from octavo.config.model import ModelConfig
+from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.distributed.shares import HeadShare, Share
@@ -33,6 +34,16 @@ def part_of_rank(model: ModelConfig, place: RankPlace) -> ModelConfig:
         num_kv_heads=heads.kv.size,
         intermediate_size=Share.of_features(model.intermediate_size, rank, size).size,
         vocab_size=Share.of_features(model.vocab_size, rank, size).size,
+        moe=model.moe and _experts_of_rank(model.moe, rank, size),
+    )
+
+
+def _experts_of_rank(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
+    shared = moe.shared_intermediate_size
+    return replace(
+        moe,
+        intermediate_size=Share.of_features(moe.intermediate_size, rank, size).size,
+        shared_intermediate_size=None if shared is None else Share.of_features(shared, rank, size).size,
     )
 
 
@@ -68,19 +79,28 @@ def weights_bytes(model: ModelConfig, dtype_bytes: int, *, packing_copies: bool)
 
 def quantized_weights_bytes(model: ModelConfig, dtype_bytes: int, quantization: Quantization) -> int:
     """Return the same where linear maps become integers. The embedding stays as it is beside the logits head's copy."""
-    hidden, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    maps = [
-        (query + 2 * key, hidden),
-        (hidden, query),
-        (2 * model.intermediate_size, hidden),
-        (hidden, model.intermediate_size),
-    ]
-    in_integers = model.num_layers * sum(num_outputs * in_size for num_outputs, in_size in maps)
+    maps = _maps_of_layers(model)
+    in_integers = sum(count * num_outputs * in_size for count, num_outputs, in_size in maps)
     if not model.tie_word_embeddings:
-        in_integers += model.vocab_size * hidden
-    integers = model.num_layers * sum(quantization.linear.num_bytes(*shape) for shape in maps)
-    integers += quantization.logits.num_bytes(model.vocab_size, hidden)
+        in_integers += model.vocab_size * model.hidden_size
+    integers = sum(count * quantization.linear.num_bytes(*shape) for count, *shape in maps)
+    integers += quantization.logits.num_bytes(model.vocab_size, model.hidden_size)
     return (count_parameters(model) - in_integers) * dtype_bytes + integers
+
+
+def _maps_of_layers(model: ModelConfig) -> list[tuple[int, int, int]]:
+    """Return (how many, outputs, inputs) of all linear maps in layers, but for routers: those stay as they are."""
+    hidden, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    maps = [(model.num_layers, query + 2 * key, hidden), (model.num_layers, hidden, query)]
+    mlps = {model.intermediate_size: model.num_layers}  # how many, by size
+    if (moe := model.moe) is not None:
+        num_sparse = sum(moe.is_sparse)
+        mlps = Counter({model.intermediate_size: model.num_layers - num_sparse})
+        mlps[moe.intermediate_size] += num_sparse * moe.num_experts
+        mlps[moe.shared_intermediate_size or 0] += num_sparse
+    for size, count in mlps.items():
+        maps += [(count, 2 * size, hidden), (count, hidden, size)]
+    return maps
 
 
 def activation_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int) -> int:
