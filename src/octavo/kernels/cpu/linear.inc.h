@@ -179,25 +179,41 @@ static inline void multiply_block(const Product& product, const Blocking& blocki
     store_pair(product, first, end, panel + i, smaller(kPair, num_panels - i), results + i * panel_results, streams);
 }
 
-static void multiply(const Product& product, Pool& pool) {
-  const std::int64_t num_row_tiles = product.num_row_tiles(), num_panels = product.to.num_panels();
-  const Blocking blocking = choose_blocking(num_row_tiles, product.num_k);
-  const std::int64_t num_blocks = ceil_div(num_row_tiles, blocking.row_tiles);
-  // Enough chunks that no thread waits long for another, and few enough that claiming them costs nothing.
-  const std::int64_t num_together = ceil_div(num_panels, blocking.panels);
-  const std::int64_t group = larger(1, num_together / (pool.num_threads() * kChunksPerThread)) * blocking.panels;
+// How a product is cut into chunks, each of which any thread may take.
+struct Cut {
+  Blocking blocking;
+  std::int64_t group, num_groups;  // panels of a chunk, and how many such groups there are
+  std::int64_t num_chunks;
+  bool streams;
+};
+
+// About `num_wanted` chunks for each block of rows: enough that no thread waits long for another, and few enough that
+// claiming them costs nothing.
+static inline Cut cut_product(const Product& product, std::int64_t num_wanted) {
+  const std::int64_t num_panels = product.to.num_panels();
+  const Blocking blocking = choose_blocking(product.num_row_tiles(), product.num_k);
+  const std::int64_t group = larger(1, ceil_div(num_panels, blocking.panels) / num_wanted) * blocking.panels;
   const std::int64_t num_groups = ceil_div(num_panels, group);
   const bool streams = product.rows * product.to.out_size * 2 > kStreamedBytes;
-  pool.run(num_blocks * num_groups, [&](std::int64_t chunk) {
-    const std::int64_t first = chunk / num_groups * blocking.row_tiles;
-    const std::int64_t end = smaller(num_row_tiles, first + blocking.row_tiles);
-    const std::int64_t first_panel = chunk % num_groups * group, end_panel = smaller(num_panels, first_panel + group);
-    begin_tiles(smaller(16, product.rows));
-    for (std::int64_t panel = first_panel; panel < end_panel; panel += blocking.panels)
-      multiply_block(product, blocking, first, end, panel, smaller(blocking.panels, end_panel - panel), streams);
-    end_tiles();
-    if (streams) end_stream();
-  });
+  return {blocking, group, num_groups, ceil_div(product.num_row_tiles(), blocking.row_tiles) * num_groups, streams};
+}
+
+static inline void multiply_chunk(const Product& product, const Cut& cut, std::int64_t chunk) {
+  const Blocking& blocking = cut.blocking;
+  const std::int64_t first = chunk / cut.num_groups * blocking.row_tiles;
+  const std::int64_t end = smaller(product.num_row_tiles(), first + blocking.row_tiles);
+  const std::int64_t first_panel = chunk % cut.num_groups * cut.group;
+  const std::int64_t end_panel = smaller(product.to.num_panels(), first_panel + cut.group);
+  begin_tiles(smaller(16, product.rows));
+  for (std::int64_t panel = first_panel; panel < end_panel; panel += blocking.panels)
+    multiply_block(product, blocking, first, end, panel, smaller(blocking.panels, end_panel - panel), cut.streams);
+  end_tiles();
+  if (cut.streams) end_stream();
+}
+
+static void multiply(const Product& product, Pool& pool) {
+  const Cut cut = cut_product(product, pool.num_threads() * kChunksPerThread);
+  pool.run(cut.num_chunks, [&](std::int64_t chunk) { multiply_chunk(product, cut, chunk); });
 }
 
 static inline std::int64_t left_elements(std::int64_t rows, std::int64_t size) {
