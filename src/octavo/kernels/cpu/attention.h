@@ -32,7 +32,7 @@ struct AttentionStep {
   const std::int32_t* query_start_loc;  // [R + 1], a request's tokens in T
   const std::int32_t* seq_lens;         // [R], with this step's tokens
   const std::int32_t* block_table;      // [R, B]
-  const std::int32_t* row_blocks;       // [row blocks, 3]: request, first row, rows
+  const std::int32_t* row_blocks;       // [row blocks, 3]: request, first row, rows; those of more than 16 rows first
 };
 
 struct AttentionArgs : AttentionLayer, AttentionStep {

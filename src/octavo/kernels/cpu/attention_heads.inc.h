@@ -65,9 +65,9 @@ static inline void make_head(const AttentionArgs& args, const Element* from, con
 
 static inline bool has_tiles(const AttentionArgs& args) { return args.block_size % kTilePositions == 0; }
 
-// Where the tile that holds this slot begins, for one kv head.
-static inline std::int64_t tile_offset(const AttentionArgs& args, std::int64_t slot, std::int64_t kv_head) {
+// The tile that holds this slot, for one kv head; tiles of 32 positions lie one after the other in a pool.
+static inline std::int64_t tile_index(const AttentionArgs& args, std::int64_t slot, std::int64_t kv_head) {
   const std::int64_t tiles_per_block = args.block_size / kTilePositions;
   const std::int64_t block = slot / args.block_size, tile = slot % args.block_size / kTilePositions;
-  return ((block * args.num_kv_heads + kv_head) * tiles_per_block + tile) * kTilePositions * padded_head(args);
+  return (block * args.num_kv_heads + kv_head) * tiles_per_block + tile;
 }

@@ -50,7 +50,7 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
     put_scale(values + offset + padded, value_scale);
     return;
   }
-  const std::int64_t offset = tile_offset(args, slot, head) / padded * stored_head(args);
+  const std::int64_t offset = tile_index(args, slot, head) * kTilePositions * stored_head(args);
   for (std::int64_t i = 0; i < padded; ++i) {
     const std::int64_t part = offset + i / kPart * kRightElements;
     keys[part + right_index(Element{}, i % kPart, at)] = key_bytes[i];
@@ -60,13 +60,25 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
   put_scale(values + offset + kTilePositions * padded + at * kScaleBytes, value_scale);
 }
 
-// `count` bytes, a multiple of 16, as elements.
-template <class Element>
-static inline void widen_bytes(const std::int8_t* from, std::int64_t count, Element* to) {
-  typedef std::int8_t i8x16 __attribute__((vector_size(16)));
-  for (std::int64_t i = 0; i < count; i += 16) {
-    i8x16 bytes;
-    __builtin_memcpy(&bytes, from + i, sizeof bytes);
-    store_some(to + i, __builtin_convertvector(bytes, f32x16), 16);
+// `count` bytes, a multiple of 32, as elements; whole numbers up to 127 are exact in either.
+static inline void widen_bytes(const std::int8_t* from, std::int64_t count, bf16* to) {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  for (std::int64_t i = 0; i < count; i += 32) {
+    const __m512i first = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+    const __m512i second = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i + 16)));
+    const u16x32 both = narrow_both((f32x16)_mm512_cvtepi32_ps(first), (f32x16)_mm512_cvtepi32_ps(second));
+    __builtin_memcpy(to + i, &both, sizeof both);
   }
+#else
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float value = from[i];
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    to[i] = static_cast<bf16>(bits >> 16);
+  }
+#endif
+}
+
+static inline void widen_bytes(const std::int8_t* from, std::int64_t count, float* to) {
+  for (std::int64_t i = 0; i < count; ++i) to[i] = from[i];
 }

@@ -14,15 +14,9 @@ static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column
   return column / 16 * kTileElements + k / 2 * 32 + column % 16 * 2 + k % 2;
 }
 
-// Into the second-level cache, for it is a span ahead: up to 128 KiB.
-static inline void prefetch_part(const bf16* tile, std::int64_t part) {
-  if (tile == nullptr) return;
-  for (int line = 0; line < 32; ++line) __builtin_prefetch(tile + part * kRightElements + line * 32, 0, 2);
-}
-
 #if defined(OCTAVO_HAS_AMX)
 
-// One row tile, or two. `ahead(k)` prefetches what is needed soon.
+// One row tile, or two. `ahead(k)` asks for what is needed soon.
 template <bool kIsDouble, class Right, class Ahead>
 static inline void multiply_tiles(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_k,
                                   const Right& right, const Ahead& ahead) {

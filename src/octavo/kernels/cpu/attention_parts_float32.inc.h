@@ -2,11 +2,6 @@
 
 static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 
-static inline void prefetch_part(const float* tile, std::int64_t part) {
-  if (tile == nullptr) return;
-  for (int line = 0; line < 64; ++line) __builtin_prefetch(tile + part * kRightElements + line * 16, 0, 2);
-}
-
 // Rows `row` ... of a result: all k one after the other, in registers.
 template <int kRows, class Right, class Ahead>
 static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right,

@@ -6,7 +6,7 @@ static inline void store_slot(const AttentionArgs& args, std::int64_t slot, std:
                               const Element* value) {
   const std::int64_t padded = padded_head(args);
   if (has_tiles(args)) {
-    const std::int64_t tile = tile_offset(args, slot, head), at = slot % kTilePositions;
+    const std::int64_t tile = tile_index(args, slot, head) * kTilePositions * padded, at = slot % kTilePositions;
     put_key(static_cast<Element*>(args.keys) + tile, at, key, padded);
     put_value(static_cast<Element*>(args.values) + tile, at, value, padded);
   } else {

@@ -47,6 +47,10 @@ constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vecto
 #include "attention_heads.inc.h"
 #include "attention_int8.inc.h"
 #include "attention_write.inc.h"
+#include "attention_rows.inc.h"
+#include "attention_span.inc.h"
+#include "attention_weights.inc.h"
+#include "attention_values.inc.h"
 #include "attention.inc.h"
 
 }  // namespace

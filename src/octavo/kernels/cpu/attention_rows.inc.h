@@ -1,0 +1,87 @@
+// Whose attention is computed together, and the order in which threads take it. Included inside namespace
+// octavo::OCTAVO_LEVEL.
+
+constexpr std::int64_t kTileRows = 16;
+
+// Rows of one request: some of one kv head, or the same ones of several, as long as those are few. Row r is of kv head
+// kv_head + r / rows_per_head. Positions are in the context.
+struct RowBlock {
+  std::int64_t request, kv_head, num_heads, first_row, rows_per_head, group_size, first_token, first_position;
+
+  std::int64_t num_rows() const { return num_heads * rows_per_head; }
+  std::int64_t token_in_step(std::int64_t row) const { return (first_row + row % rows_per_head) / group_size; }
+  std::int64_t token(std::int64_t row) const { return first_token + token_in_step(row); }
+  std::int64_t position(std::int64_t row) const { return first_position + token_in_step(row); }
+  std::int64_t query_head(std::int64_t row) const {
+    return (kv_head + row / rows_per_head) * group_size + (first_row + row % rows_per_head) % group_size;
+  }
+};
+
+// The first and the last position that a row sees.
+struct Sight {
+  std::int64_t first, last;
+};
+
+static inline Sight sight_from(const AttentionArgs& args, std::int64_t position) {
+  return {args.sliding_window ? larger(0, position - args.sliding_window + 1) : 0, position};
+}
+
+static inline Sight sight(const AttentionArgs& args, const RowBlock& rows, std::int64_t row) {
+  return sight_from(args, rows.position(row));
+}
+
+// A step's row blocks, for threads to take. Tall ones, of more than a tile of rows, are a prompt's: they are taken head
+// by head, so that one head's keys and values stay in the cache while rows pass over them. The others read theirs from
+// memory: they are taken with several heads at a time, whose tiles lie side by side.
+class Work {
+ public:
+  Work(const AttentionArgs& args, const Pool& pool) : args_(args) {
+    while (num_tall_ < args.num_row_blocks && args.row_blocks[num_tall_ * 3 + 2] > kTileRows) ++num_tall_;
+    const std::int64_t num_short = args.num_row_blocks - num_tall_;
+    const std::int64_t fair_share = num_short * args.num_kv_heads / (pool.num_threads() * kChunksPerThread);
+    heads_at_once_ = larger(1, smaller(smaller(kTileRows, args.num_kv_heads), fair_share));
+    num_items_ = num_tall_ * args.num_kv_heads + num_short * ceil_div(args.num_kv_heads, heads_at_once_);
+  }
+
+  // What one thread has claimed and not yet begun.
+  struct Claim {
+    std::int64_t block = 0, kv_head = 0, end_head = 0;
+  };
+
+  // Takes the next rows; false where none are left.
+  bool take(Claim& claim, RowBlock& rows) {
+    if (claim.kv_head == claim.end_head && !claim_item(claim)) return false;
+    const std::int32_t* block = args_.row_blocks + claim.block * 3;
+    const std::int64_t request = block[0], first_token = args_.query_start_loc[request];
+    const std::int64_t num_new = args_.query_start_loc[request + 1] - first_token;
+    const std::int64_t num_heads = larger(1, smaller(claim.end_head - claim.kv_head, kTileRows / block[2]));
+    rows = {.request = request,
+            .kv_head = claim.kv_head,
+            .num_heads = num_heads,
+            .first_row = block[1],
+            .rows_per_head = block[2],
+            .group_size = args_.num_heads / args_.num_kv_heads,
+            .first_token = first_token,
+            .first_position = args_.seq_lens[request] - num_new};
+    claim.kv_head += num_heads;
+    return true;
+  }
+
+ private:
+  bool claim_item(Claim& claim) {
+    const std::int64_t item = __atomic_fetch_add(&num_claimed_, 1, __ATOMIC_RELAXED);
+    if (item >= num_items_) return false;
+    const std::int64_t num_tall_items = num_tall_ * args_.num_kv_heads;
+    if (item < num_tall_items) {
+      claim = {item % num_tall_, item / num_tall_, item / num_tall_ + 1};
+      return true;
+    }
+    const std::int64_t parts = ceil_div(args_.num_kv_heads, heads_at_once_), part = (item - num_tall_items) % parts;
+    claim = {num_tall_ + (item - num_tall_items) / parts, part * heads_at_once_,
+             smaller(args_.num_kv_heads, (part + 1) * heads_at_once_)};
+    return true;
+  }
+
+  const AttentionArgs& args_;
+  std::int64_t num_tall_ = 0, heads_at_once_, num_items_, num_claimed_ = 0;
+};

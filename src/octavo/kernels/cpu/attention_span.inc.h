@@ -1,0 +1,155 @@
+// Spans of a context: where their keys and values lie, and how they come to the processor. Included inside namespace
+// octavo::OCTAVO_LEVEL.
+
+constexpr std::int64_t kSpanTiles = 8;  // 256 positions
+constexpr std::int64_t kSpanPositions = kSpanTiles * kTilePositions;
+
+// Some tiles of one context, of all kv heads of the rows. Where the pool holds no tiles, pointers are null.
+struct Span {
+  RowBlock rows;
+  std::int64_t first_tile, num_tiles, begin_tile, end_tile;  // of the span, and of all that its rows see
+  const char* keys[kSpanTiles];                              // of the first head
+  const char* values[kSpanTiles];
+  std::int64_t head_stride, tile_bytes;
+  bool is_seen_by_all[kSpanTiles];
+
+  bool is_first() const { return first_tile == begin_tile; }
+  bool is_last() const { return first_tile + num_tiles == end_tile; }
+};
+
+static inline std::int64_t slot_of(const AttentionArgs& args, std::int64_t request, std::int64_t position) {
+  const std::int32_t block = args.block_table[request * args.num_blocks_per_request + position / args.block_size];
+  return block * args.block_size + position % args.block_size;
+}
+
+// Bytes of one position of one head in the pool.
+template <class Element>
+static inline std::int64_t slot_bytes(const AttentionArgs& args) {
+  return args.has_int8_kv ? stored_head(args) : padded_head(args) * static_cast<std::int64_t>(sizeof(Element));
+}
+
+// The span that begins with this tile: up to the next multiple of kSpanTiles, or to the end of what the rows see.
+template <class Element>
+static inline Span find_span(const AttentionArgs& args, const RowBlock& rows, std::int64_t first_tile) {
+  const Sight first = sight(args, rows, 0), last = sight(args, rows, rows.rows_per_head - 1);
+  Span span = {};
+  span.rows = rows;
+  span.begin_tile = first.first / kTilePositions;
+  span.end_tile = last.last / kTilePositions + 1;
+  span.first_tile = larger(first_tile, span.begin_tile);
+  span.num_tiles = smaller(span.end_tile, (span.first_tile / kSpanTiles + 1) * kSpanTiles) - span.first_tile;
+  span.tile_bytes = kTilePositions * slot_bytes<Element>(args);
+  span.head_stride = args.block_size / kTilePositions * span.tile_bytes;
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    const std::int64_t start = (span.first_tile + i) * kTilePositions;
+    span.is_seen_by_all[i] = start >= last.first && start + kTilePositions - 1 <= first.last;
+    if (!has_tiles(args)) continue;
+    const std::int64_t tile = tile_index(args, slot_of(args, rows.request, start), rows.kv_head);
+    span.keys[i] = static_cast<const char*>(args.keys) + tile * span.tile_bytes;
+    span.values[i] = static_cast<const char*>(args.values) + tile * span.tile_bytes;
+  }
+  return span;
+}
+
+// Tiles that are needed next, on their way into the second-level cache while something else is computed: in the order
+// in which they lie in memory, a few lines at each step.
+class Coming {
+ public:
+  Coming() = default;
+  Coming(const Span& span, const char* const* tiles, std::int64_t num_steps) {
+    if (span.num_tiles == 0 || tiles[0] == nullptr) return;
+    tiles_ = tiles, num_tiles_ = span.num_tiles, num_heads_ = span.rows.num_heads;
+    head_stride_ = span.head_stride, tile_bytes_ = span.tile_bytes;
+    bytes_per_step_ = ceil_div(ceil_div(num_tiles_ * num_heads_ * tile_bytes_, num_steps), 64) * 64;
+  }
+
+  void fetch() {
+    for (std::int64_t left = bytes_per_step_; left > 0 && tile_ < num_tiles_;) {
+      const char* from = tiles_[tile_] + head_ * head_stride_ + at_;
+      const std::int64_t count = smaller(left, tile_bytes_ - at_);
+      for (std::int64_t i = 0; i < count; i += 64) __builtin_prefetch(from + i, 0, 2);
+      left -= count, at_ += count;
+      if (at_ < tile_bytes_) return;
+      at_ = 0;
+      if (++head_ == num_heads_) head_ = 0, ++tile_;
+    }
+  }
+
+ private:
+  const char* const* tiles_ = nullptr;
+  std::int64_t num_tiles_ = 0, num_heads_ = 0, head_stride_ = 0, tile_bytes_ = 0, bytes_per_step_ = 0;
+  std::int64_t tile_ = 0, head_ = 0, at_ = 0;
+};
+
+// Keys or values of one kv head over a span, as products take them.
+template <class Element>
+struct Tiles {
+  const Element* of[kSpanTiles];
+};
+
+// Makes a tile from slots that lie one after the other in blocks of another size. Positions behind the context are left
+// as zeros.
+template <class Element>
+static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, const char* pool, std::int64_t head,
+                               std::int64_t tile, Element* to, bool is_keys) {
+  const std::int64_t padded = padded_head(args), first = tile * kTilePositions;
+  const std::int64_t count = smaller(kTilePositions, args.seq_lens[rows.request] - first);
+  __builtin_memset(to, 0, static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
+  alignas(64) Element widened[kMaxHeadDim];
+  for (std::int64_t at = 0; at < count; ++at) {
+    const std::int64_t slot = slot_of(args, rows.request, first + at);
+    const char* from = pool + (slot * args.num_kv_heads + rows.kv_head + head) * slot_bytes<Element>(args);
+    const Element* elements = reinterpret_cast<const Element*>(from);
+    if (args.has_int8_kv) {
+      widen_bytes(reinterpret_cast<const std::int8_t*>(from), padded, widened);
+      elements = widened;
+    }
+    is_keys ? put_key(to, at, elements, padded) : put_value(to, at, elements, padded);
+  }
+}
+
+// `work` receives tiles that the pool holds in another form.
+template <class Element>
+static inline Tiles<Element> tiles_of(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,
+                                      Element* work) {
+  Tiles<Element> tiles;
+  const std::int64_t size = kTilePositions * padded_head(args);
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    Element* to = work + i * size;
+    tiles.of[i] = to;
+    if (!has_tiles(args)) {
+      const void* pool = is_keys ? args.keys : args.values;
+      gather_tile(args, span.rows, static_cast<const char*>(pool), head, span.first_tile + i, to, is_keys);
+      continue;
+    }
+    const char* from = (is_keys ? span.keys : span.values)[i] + head * span.head_stride;
+    if (args.has_int8_kv) {
+      widen_bytes(reinterpret_cast<const std::int8_t*>(from), size, to);
+    } else {
+      tiles.of[i] = reinterpret_cast<const Element*>(from);
+    }
+  }
+  return tiles;
+}
+
+// Scales of one kv head's keys or values over a span; zeros behind the context, where slots are gathered.
+static inline void find_scales(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,
+                               float* scales) {
+  const std::int64_t padded = padded_head(args), stored = stored_head(args);
+  const char* pool = static_cast<const char*>(is_keys ? args.keys : args.values);
+  for (std::int64_t i = 0; i < span.num_tiles; ++i, scales += kTilePositions) {
+    if (has_tiles(args)) {
+      const char* tile = (is_keys ? span.keys : span.values)[i] + head * span.head_stride;
+      __builtin_memcpy(scales, tile + kTilePositions * padded, kTilePositions * kScaleBytes);
+      continue;
+    }
+    const std::int64_t first = (span.first_tile + i) * kTilePositions;
+    const std::int64_t count = smaller(kTilePositions, args.seq_lens[span.rows.request] - first);
+    __builtin_memset(scales, 0, kTilePositions * kScaleBytes);
+    for (std::int64_t at = 0; at < count; ++at) {
+      const std::int64_t slot = slot_of(args, span.rows.request, first + at);
+      const char* from = pool + (slot * args.num_kv_heads + span.rows.kv_head + head) * stored;
+      __builtin_memcpy(scales + at, from + padded, kScaleBytes);
+    }
+  }
+}

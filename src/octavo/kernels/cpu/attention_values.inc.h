@@ -1,0 +1,84 @@
+// Values mixed by their weights, and what a row makes of all spans. Included inside namespace octavo::OCTAVO_LEVEL.
+
+// The span's weights of one kv head's rows times its values. Meanwhile what comes next is fetched.
+template <class Element>
+static inline void mix_values(const Span& span, std::int64_t head, const Tiles<Element>& values, Coming& coming,
+                              Workspace<Element>& work, std::int64_t num_parts) {
+  const std::int64_t rows_per_head = span.rows.rows_per_head;
+  for (std::int64_t part = 0; part < num_parts; ++part)
+    multiply_parts(
+        work.mixed + part * 2 * kPairElements + head * rows_per_head * 16, work.weights + head * rows_per_head * kPart,
+        kSpanTiles * kLeftElements, rows_per_head, span.num_tiles,
+        [&](std::int64_t tile) { return values.of[tile] + part * kRightElements; },
+        [&](std::int64_t) { coming.fetch(); });
+}
+
+// Adds the span's mix of values of one row to what the row has.
+template <class Element>
+static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts, bool is_first) {
+  const float old_share = work.old_shares[row], new_share = work.new_shares[row];
+  for (std::int64_t i = 0; i < num_parts * 2; ++i) {
+    const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
+    const f32x16 before = is_first ? splat(0.0f) : load_f32(work.total + at);
+    store_f32(work.total + at, before * old_share + load_f32(work.mixed + at) * new_share);
+  }
+}
+
+// Copies the tiles that not all rows see, without the positions that this row does not see.
+template <class Element>
+static inline Tiles<Element> clean_for_row(const AttentionArgs& args, const Span& span, const Tiles<Element>& values,
+                                           Workspace<Element>& work, std::int64_t row) {
+  const std::int64_t padded = padded_head(args);
+  const Sight seen = sight(args, span.rows, row);
+  Tiles<Element> result = values;
+  Element* to = work.cleaned;
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    if (span.is_seen_by_all[i]) continue;
+    const std::int64_t start = (span.first_tile + i) * kTilePositions;
+    __builtin_memcpy(to, values.of[i], static_cast<std::size_t>(kTilePositions * padded) * sizeof(Element));
+    for (std::int64_t at = 0; at < kTilePositions; ++at) {
+      if (start + at >= seen.first && start + at <= seen.last) continue;
+      for (std::int64_t element = 0; element < padded; ++element)
+        to[element / kPart * kRightElements + right_index(Element{}, at, element % kPart)] = Element{0};
+    }
+    result.of[i] = to;
+    to += kTilePositions * padded;
+  }
+  return result;
+}
+
+// A weight of zero does not silence a NaN, and values that a row must not see may hold one: another row's of a later
+// position, or what another request left in a block.
+template <class Element>
+static inline bool has_hidden_nan(const AttentionArgs& args, const Span& span, const Tiles<Element>& values) {
+  for (std::int64_t i = 0; i < span.num_tiles; ++i)
+    if (!span.is_seen_by_all[i] && !is_finite(values.of[i], kTilePositions * padded_head(args))) return true;
+  return false;
+}
+
+template <class Element>
+static inline void mix_span(const AttentionArgs& args, const Span& span, Coming coming, Workspace<Element>& work) {
+  const std::int64_t num_parts = padded_head(args) / kPart;
+  for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
+    const Tiles<Element> values = tiles_of(args, span, false, head, work.tiles);
+    const bool is_by_row = has_hidden_nan(args, span, values);
+    if (!is_by_row) mix_values(span, head, values, coming, work, num_parts);
+    const std::int64_t first_row = head * span.rows.rows_per_head;
+    for (std::int64_t row = first_row; row < first_row + span.rows.rows_per_head; ++row) {
+      if (is_by_row) mix_values(span, head, clean_for_row(args, span, values, work, row), coming, work, num_parts);
+      add_mixed(work, row, num_parts, span.is_first());
+    }
+  }
+}
+
+template <class Element>
+static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work,
+                              std::int64_t row, float share) {
+  Element* out = static_cast<Element*>(args.out) + out_offset(args, rows, row);
+  for (std::int64_t i = 0; i * 16 < args.head_dim; ++i) {
+    const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
+    // + 0: tiles that a row does not see may have turned a negative zero into a positive one.
+    const f32x16 result = load_f32(work.total + at) * share + 0.0f;
+    store_some(out + i * 16, result, smaller(16, args.head_dim - i * 16));
+  }
+}

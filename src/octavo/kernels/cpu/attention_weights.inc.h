@@ -1,0 +1,152 @@
+// Queries, their scores over a span, and weights of the span's positions. Included inside namespace
+// octavo::OCTAVO_LEVEL.
+
+constexpr std::int64_t kMaxParts = kMaxHeadDim / kPart;
+constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, for one row tile
+// Tiles that some rows of a block see and others do not: its tokens are neighbours, so two at either end of their sight.
+constexpr std::int64_t kMaxEdgeTiles = 4;
+
+// What a thread needs for one row block.
+template <class Element>
+struct Workspace {
+  alignas(64) Element queries[2 * kMaxParts * kLeftElements];   // [row tiles][parts] left parts
+  alignas(64) Element weights[2 * kSpanTiles * kLeftElements];  // [row tiles][tiles] left parts
+  alignas(64) float scores[kSpanTiles * 2 * kPairElements];     // [tiles] results
+  alignas(64) float mixed[kMaxParts * 2 * kPairElements];       // [parts] results: of this span
+  alignas(64) float total[kMaxParts * 2 * kPairElements];       // [parts] results: of all spans so far
+  alignas(64) Element tiles[kSpanPositions * kMaxHeadDim];      // of one kv head, that had to be put together
+  alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
+  alignas(64) float key_scales[kTileRows * kSpanPositions];     // [kv heads][positions], of what is kept as int8
+  alignas(64) float value_scales[kTileRows * kSpanPositions];
+  f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row's scores, the greatest in each lane; then of its weights, the sum
+  alignas(64) float bases[kMaxRowsOfBlock], old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
+  RowStates states[2];  // of each row tile
+};
+
+static inline std::int64_t out_offset(const AttentionArgs& args, const RowBlock& rows, std::int64_t row) {
+  return (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
+}
+
+template <class Element>
+static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Element* queries) {
+  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, num_parts = padded_head(args) / kPart;
+  const std::int64_t num_rows = rows.num_rows(), num_row_tiles = ceil_div(num_rows, kTileRows);
+  const Element* qkv = static_cast<const Element*>(args.qkv);
+  // Rows lie far apart, and the processor does not guess where the next one is.
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    prefetch_head(args, qkv + (rows.token(row) * width + rows.query_head(row)) * args.head_dim);
+    prefetch_head(args, static_cast<const Element*>(args.out) + out_offset(args, rows, row));
+  }
+  alignas(64) Element query[kMaxHeadDim] = {};
+  for (std::int64_t row = 0; row < num_row_tiles * kTileRows; ++row) {
+    if (row < num_rows) {
+      const std::int64_t token = rows.token(row), at = (token * width + rows.query_head(row)) * args.head_dim;
+      make_head(args, qkv + at, args.query_norm, token, query);
+    } else {
+      __builtin_memset(query, 0, sizeof query);
+    }
+    Element* to = queries + row / kTileRows * num_parts * kLeftElements + row % kTileRows * kPart;
+    for (std::int64_t part = 0; part < num_parts; ++part)
+      __builtin_memcpy(to + part * kLeftElements, query + part * kPart, kPart * sizeof(Element));
+  }
+}
+
+// Scores of all tiles of a span. Meanwhile what comes next is fetched.
+template <class Element>
+static inline void score_span(const AttentionArgs& args, const Span& span, Coming coming, Workspace<Element>& work) {
+  const std::int64_t num_parts = padded_head(args) / kPart, rows_per_head = span.rows.rows_per_head;
+  for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
+    const Tiles<Element> keys = tiles_of(args, span, true, head, work.tiles);
+    for (std::int64_t i = 0; i < span.num_tiles; ++i)
+      multiply_parts(
+          work.scores + i * 2 * kPairElements + head * rows_per_head * 16, work.queries + head * rows_per_head * kPart,
+          num_parts * kLeftElements, rows_per_head, num_parts,
+          [&](std::int64_t part) { return keys.of[i] + part * kRightElements; },
+          [&](std::int64_t) { coming.fetch(); });
+  }
+}
+
+// Lane i of a vector of scores is of position `start` + i; those out of sight become nothing.
+static inline f32x16 hide(f32x16 scores, std::int64_t start, Sight seen) {
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const std::int32_t first = static_cast<std::int32_t>(smaller(16, larger(-1, seen.first - start)));
+  const std::int32_t last = static_cast<std::int32_t>(smaller(16, larger(-1, seen.last - start)));
+  const i32x16 is_seen = (lanes >= first) & (lanes <= last);
+  return is_seen ? scores : splat(kNothing);
+}
+
+template <class Element>
+static inline float* scores_of(Workspace<Element>& work, std::int64_t row, std::int64_t tile, std::int64_t half) {
+  return work.scores + (tile * 2 + row / 16) * kPairElements + half * kResultElements + row % 16 * 16;
+}
+
+// Scales that a row's kv head has over the span, or null.
+template <class Element>
+static inline const float* scales_of(const AttentionArgs& args, const Span& span, const float* scales,
+                                     std::int64_t row) {
+  return args.has_int8_kv ? scales + row / span.rows.rows_per_head * kSpanPositions : nullptr;
+}
+
+// Hides what the row does not see, and finds the greatest of what it sees.
+template <class Element>
+static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, Workspace<Element>& work,
+                                   std::int64_t row) {
+  const Sight seen = sight(args, span.rows, row);
+  const float* scales = scales_of<Element>(args, span, work.key_scales, row);
+  f32x16 max = splat(kNothing);
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      float* scores = scores_of(work, row, i, half);
+      if (scales) store_f32(scores, load_f32(scores) * load_f32(scales + i * kTilePositions + half * 16));
+      if (!span.is_seen_by_all[i]) {
+        const std::int64_t start = (span.first_tile + i) * kTilePositions + half * 16;
+        store_f32(scores, hide(load_f32(scores), start, seen));
+      }
+      max = greater(load_f32(scores), max);
+    }
+  }
+  return max;
+}
+
+// One row's scores to weights, rounded as products take them; returns their sum before rounding.
+template <class Element>
+static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element>& work, std::int64_t row,
+                               const float* scales) {
+  Element* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
+  const f32x16 base = splat(work.bases[row]);
+  f32x16 sum = splat(0.0f);
+  for (std::int64_t i = 0; i < span.num_tiles; ++i) {
+    for (std::int64_t half = 0; half < 2; ++half) {
+      const f32x16 score = load_f32(scores_of(work, row, i, half));
+      f32x16 weight = weight_of(Element{}, (score - base) * factor);
+      sum += weight;
+      if (scales) {
+        // A scale that nobody has written, or a NaN that others see, is not looked at.
+        const f32x16 scaled = weight * load_f32(scales + i * kTilePositions + half * 16);
+        weight = weight == 0.0f ? weight : scaled;
+      }
+      store_some(weights + i * kLeftElements + half * 16, weight, 16);
+    }
+  }
+  return sum;
+}
+
+template <class Element>
+static inline void weigh_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
+  const float factor = args.scale * 1.44269504f;  // weights are powers of two, not of e
+  const std::int64_t num_rows = span.rows.num_rows();
+  for (std::int64_t head = 0; args.has_int8_kv && head < span.rows.num_heads; ++head) {
+    find_scales(args, span, true, head, work.key_scales + head * kSpanPositions);
+    find_scales(args, span, false, head, work.value_scales + head * kSpanPositions);
+  }
+  for (std::int64_t row = 0; row < num_rows; ++row) work.lanes[row] = max_of_scores(args, span, work, row);
+  for (std::int64_t tile = 0; tile * 16 < num_rows; ++tile) {
+    const f32x16 max = max_of_each(work.lanes + tile * 16);
+    store_f32(work.bases + tile * 16, max == kNothing ? splat(0.0f) : max);
+    for (std::int64_t row = tile * 16; row < smaller(num_rows, tile * 16 + 16); ++row)
+      work.lanes[row] = weigh_row(factor, span, work, row, scales_of<Element>(args, span, work.value_scales, row));
+    const Shares shares = join(work.states[tile], max * factor, sum_of_each(work.lanes + tile * 16));
+    store_f32(work.old_shares + tile * 16, shares.old_share);
+    store_f32(work.new_shares + tile * 16, shares.new_share);
+  }
+}
