@@ -22,6 +22,7 @@ _HEAD_PADDING = 32  # elements: a tile of keys or values is made of parts of 32 
 _INT8_SCALE_SIZE = 4  # bytes, beside each head of a key or value kept as int8
 _MAX_HEAD_DIM = 256
 _ROWS_PER_BLOCK = 32
+_TALL_ROWS = 16  # a block of more rows than this belongs to a prompt
 _NO_ADDRESS = 0
 
 
@@ -129,7 +130,7 @@ class NativeAttention:
 
 
 def cut_into_row_blocks(batch: ForwardBatch, group_size: int) -> npt.NDArray[np.int32]:
-    """Return [N, 3] of request, first row and number of rows; those with the longest contexts first."""
+    """Return [N, 3] of request, first row and number of rows: tall blocks first, then by longest context."""
     num_rows = np.diff(batch.query_start_loc_list) * group_size  # [R]
     counts = -(-num_rows // _ROWS_PER_BLOCK)  # [R]
     requests = np.repeat(np.arange(len(counts)), counts)  # [N]
@@ -137,5 +138,5 @@ def cut_into_row_blocks(batch: ForwardBatch, group_size: int) -> npt.NDArray[np.
     first_rows = within * _ROWS_PER_BLOCK
     sizes = np.minimum(_ROWS_PER_BLOCK, num_rows[requests] - first_rows)
     unseen = (num_rows[requests] - first_rows - sizes) // group_size  # tokens behind the block's last
-    order = np.argsort(unseen - np.asarray(batch.seq_lens_list)[requests], kind="stable")
+    order = np.lexsort((unseen - np.asarray(batch.seq_lens_list)[requests], sizes <= _TALL_ROWS))
     return np.stack((requests, first_rows, sizes), axis=1)[order].astype(np.int32)

@@ -20,33 +20,18 @@ static inline void finish_rows(const AttentionArgs& args, const RowBlock& rows, 
     finish_row(args, rows, work, row, 1.0f / work.states[row / 16].sum[row % 16]);
 }
 
-// Takes row blocks until none are left: always the next one before the last is done, so that its keys are on their way.
 template <class Element>
-static void attend(const AttentionArgs& args, Work& todo) {
-  Workspace<Element> work;
-  Work::Claim claim;
-  RowBlock rows;
-  if (!todo.take(claim, rows)) return;
+static inline void attend_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
+  begin_rows(args, rows, work);
   Span span = find_span<Element>(args, rows, 0);
-  for (bool is_done = false; !is_done;) {
-    Span next = {};
-    if (!span.is_last()) {
-      next = find_span<Element>(args, span.rows, span.first_tile + span.num_tiles);
-    } else if (todo.take(claim, rows)) {
-      next = find_span<Element>(args, rows, 0);
-    } else {
-      is_done = true;
-    }
-    if (span.is_first()) begin_rows(args, span.rows, work);
-    // A prompt's tiles are in caches already.
-    const bool is_read_once = span.rows.num_rows() <= kTileRows;
-    const std::int64_t num_steps = span.num_tiles * span.rows.num_heads * padded_head(args) / kPart;
-    score_span(args, span, is_read_once ? Coming(span, span.values, num_steps) : Coming(), work);
+  for (;;) {
+    score_span(args, span, work);
     weigh_span(args, span, work);
-    mix_span(args, span, is_read_once ? Coming(next, next.keys, num_steps) : Coming(), work);
-    if (span.is_last()) finish_rows(args, span.rows, work);
-    span = next;
+    mix_span(args, span, work);
+    if (span.is_last()) break;
+    span = find_span<Element>(args, rows, span.first_tile + span.num_tiles);
   }
+  finish_rows(args, rows, work);
 }
 
 template <class Element>
@@ -56,8 +41,12 @@ static void attention_of(const AttentionArgs& args, Pool& pool) {
   pool.run(ceil_div(args.num_tokens, tokens), [&](std::int64_t chunk) {
     write_kv<Element>(args, chunk * tokens, smaller(args.num_tokens, (chunk + 1) * tokens));
   });
-  Work todo(args, pool);
-  pool.run(pool.num_threads(), [&](std::int64_t) { attend<Element>(args, todo); });
+  const Work todo(args, pool);
+  pool.run(todo.num_items(), [&](std::int64_t item) {
+    Workspace<Element> work;
+    Work::Item left = todo.item(item);
+    for (RowBlock rows; todo.take(left, rows);) attend_rows(args, rows, work);
+  });
 }
 
 static void attention(const AttentionArgs& args, Pool& pool) {

@@ -16,10 +16,10 @@ static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column
 
 #if defined(OCTAVO_HAS_AMX)
 
-// One row tile, or two. `ahead(k)` asks for what is needed soon.
-template <bool kIsDouble, class Right, class Ahead>
+// One row tile, or two.
+template <bool kIsDouble, class Right>
 static inline void multiply_tiles(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_k,
-                                  const Right& right, const Ahead& ahead) {
+                                  const Right& right) {
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kIsDouble) {
@@ -28,7 +28,6 @@ static inline void multiply_tiles(float* result, const bf16* left, std::int64_t 
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
     const bf16* part = right(k);
-    ahead(k);
     _tile_loadd(6, part, 64);
     _tile_loadd(4, left + k * kLeftElements, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -49,23 +48,22 @@ static inline void multiply_tiles(float* result, const bf16* left, std::int64_t 
 }
 
 // result = sum over k of left part k * right(k).
-template <class Right, class Ahead>
+template <class Right>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
-                                  std::int64_t num_k, const Right& right, const Ahead& ahead) {
+                                  std::int64_t num_k, const Right& right) {
   if (num_rows > 16) {
-    multiply_tiles<true>(result, left, row_tile_stride, num_k, right, ahead);
+    multiply_tiles<true>(result, left, row_tile_stride, num_k, right);
   } else {
-    multiply_tiles<false>(result, left, row_tile_stride, num_k, right, ahead);
+    multiply_tiles<false>(result, left, row_tile_stride, num_k, right);
   }
 }
 
 #else
 
-template <class Right, class Ahead>
+template <class Right>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
-                                  std::int64_t num_k, const Right& right, const Ahead& ahead) {
+                                  std::int64_t num_k, const Right& right) {
   for (std::int64_t k = 0; k < num_k; ++k) {
-    ahead(k);
     for (std::int64_t row = 0; row < num_rows; row += 16)
       multiply_1x2(result + row / 16 * 2 * kResultElements, left + row / 16 * row_tile_stride + k * kLeftElements,
                    right(k), 1, k > 0, smaller(16, num_rows - row));

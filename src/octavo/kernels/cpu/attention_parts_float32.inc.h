@@ -3,13 +3,11 @@
 static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 
 // Rows `row` ... of a result: all k one after the other, in registers.
-template <int kRows, class Right, class Ahead>
-static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right,
-                                 const Ahead& ahead) {
+template <int kRows, class Right>
+static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right) {
   f32x16 sums[kRows][2] = {};
   for (std::int64_t part = 0; part < num_k; ++part) {
     const float* columns = right(part);
-    ahead(part);
     for (std::int64_t k = 0; k < kPart; ++k) {
       const f32x16 first = load_f32(columns + k * kPart), second = load_f32(columns + k * kPart + 16);
       for (int row = 0; row < kRows; ++row) {
@@ -25,17 +23,17 @@ static inline void multiply_rows(float* result, const float* left, std::int64_t 
   }
 }
 
-template <class Right, class Ahead>
+template <class Right>
 static inline void multiply_parts(float* result, const float* left, std::int64_t row_tile_stride, std::int64_t num_rows,
-                                  std::int64_t num_k, const Right& right, const Ahead& ahead) {
+                                  std::int64_t num_k, const Right& right) {
   for (std::int64_t row = 0; row < num_rows;) {
     float* to = result + row / 16 * 2 * kResultElements + row % 16 * 16;
     const float* from = left + row / 16 * row_tile_stride + row % 16 * kPart;
     if (num_rows - row >= kRowsAtOnce && row % 16 + kRowsAtOnce <= 16) {
-      multiply_rows<kRowsAtOnce>(to, from, num_k, right, ahead);
+      multiply_rows<kRowsAtOnce>(to, from, num_k, right);
       row += kRowsAtOnce;
     } else {
-      multiply_rows<1>(to, from, num_k, right, ahead);
+      multiply_rows<1>(to, from, num_k, right);
       ++row;
     }
   }

@@ -43,45 +43,41 @@ class Work {
     num_items_ = num_tall_ * args.num_kv_heads + num_short * ceil_div(args.num_kv_heads, heads_at_once_);
   }
 
-  // What one thread has claimed and not yet begun.
-  struct Claim {
-    std::int64_t block = 0, kv_head = 0, end_head = 0;
+  std::int64_t num_items() const { return num_items_; }
+
+  // One row block, for some kv heads that are still to be taken.
+  struct Item {
+    std::int64_t block, kv_head, end_head;
   };
 
-  // Takes the next rows; false where none are left.
-  bool take(Claim& claim, RowBlock& rows) {
-    if (claim.kv_head == claim.end_head && !claim_item(claim)) return false;
-    const std::int32_t* block = args_.row_blocks + claim.block * 3;
+  Item item(std::int64_t index) const {
+    const std::int64_t num_tall_items = num_tall_ * args_.num_kv_heads;
+    if (index < num_tall_items) return {index % num_tall_, index / num_tall_, index / num_tall_ + 1};
+    const std::int64_t parts = ceil_div(args_.num_kv_heads, heads_at_once_), part = (index - num_tall_items) % parts;
+    return {num_tall_ + (index - num_tall_items) / parts, part * heads_at_once_,
+            smaller(args_.num_kv_heads, (part + 1) * heads_at_once_)};
+  }
+
+  // Takes the item's next rows; false where none are left.
+  bool take(Item& item, RowBlock& rows) const {
+    if (item.kv_head == item.end_head) return false;
+    const std::int32_t* block = args_.row_blocks + item.block * 3;
     const std::int64_t request = block[0], first_token = args_.query_start_loc[request];
     const std::int64_t num_new = args_.query_start_loc[request + 1] - first_token;
-    const std::int64_t num_heads = larger(1, smaller(claim.end_head - claim.kv_head, kTileRows / block[2]));
+    const std::int64_t num_heads = larger(1, smaller(item.end_head - item.kv_head, kTileRows / block[2]));
     rows = {.request = request,
-            .kv_head = claim.kv_head,
+            .kv_head = item.kv_head,
             .num_heads = num_heads,
             .first_row = block[1],
             .rows_per_head = block[2],
             .group_size = args_.num_heads / args_.num_kv_heads,
             .first_token = first_token,
             .first_position = args_.seq_lens[request] - num_new};
-    claim.kv_head += num_heads;
+    item.kv_head += num_heads;
     return true;
   }
 
  private:
-  bool claim_item(Claim& claim) {
-    const std::int64_t item = __atomic_fetch_add(&num_claimed_, 1, __ATOMIC_RELAXED);
-    if (item >= num_items_) return false;
-    const std::int64_t num_tall_items = num_tall_ * args_.num_kv_heads;
-    if (item < num_tall_items) {
-      claim = {item % num_tall_, item / num_tall_, item / num_tall_ + 1};
-      return true;
-    }
-    const std::int64_t parts = ceil_div(args_.num_kv_heads, heads_at_once_), part = (item - num_tall_items) % parts;
-    claim = {num_tall_ + (item - num_tall_items) / parts, part * heads_at_once_,
-             smaller(args_.num_kv_heads, (part + 1) * heads_at_once_)};
-    return true;
-  }
-
   const AttentionArgs& args_;
-  std::int64_t num_tall_ = 0, heads_at_once_, num_items_, num_claimed_ = 0;
+  std::int64_t num_tall_ = 0, heads_at_once_, num_items_;
 };

@@ -1,4 +1,4 @@
-// Spans of a context: where their keys and values lie, and how they come to the processor. Included inside namespace
+// Spans of a context, and where their keys and values lie. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 
 constexpr std::int64_t kSpanTiles = 8;  // 256 positions
@@ -50,36 +50,6 @@ static inline Span find_span(const AttentionArgs& args, const RowBlock& rows, st
   }
   return span;
 }
-
-// Tiles that are needed next, on their way into the second-level cache while something else is computed: in the order
-// in which they lie in memory, a few lines at each step.
-class Coming {
- public:
-  Coming() = default;
-  Coming(const Span& span, const char* const* tiles, std::int64_t num_steps) {
-    if (span.num_tiles == 0 || tiles[0] == nullptr) return;
-    tiles_ = tiles, num_tiles_ = span.num_tiles, num_heads_ = span.rows.num_heads;
-    head_stride_ = span.head_stride, tile_bytes_ = span.tile_bytes;
-    bytes_per_step_ = ceil_div(ceil_div(num_tiles_ * num_heads_ * tile_bytes_, num_steps), 64) * 64;
-  }
-
-  void fetch() {
-    for (std::int64_t left = bytes_per_step_; left > 0 && tile_ < num_tiles_;) {
-      const char* from = tiles_[tile_] + head_ * head_stride_ + at_;
-      const std::int64_t count = smaller(left, tile_bytes_ - at_);
-      for (std::int64_t i = 0; i < count; i += 64) __builtin_prefetch(from + i, 0, 2);
-      left -= count, at_ += count;
-      if (at_ < tile_bytes_) return;
-      at_ = 0;
-      if (++head_ == num_heads_) head_ = 0, ++tile_;
-    }
-  }
-
- private:
-  const char* const* tiles_ = nullptr;
-  std::int64_t num_tiles_ = 0, num_heads_ = 0, head_stride_ = 0, tile_bytes_ = 0, bytes_per_step_ = 0;
-  std::int64_t tile_ = 0, head_ = 0, at_ = 0;
-};
 
 // Keys or values of one kv head over a span, as products take them.
 template <class Element>

@@ -1,16 +1,15 @@
 // Values mixed by their weights, and what a row makes of all spans. Included inside namespace octavo::OCTAVO_LEVEL.
 
-// The span's weights of one kv head's rows times its values. Meanwhile what comes next is fetched.
+// The span's weights of one kv head's rows times its values.
 template <class Element>
-static inline void mix_values(const Span& span, std::int64_t head, const Tiles<Element>& values, Coming& coming,
+static inline void mix_values(const Span& span, std::int64_t head, const Tiles<Element>& values,
                               Workspace<Element>& work, std::int64_t num_parts) {
   const std::int64_t rows_per_head = span.rows.rows_per_head;
   for (std::int64_t part = 0; part < num_parts; ++part)
     multiply_parts(
         work.mixed + part * 2 * kPairElements + head * rows_per_head * 16, work.weights + head * rows_per_head * kPart,
         kSpanTiles * kLeftElements, rows_per_head, span.num_tiles,
-        [&](std::int64_t tile) { return values.of[tile] + part * kRightElements; },
-        [&](std::int64_t) { coming.fetch(); });
+        [&](std::int64_t tile) { return values.of[tile] + part * kRightElements; });
 }
 
 // Adds the span's mix of values of one row to what the row has.
@@ -57,15 +56,15 @@ static inline bool has_hidden_nan(const AttentionArgs& args, const Span& span, c
 }
 
 template <class Element>
-static inline void mix_span(const AttentionArgs& args, const Span& span, Coming coming, Workspace<Element>& work) {
+static inline void mix_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
   const std::int64_t num_parts = padded_head(args) / kPart;
   for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
     const Tiles<Element> values = tiles_of(args, span, false, head, work.tiles);
     const bool is_by_row = has_hidden_nan(args, span, values);
-    if (!is_by_row) mix_values(span, head, values, coming, work, num_parts);
+    if (!is_by_row) mix_values(span, head, values, work, num_parts);
     const std::int64_t first_row = head * span.rows.rows_per_head;
     for (std::int64_t row = first_row; row < first_row + span.rows.rows_per_head; ++row) {
-      if (is_by_row) mix_values(span, head, clean_for_row(args, span, values, work, row), coming, work, num_parts);
+      if (is_by_row) mix_values(span, head, clean_for_row(args, span, values, work, row), work, num_parts);
       add_mixed(work, row, num_parts, span.is_first());
     }
   }

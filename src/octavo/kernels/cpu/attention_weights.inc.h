@@ -51,9 +51,9 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
   }
 }
 
-// Scores of all tiles of a span. Meanwhile what comes next is fetched.
+// Scores of all tiles of a span.
 template <class Element>
-static inline void score_span(const AttentionArgs& args, const Span& span, Coming coming, Workspace<Element>& work) {
+static inline void score_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
   const std::int64_t num_parts = padded_head(args) / kPart, rows_per_head = span.rows.rows_per_head;
   for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
     const Tiles<Element> keys = tiles_of(args, span, true, head, work.tiles);
@@ -61,8 +61,7 @@ static inline void score_span(const AttentionArgs& args, const Span& span, Comin
       multiply_parts(
           work.scores + i * 2 * kPairElements + head * rows_per_head * 16, work.queries + head * rows_per_head * kPart,
           num_parts * kLeftElements, rows_per_head, num_parts,
-          [&](std::int64_t part) { return keys.of[i] + part * kRightElements; },
-          [&](std::int64_t) { coming.fetch(); });
+          [&](std::int64_t part) { return keys.of[i] + part * kRightElements; });
   }
 }
 
