@@ -1,0 +1,167 @@
+"""Octavo and every peer that is installed, in turns, in one run: JSON, a table and a plot.
+
+    python -m benchmarks.peers.compare [--engines octavo llama.cpp] [--groups bf16 int8 int4] [--repeats 3] [--out NAME]
+
+Each engine runs in a process of its own, one after the other, and they take turns `--repeats` times, so that a noisy
+neighbour hits all; tables show medians. `--out NAME` writes NAME.json, NAME.md and NAME.svg.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine.probe import Machine, probe
+from benchmarks.peers import checkpoint
+from benchmarks.peers.cells import Cell
+from benchmarks.peers.environment import environment
+from benchmarks.peers.registry import ENGINES, GROUPS, ROOT, Peer, PeerMissingError, peers_home
+from benchmarks.peers.roofline import limit
+from benchmarks.peers.tables import tables
+
+SHORT = ["decode:1:128", "decode:8:128", "decode:32:128", "prefill:1024"]
+LONG = ["decode:1:960", "decode:8:960", "decode:32:960"]
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One engine at one precision."""
+
+    peer: Peer
+    group: str
+    precision: str
+    runs: list[dict[str, float]] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.peer.name} {self.precision}"
+
+    def medians(self) -> dict[str, float]:
+        keys = self.runs[0].keys() if self.runs else ()
+        return {key: statistics.median(run[key] for run in self.runs) for key in keys}
+
+    def limits(self, cells: list[str], machine: Machine) -> dict[str, float]:
+        kv_bytes = 1 if self.precision.endswith("+kv8") else 2
+        return {text: limit(Cell.parse(text), self.group, kv_bytes, machine) for text in cells}
+
+
+def run_once(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
+    """Measure one row once. Long contexts have a process of their own: start and memory are those of short ones.
+
+    Raises:
+        PeerMissingError: when the peer is not installed.
+        RuntimeError: with the end of its output, when it fails.
+    """
+    short, long = ([text for text in cells if (text in LONG) is is_long] for is_long in (False, True))
+    results = run_process(row, model, short, timeout_s)
+    if long:
+        results |= {text: rate for text, rate in run_process(row, model, long, timeout_s).items() if text in long}
+    return results
+
+
+def run_process(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
+    arguments = [str(row.peer.python()), "-m", row.peer.module, str(model), "--precision", row.precision]
+    done = subprocess.run(
+        [*arguments, "--begun", str(time.time()), "--cells", *cells],
+        check=False,
+        cwd=ROOT,
+        env=environment(row.peer),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{row.name}: exit {done.returncode}: {done.stderr[-2000:]}")
+    results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+def take_turns(rows: list[Row], model: Path, cells: list[str], repeats: int, timeout_s: float) -> None:
+    """Fill the rows. One that fails says so in the report and is not tried again."""
+    for turn in range(repeats):
+        for row in rows:
+            if row.failure is None:
+                try:
+                    row.runs.append(run_once(row, model, cells, timeout_s))
+                except (PeerMissingError, RuntimeError, subprocess.TimeoutExpired) as error:
+                    row.failure = str(error)
+                print(f"turn {turn + 1}: {row.name}: {row.failure or show(row.runs[-1])}", file=sys.stderr, flush=True)
+
+
+def show(results: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in results.items())
+
+
+def chosen_rows(engines: list[str], groups: list[str], precisions: list[str] | None) -> list[Row]:
+    return [
+        Row(peer=ENGINES[name], group=group, precision=precision)
+        for group in groups
+        for name in engines
+        for precision in ENGINES[name].precisions.get(group, ())
+        if precisions is None or precision in precisions
+    ]
+
+
+def report(rows: list[Row], cells: list[str], machine: dict[int, Machine], threads: int) -> dict[str, Any]:
+    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    return {
+        "command": " ".join(["python -m benchmarks.peers.compare", *sys.argv[1:]]),
+        "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
+        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        "cpu": platform.processor() or platform.machine(),
+        "machine": {str(count): asdict(limits) for count, limits in machine.items()},
+        "cells": cells,
+        "rows": [
+            {
+                "engine": row.peer.name,
+                "precision": row.precision,
+                "group": row.group,
+                "failure": row.failure,
+                "medians": row.medians(),
+                "limits": row.limits(cells, machine[threads]),
+                "runs": row.runs,
+            }
+            for row in rows
+        ],
+    }
+
+
+def write(found: dict[str, Any], name: Path) -> None:
+    """Write the report, its tables and its picture beside each other."""
+    name.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    name.with_suffix(".md").write_text(tables(found) + "\n")
+    from benchmarks.peers.plot import draw
+
+    draw(found, name.with_suffix(".svg"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--precisions", nargs="+", help="only these, by their names in the registry")
+    parser.add_argument("--cells", nargs="+", default=SHORT, help="or `all`: contexts of about 1,000 tokens too")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one engine in one turn")
+    parser.add_argument("--out", type=Path, help="name of the files to write, without its ending")
+    options = parser.parse_args()
+    cells = [*SHORT, *LONG] if options.cells == ["all"] else options.cells
+    model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
+    machine = probe()
+    rows = chosen_rows(options.engines, options.groups, options.precisions)
+    take_turns(rows, model, cells, options.repeats, options.timeout)
+    found = report(rows, cells, machine, max(machine))
+    print(tables(found))
+    if options.out:
+        write(found, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A safetensors checkpoint as GGUF, for llama.cpp: written by the `gguf` package, quantised by llama.cpp itself.
+
+    python -m benchmarks.peers.gguf_file FOLDER [--precision q4_0]
+
+Runs in llama.cpp's environment. The vocabulary in the file is a dummy of the right size: prompts come as token ids.
+"""
+
+import argparse
+import ctypes
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+
+FILE_TYPES = {
+    "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+}
+PRECISIONS = ["bf16", *FILE_TYPES]
+_OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_INNER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def make(folder: Path, precision: str) -> Path:
+    """Return the GGUF file of this precision beside the checkpoint, written if there is none yet.
+
+    Raises:
+        RuntimeError: when llama.cpp cannot quantise it.
+    """
+    target = folder / f"{precision}.gguf"
+    if target.exists():
+        return target
+    unfinished = target.with_suffix(".new")
+    if precision == "bf16":
+        write(folder, unfinished)
+    else:
+        quantise(make(folder, "bf16"), unfinished, FILE_TYPES[precision])
+    return unfinished.rename(target)
+
+
+def quantise(source: Path, target: Path, file_type: int) -> None:
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.nthread = file_type, 2
+    code = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
+    if code != 0:
+        raise RuntimeError(f"llama.cpp does not quantise {source}: code {code}")
+
+
+def write(folder: Path, target: Path) -> None:
+    """Write the checkpoint in bfloat16, norms in float32."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(str(target), "qwen3")
+    add_hyperparameters(writer, config)
+    add_dummy_vocabulary(writer, config["vocab_size"])
+    for name, values in read_safetensors(folder / "model.safetensors"):
+        if values.ndim == 1:
+            writer.add_tensor(gguf_name(name), (values.astype(np.uint32) << 16).view(np.float32))
+        else:
+            writer.add_tensor(gguf_name(name), values.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+
+
+def add_dummy_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """A vocabulary that llama.cpp accepts: a letter for every byte, then words nobody says."""
+    letters = [chr(code) for code in range(256, 512)]
+    tokens = [*letters, *(f"w{number}" for number in range(256, size))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+    writer.add_token_merges([f"{letters[0]} {letters[1]}"])
+    writer.add_eos_token_id(size - 1)
+
+
+def read_safetensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the bfloat16 tensors of a file as their bits (uint16): numpy has no bfloat16, so the file is read by hand.
+
+    Format: 8 bytes length, a JSON header with the place of each tensor, then the data.
+    """
+    with path.open("rb") as file:
+        header_size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_size))
+    data = np.memmap(path, mode="r", offset=8 + header_size)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] != "BF16":
+            raise ValueError(f"{name} is {entry['dtype']}: only BF16 is read here")
+        begin, end = entry["data_offsets"]
+        yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
+
+
+def gguf_name(name: str) -> str:
+    if name in _OUTER:
+        return _OUTER[name]
+    _, _, layer, inner = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{_INNER[inner]}.weight"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    options = parser.parse_args()
+    print(make(options.folder, options.precision))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The engines of a comparison: where each one's environment is, and what its precisions are called.
+
+Environments are folders `NAME/venv` under what the environment variable OCTAVO_PEERS names, by default `.venv/peers`.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+GROUPS = ("bf16", "int8", "int4")
+
+
+class PeerMissingError(Exception):
+    """A peer cannot run here."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        super().__init__(f"{peer} is not there: {reason}")
+        self.peer, self.reason = peer, reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One engine. `precisions` names, for each group, what stands beside Octavo's weights of that many bits."""
+
+    name: str
+    module: str
+    precisions: dict[str, tuple[str, ...]]
+    has_environment: bool = True
+
+    @property
+    def home(self) -> Path:
+        return peers_home() / self.name
+
+    def python(self) -> Path:
+        """Return the interpreter that has this peer.
+
+        Raises:
+            PeerMissingError: when it was not installed.
+        """
+        if not self.has_environment:
+            return Path(sys.executable)
+        python = self.home / "venv" / "bin" / "python"
+        if not (self.home / "installed").exists():
+            raise PeerMissingError(self.name, f"install it by: python -m benchmarks.peers.install {self.name}")
+        return python
+
+
+def peers_home() -> Path:
+    return Path(os.environ.get("OCTAVO_PEERS", ROOT / ".venv" / "peers")).absolute()
+
+
+OCTAVO = Peer(
+    name="octavo",
+    module="benchmarks.peers.octavo_peer",
+    precisions={"bf16": ("bf16", "bf16+kv8"), "int8": ("int8", "int8+kv8"), "int4": ("int4", "int4+kv8")},
+    has_environment=False,
+)
+LLAMA_CPP = Peer(
+    name="llama.cpp",
+    module="benchmarks.peers.llama_cpp_peer",
+    precisions={"bf16": ("bf16",), "int8": ("q8_0",), "int4": ("q4_0", "q4_k_m")},
+)
+TRANSFORMERS = Peer(
+    name="transformers",
+    module="benchmarks.peers.transformers_peer",
+    precisions={"bf16": ("bf16",)},
+    has_environment=False,
+)
+OPENVINO = Peer(
+    name="openvino",
+    module="benchmarks.peers.openvino_peer",
+    precisions={"bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)},
+)
+VLLM = Peer(
+    name="vllm",
+    module="benchmarks.peers.vllm_peer",
+    precisions={"bf16": ("bf16",), "int8": ("w8a8",)},
+)
+ENGINES = {peer.name: peer for peer in (OCTAVO, LLAMA_CPP, TRANSFORMERS, OPENVINO, VLLM)}

@@ -1,0 +1,51 @@
+"""A report of `compare` as Markdown: for each group of precisions, every engine in every cell."""
+
+from typing import Any
+
+OURS = "octavo"
+TITLES = {"bf16": "bf16", "int8": "8 bits", "int4": "4 bits"}
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Return the limits of the machine and a table per group."""
+    parts = [machine_line(found["machine"])]
+    for group, title in TITLES.items():
+        rows = [row for row in found["rows"] if row["group"] == group]
+        if rows:
+            parts.append(f"### {title}\n\n{group_table(rows, found['cells'])}")
+    failures = [
+        f"- {row['engine']} {row['precision']}: {last_line(row['failure'])}" for row in found["rows"] if row["failure"]
+    ]
+    return "\n\n".join([*parts, *(["Not measured:\n\n" + "\n".join(failures)] if failures else [])])
+
+
+def machine_line(machine: dict[str, dict[str, float]]) -> str:
+    return "; ".join(
+        f"{threads} thread{'s' if threads != '1' else ''}: {limits['bytes_per_s'] / 1e9:.1f} GB/s, "
+        f"{limits['bf16_per_s'] / 1e12:.2f} bf16 and {limits['int8_per_s'] / 1e12:.2f} int8 T/s"
+        for threads, limits in machine.items()
+    )
+
+
+def group_table(rows: list[dict[str, Any]], cells: list[str]) -> str:
+    """Tokens/s with the fraction of the roofline; the last line is Octavo's best over the best peer."""
+    lines = ["| engine | " + " | ".join(cells) + " | start, s | peak, MB |", "| --- |" + " --- |" * (len(cells) + 2)]
+    measured = [row for row in rows if row["medians"]]
+    for row in measured:
+        medians = row["medians"]
+        figures = [f"{medians[cell]:,.1f} ({medians[cell] / row['limits'][cell]:.0%})" for cell in cells]
+        rest = [f"{medians['start_s']:.2f}", f"{medians['peak_bytes'] / 1e6:,.0f}"]
+        lines.append(f"| {row['engine']} {row['precision']} | " + " | ".join(figures + rest) + " |")
+    ratios = [ratio(measured, cell) for cell in cells]
+    lines.append("| Octavo over the best peer | " + " | ".join(ratios) + " | | |")
+    return "\n".join(lines)
+
+
+def ratio(rows: list[dict[str, Any]], cell: str) -> str:
+    ours = [row["medians"][cell] for row in rows if row["engine"] == OURS]
+    theirs = [row["medians"][cell] for row in rows if row["engine"] != OURS]
+    return f"{max(ours) / max(theirs):.2f}" if ours and theirs else "-"
+
+
+def last_line(text: str) -> str:
+    return [line for line in text.splitlines() if line.strip()][-1]
