@@ -11,7 +11,11 @@ from octavo.config.parallel import ALONE, ParallelConfig, RankPlace
 from octavo.distributed.connect import make_groups
 from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.rendezvous import Rendezvous
+from octavo.distributed.shared_memory import SharedMemoryGroup
 from octavo.distributed.torch_group import sum_in_order
+
+# Both kinds of groups, where there are both: without a compiler all talk by Gloo.
+both_kinds = pytest.mark.parametrize("shares_memory", [True, False])
 
 _DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -20,16 +24,19 @@ def _values(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(rank)) * 10.0**rank).to(dtype)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_all_reduce_adds_in_the_order_of_ranks(size: int) -> None:
+# The last is larger than what ranks take at a time; from the one before on, more than two ranks add a stripe each.
+@both_kinds
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (0, 4), (3, 3001), (600, 1000)])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_all_reduce_adds_in_the_order_of_ranks(size: int, shape: tuple[int, int], shares_memory: bool) -> None:
     def body(groups: ParallelGroups) -> list[torch.Tensor]:
-        return [groups.tensor.all_reduce(_values(groups.tensor.rank, 5, 7, dtype=dtype)) for dtype in _DTYPES]
+        return [groups.tensor.all_reduce(_values(groups.tensor.rank, *shape, dtype=dtype)) for dtype in _DTYPES]
 
-    results = run_ranks(body, size)
+    results = run_ranks(body, size, shares_memory=shares_memory)
     for index, dtype in enumerate(_DTYPES):
-        wide = _values(0, 5, 7, dtype=dtype).float()
+        wide = _values(0, *shape, dtype=dtype).float()
         for rank in range(1, size):
-            wide += _values(rank, 5, 7, dtype=dtype).float()
+            wide += _values(rank, *shape, dtype=dtype).float()
         for result in results:
             assert torch.equal(result[index], wide.to(dtype))
 
@@ -40,29 +47,48 @@ def test_sums_in_another_order_would_show() -> None:
     assert sum_in_order(parts[::-1]).item() == 0.0
 
 
-def test_all_gather_puts_columns_of_uneven_numbers_side_by_side() -> None:
-    sizes = [4, 1, 3]
-
+@both_kinds
+@pytest.mark.parametrize(("rows", "sizes"), [(2, [4, 1, 3]), (1, [300_000, 600_001, 5]), (700, [513, 0, 1024])])
+def test_all_gather_puts_columns_of_uneven_numbers_side_by_side(
+    rows: int, sizes: list[int], shares_memory: bool
+) -> None:
     def body(groups: ParallelGroups) -> torch.Tensor:
-        rank = groups.tensor.rank
-        return groups.tensor.all_gather(_values(rank, 2, 9, dtype=torch.bfloat16)[:, : sizes[rank]], sizes)
+        return groups.tensor.all_gather(_values(groups.tensor.rank, rows, sizes[groups.tensor.rank]), sizes)
 
-    expected = torch.cat([_values(rank, 2, 9, dtype=torch.bfloat16)[:, :size] for rank, size in enumerate(sizes)], 1)
-    assert all(torch.equal(result, expected) for result in run_ranks(body, 3))
+    expected = torch.cat([_values(rank, rows, size) for rank, size in enumerate(sizes)], 1)
+    assert all(torch.equal(result, expected) for result in run_ranks(body, 3, shares_memory=shares_memory))
 
 
-def test_all_to_all_deals_uneven_numbers_of_rows() -> None:
-    counts = [[2, 0, 3], [1, 4, 0], [0, 0, 0]]
+@both_kinds
+@pytest.mark.parametrize(
+    ("counts", "width"), [([[2, 0, 3], [1, 4, 0], [0, 0, 0]], 3), ([[0, 500, 700], [900, 1, 0], [0, 0, 1]], 1000)]
+)
+def test_all_to_all_deals_uneven_numbers_of_rows(counts: list[list[int]], width: int, shares_memory: bool) -> None:
+    sent = [_values(source, sum(counts[source]), width, dtype=torch.bfloat16) for source in range(3)]
 
     def body(groups: ParallelGroups) -> tuple[torch.Tensor, list[int]]:
-        rank = groups.tensor.rank
-        return groups.tensor.all_to_all(_values(rank, sum(counts[rank]), 3, dtype=torch.bfloat16), counts[rank])
+        return groups.tensor.all_to_all(sent[groups.tensor.rank], counts[groups.tensor.rank])
 
-    for rank, (rows, came) in enumerate(run_ranks(body, 3)):
+    dealt = [torch.split(x, counts[source]) for source, x in enumerate(sent)]
+    for rank, (rows, came) in enumerate(run_ranks(body, 3, shares_memory=shares_memory)):
         assert came == [counts[source][rank] for source in range(3)]
-        sent = [_values(source, sum(counts[source]), 3, dtype=torch.bfloat16) for source in range(3)]
-        dealt = [torch.split(x, counts[source]) for source, x in enumerate(sent)]
         assert torch.equal(rows, torch.cat([parts[rank] for parts in dealt]))
+
+
+@both_kinds
+def test_nobody_passes_a_barrier_before_all_have_come(shares_memory: bool) -> None:
+    came: list[int] = []
+
+    def body(groups: ParallelGroups) -> int:
+        for _ in range(50):
+            came.append(groups.tensor.rank)
+            groups.tensor.barrier()
+        groups.tensor.barrier()
+        return len(came)
+
+    assert run_ranks(body, 3, shares_memory=shares_memory) == [150] * 3
+    for at in range(0, 150, 3):
+        assert sorted(came[at : at + 3]) == [0, 1, 2]
 
 
 def test_stages_send_to_one_another_in_order_and_may_overwrite_what_they_sent() -> None:
@@ -102,6 +128,20 @@ def test_ranks_meet_at_an_address_too() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert [result.tolist() for result in threads.map(run_rank, range(2))] == [[[3.0, 3.0]]] * 2
+
+
+def test_who_waits_for_a_rank_that_has_left_is_told() -> None:
+    def body(groups: ParallelGroups) -> str:
+        if not isinstance(groups.tensor, SharedMemoryGroup):
+            pytest.skip("the C++ kernels are not built, or switched off")
+        groups.tensor.barrier()
+        if groups.tensor.rank == 1:
+            return "left"
+        with pytest.raises(RuntimeError, match="rank 1 of the group has left") as caught:
+            groups.tensor.all_reduce(torch.ones(3, 4))
+        return str(caught.value)
+
+    assert run_ranks(body, 2)[1] == "left"
 
 
 def test_one_rank_needs_nobody() -> None:

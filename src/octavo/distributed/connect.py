@@ -1,15 +1,12 @@
 """`make_groups`: a rank meets the others and gets its groups."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from octavo.config.parallel import RankPlace
 from octavo.distributed.groups import Group, ParallelGroups, SingleRank
 from octavo.distributed.rendezvous import Rendezvous
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 
 def make_groups(place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> ParallelGroups:
@@ -18,23 +15,45 @@ def make_groups(place: RankPlace, rendezvous: Rendezvous, device: torch.device) 
     Raises:
         RuntimeError: torch's, when not all ranks came in time.
     """
-    world_size = place.tp_size * place.pp_size
-    if world_size == 1:
+    if place.tp_size * place.pp_size == 1:
         return ParallelGroups()
-    from octavo.distributed.torch_backends import open_store
-
-    store = open_store(rendezvous, place.rank, world_size)
-    return ParallelGroups(
-        tensor=_make_group(store, f"tensor-{place.pp_rank}", place.tp_rank, place.tp_size, rendezvous, device),
-        stages=_make_group(store, f"stages-{place.tp_rank}", place.pp_rank, place.pp_size, rendezvous, device),
-    )
+    meeting = _Meeting(place, rendezvous, device)
+    return ParallelGroups(tensor=meeting.tensor_group(), stages=meeting.stages_group())
 
 
-def _make_group(store: "Store", name: str, rank: int, size: int, rendezvous: Rendezvous, device: torch.device) -> Group:
-    if size == 1:
-        return SingleRank()
-    from octavo.distributed import torch_backends
-    from octavo.distributed.torch_group import TorchGroup
+class _Meeting:
+    """Several ranks that find each other. Whoever needs nothing of torch.distributed does not come here."""
 
-    make = torch_backends.nccl if device.type == "cuda" else torch_backends.gloo
-    return TorchGroup(make(store, name, rank, size, rendezvous), device)
+    def __init__(self, place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> None:
+        from octavo.distributed import torch_backends
+
+        self._place, self._rendezvous, self._device = place, rendezvous, device
+        self._connect = torch_backends.nccl if device.type == "cuda" else torch_backends.gloo
+        self._store = torch_backends.open_store(rendezvous, place.rank, place.tp_size * place.pp_size)
+
+    def tensor_group(self) -> Group:
+        """Group the ranks of one stage: through memory where they share some, and have the kernels for it."""
+        from octavo.distributed.shared_memory import SharedMemoryGroup, make_collective
+        from octavo.distributed.torch_group import TorchGroup
+
+        place, memory_fd = self._place, self._rendezvous.memory_fd
+        if place.tp_size == 1:
+            return SingleRank()
+        backend = self._backend(f"tensor-{place.pp_rank}", place.tp_rank, place.tp_size)
+        if memory_fd is not None and self._device.type == "cpu":
+            collective = make_collective(memory_fd, place.pp_rank, place.pp_size, place.tp_rank, place.tp_size)
+            if collective is not None:
+                return SharedMemoryGroup(backend, self._device, collective)
+        return TorchGroup(backend, self._device)
+
+    def stages_group(self) -> Group:
+        """Group the ranks that hold the same part of every stage's layers."""
+        from octavo.distributed.torch_group import TorchGroup
+
+        place = self._place
+        if place.pp_size == 1:
+            return SingleRank()
+        return TorchGroup(self._backend(f"stages-{place.tp_rank}", place.pp_rank, place.pp_size), self._device)
+
+    def _backend(self, name: str, rank: int, size: int) -> Any:
+        return self._connect(self._store, name, rank, size, self._rendezvous)

@@ -33,6 +33,7 @@ constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vecto
 #include "simd.inc.h"
 #include "tiles.inc.h"
 #include "norm.inc.h"
+#include "sum.inc.h"
 #include "linear.inc.h"
 #include "integer_pack.inc.h"
 #include "integer_rows.inc.h"
@@ -67,6 +68,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
     .rms_norm = OCTAVO_LEVEL::rms_norm,
     .attention = OCTAVO_LEVEL::attention,
+    .sum = OCTAVO_LEVEL::sum,
 };
 
 }  // namespace octavo

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "collective.h"
 #include "level.h"
 #include "ops.h"
 
@@ -49,6 +50,12 @@ std::vector<const Ops*> available_ops() {
 #endif
   ops.push_back(&ops_portable);
   return ops;
+}
+
+const Ops& find_ops(const std::string& level) {
+  for (const Ops* ops : available_ops())
+    if (level == ops->name) return *ops;
+  throw std::invalid_argument("this processor has no level " + level);
 }
 
 // Addresses are integers for Python.
@@ -102,6 +109,15 @@ PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uint
   return {out_size, at<const bf16>(weight), at<const float>(bias), {}};
 }
 
+// Rows [T, size] that all ranks add up, in place.
+struct AllReduceArgs {
+  Collective* collective;
+  void* x;
+  std::int64_t rows;
+  std::int64_t size;
+  bool is_float32;
+};
+
 // Calls that were noted down instead of made. `replay` makes them with another number of rows and another step.
 class Tape {
  public:
@@ -118,10 +134,14 @@ class Tape {
   }
 
  private:
-  using Call = std::variant<LinearArgs, MlpArgs, NormArgs, AttentionArgs>;
+  using Call = std::variant<LinearArgs, MlpArgs, NormArgs, AttentionArgs, AllReduceArgs>;
 
   static AttentionArgs set(AttentionArgs args, std::int64_t, const AttentionStep& step) {
     static_cast<AttentionStep&>(args) = step;
+    return args;
+  }
+  static AllReduceArgs set(AllReduceArgs args, std::int64_t num_rows, const AttentionStep&) {
+    args.rows = num_rows;
     return args;
   }
   template <class Args>
@@ -134,6 +154,9 @@ class Tape {
   static void make(const Ops& ops, Pool& pool, const MlpArgs& args) { ops.mlp(args, pool); }
   static void make(const Ops& ops, Pool& pool, const NormArgs& args) { ops.rms_norm(args, pool); }
   static void make(const Ops& ops, Pool& pool, const AttentionArgs& args) { ops.attention(args, pool); }
+  static void make(const Ops&, Pool&, const AllReduceArgs& args) {
+    args.collective->all_reduce(args.x, args.rows * args.size, args.is_float32);
+  }
 
   std::vector<Call> calls_;
 };
@@ -147,7 +170,7 @@ Tape*& recorded_tape() {
 // One level's ops and the threads that run them.
 class Kernels {
  public:
-  Kernels(const std::string& level, int num_threads) : ops_(find(level)), pool_(num_threads) {}
+  Kernels(const std::string& level, int num_threads) : ops_(find_ops(level)), pool_(num_threads) {}
 
   std::string level() const { return ops_.name; }
   int num_threads() const { return pool_.num_threads(); }
@@ -201,12 +224,6 @@ class Kernels {
   }
 
  private:
-  static const Ops& find(const std::string& level) {
-    for (const Ops* ops : available_ops())
-      if (level == ops->name) return *ops;
-    throw std::invalid_argument("this processor has no level " + level);
-  }
-
   template <class Args>
   void run_now(void (*op)(const Args&, Pool&), const Args& args) {
     nb::gil_scoped_release released;
@@ -227,6 +244,29 @@ class Kernels {
   const Ops& ops_;
   Pool pool_;
 };
+
+// A collective for Python. Not by way of `Kernels`: a rank that waits for others holds no pool back.
+Collective* make_collective(const std::string& level, int file, std::int64_t offset, int rank, int size, int num_spins) {
+  return new Collective(find_ops(level), file, offset, rank, size, num_spins);
+}
+
+void all_reduce(Collective& collective, std::uintptr_t x, std::int64_t rows, std::int64_t size, bool is_float32) {
+  if (recorded_tape()) return recorded_tape()->add(AllReduceArgs{&collective, at<void>(x), rows, size, is_float32});
+  nb::gil_scoped_release released;
+  collective.all_reduce(at<void>(x), rows * size, is_float32);
+}
+
+void all_gather(Collective& collective, std::uintptr_t x, std::uintptr_t out, std::int64_t rows,
+                const std::vector<std::int64_t>& row_bytes) {
+  nb::gil_scoped_release released;
+  collective.all_gather(at<void>(x), at<void>(out), rows, row_bytes);
+}
+
+void all_to_all(Collective& collective, std::uintptr_t x, std::uintptr_t out, std::int64_t row_bytes,
+                const std::vector<std::vector<std::int64_t>>& counts) {
+  nb::gil_scoped_release released;
+  collective.all_to_all(at<void>(x), at<void>(out), row_bytes, counts);
+}
 
 }  // namespace
 }  // namespace octavo
@@ -262,6 +302,14 @@ NB_MODULE(_cpu, m) {
       .def_prop_ro("packed_size", &packed_integers_size)
       .def_prop_ro("scales_size", &packed_scales_size);
   nb::class_<Tape>(m, "Tape").def(nb::init<>()).def("__len__", &Tape::size);
+  nb::class_<Collective>(m, "Collective")
+      .def(nb::new_(&make_collective))
+      .def_static("memory_size", &Collective::memory_size)
+      .def("all_reduce", &all_reduce)
+      .def("all_gather", &all_gather)
+      .def("exchange_counts", &Collective::exchange_counts, nb::call_guard<nb::gil_scoped_release>())
+      .def("all_to_all", &all_to_all)
+      .def("barrier", &Collective::barrier, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<const std::string&, int>())
       .def_prop_ro("level", &Kernels::level)

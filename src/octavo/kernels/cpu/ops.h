@@ -92,6 +92,15 @@ struct NormArgs {
   bf16* out;  // [T, K]
 };
 
+// What several ranks bring, added element by element in the order of `parts`: in float32, rounded once.
+struct SumArgs {
+  const void* const* parts;  // [num_parts], each of `count` elements, bf16 or float32
+  int num_parts;
+  std::int64_t count;
+  bool is_float32;
+  void* out;  // may be one of the parts
+};
+
 struct Ops {
   const char* name;
   void (*pack_linear)(const PackArgs&, Pool&);
@@ -101,6 +110,7 @@ struct Ops {
   void (*mlp)(const MlpArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
+  void (*sum)(const SumArgs&);
 };
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements

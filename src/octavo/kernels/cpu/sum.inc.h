@@ -1,0 +1,46 @@
+// Sums over ranks. Included inside namespace octavo::OCTAVO_LEVEL.
+
+template <class Element>
+static inline f32x16 load_part(const Element* from, std::int64_t count);
+
+template <>
+inline f32x16 load_part(const float* from, std::int64_t count) {
+  f32x16 result = {};
+  __builtin_memcpy(&result, from, static_cast<std::size_t>(count) * sizeof(float));
+  return result;
+}
+
+template <>
+inline f32x16 load_part(const bf16* from, std::int64_t count) {
+  return load_bf16_part(from, count);
+}
+
+static inline void store_part(float* to, f32x16 value, std::int64_t count) {
+  __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+static inline void store_part(bf16* to, f32x16 value, std::int64_t count) { store_bf16_part(to, value, count); }
+
+// `count` elements from `at` on, at most 16.
+template <class Element>
+static inline void sum_at(const SumArgs& args, std::int64_t at, std::int64_t count) {
+  f32x16 total = load_part(static_cast<const Element*>(args.parts[0]) + at, count);
+  for (int part = 1; part < args.num_parts; ++part)
+    total += load_part(static_cast<const Element*>(args.parts[part]) + at, count);
+  store_part(static_cast<Element*>(args.out) + at, total, count);
+}
+
+template <class Element>
+static inline void sum_of(const SumArgs& args) {
+  const std::int64_t num_whole = args.count / 16 * 16;
+  for (std::int64_t at = 0; at < num_whole; at += 16) sum_at<Element>(args, at, 16);
+  if (args.count > num_whole) sum_at<Element>(args, num_whole, args.count - num_whole);
+}
+
+static void sum(const SumArgs& args) {
+  if (args.is_float32) {
+    sum_of<float>(args);
+  } else {
+    sum_of<bf16>(args);
+  }
+}
