@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.engine import CacheConfig, SchedulerConfig
+from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from octavo.config.parallel import RankPlace
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.schedule import NewRequestData, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.distributed.rendezvous import Rendezvous
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.scheduler import Scheduler
@@ -237,5 +239,36 @@ class FakeExecutor:
     def warmup(self) -> None:
         """Nothing is lazy here."""
 
+    def check_health(self) -> None:
+        """Always well."""
+
     def exit(self) -> None:
         self.has_exited = True
+
+
+class FakeRank:
+    """A `FakeWorker` where an executor expects a rank: `MultiprocExecutor(config, "octavo.testing:FakeRank")`."""
+
+    profile = "fake"
+
+    def __init__(self, config: EngineConfig, place: RankPlace, rendezvous: Rendezvous) -> None:
+        self.place = place
+        self._config = config
+        self._worker: FakeWorker | None = None
+
+    def load_model(self) -> None:
+        """There is none."""
+
+    def count_kv_blocks(self) -> int:
+        return self._config.cache.num_kv_blocks or 64
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        cache, vocab_size = self._config.cache, self._config.model.vocab_size
+        self._worker = FakeWorker(num_blocks=num_blocks, block_size=cache.block_size, vocab_size=vocab_size)
+
+    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
+        assert self._worker is not None, "initialize_kv_cache comes first"
+        return self._worker.execute(order)
+
+    def warmup(self) -> None:
+        """Nothing is lazy here."""

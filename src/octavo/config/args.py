@@ -96,6 +96,9 @@ class EngineArgs:
     distributed_executor_backend: ExecutorBackend | None = option(
         None, "who runs the ranks: uniproc, mp (processes here) or ray; default: uniproc for one rank, mp for several"
     )
+    step_timeout_s: float = option(
+        300.0, "seconds that one step may take on ranks in other processes; then they count as stuck and are ended"
+    )
     engine_process: bool | None = option(
         None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
     )
@@ -168,6 +171,7 @@ class EngineArgs:
                 data_parallel_size=self.data_parallel_size,
                 enable_expert_parallel=self.enable_expert_parallel,
                 distributed_executor_backend=self.distributed_executor_backend,
+                step_timeout_s=self.step_timeout_s,
             ),
             tokenizer_path=str(tokenizer_path),
             use_generation_config=self.generation_config == "auto",
@@ -193,14 +197,17 @@ class EngineArgs:
         utilization = self.gpu_memory_utilization
         if utilization is not None and not 0.0 < utilization <= 1.0:
             raise InvalidParameterError("gpu_memory_utilization", utilization, "greater than 0 and at most 1")
-        if not self.priority_ageing_s > 0.0:  # also catches NaN
-            raise InvalidParameterError("priority_ageing_s", self.priority_ageing_s, "greater than 0")
-        if not 0.0 <= self.stats_interval_s < math.inf:
-            raise InvalidParameterError("stats_interval_s", self.stats_interval_s, "a finite number of at least 0")
-        if not 0.0 <= self.packed_cache_gib < math.inf:
-            raise InvalidParameterError("packed_cache_gib", self.packed_cache_gib, "a finite number of at least 0")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InvalidParameterError("seed", self.seed, "between 0 and 2^64 - 1")
+        self._check_amounts()
+
+    def _check_amounts(self) -> None:
+        for name in ("priority_ageing_s", "step_timeout_s"):
+            if not getattr(self, name) > 0.0:  # also catches NaN
+                raise InvalidParameterError(name, getattr(self, name), "greater than 0")
+        for name in ("stats_interval_s", "packed_cache_gib"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise InvalidParameterError(name, getattr(self, name), "a finite number of at least 0")
 
 
 def check_type(name: str, annotation: Any, value: object) -> None:

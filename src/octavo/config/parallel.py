@@ -15,6 +15,7 @@ class ParallelConfig:
     data_parallel_size: int = 1  # replicas, each with a scheduler and KV memory of its own
     enable_expert_parallel: bool = False  # whole experts to each tensor-parallel rank, instead of a slice of each
     distributed_executor_backend: ExecutorBackend | None = None  # None: uniproc for one rank, mp for several
+    step_timeout_s: float = 300.0  # without a word from ranks in other processes, after which they count as stuck
 
     @property
     def world_size(self) -> int:

@@ -1,6 +1,5 @@
 """The CPU as a device: cores, instruction sets, and memory as far as the system and its container allow."""
 
-import os
 import platform
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import psutil
 import torch
 
 from octavo.device.base import DeviceMemory
+from octavo.device.cores import usable_cores
 
 _CGROUP = Path("/sys/fs/cgroup")
 # Those that decide how fast matmuls are, by the names that Linux gives them.
@@ -52,17 +52,6 @@ class CpuKind:
             "threads": str(torch.get_num_threads()),
             "instruction sets": ", ".join(flag for flag in _TELLING_FLAGS if flag in flags) or "baseline",
         }
-
-
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Return how many cores this process may keep busy: `taskset` or a container can allow fewer than there are."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota_path = cgroup / "cpu.max"  # "max 100000", or microseconds of CPU time per period of so many
-    if quota_path.is_file():
-        quota, period = quota_path.read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, round(int(quota) / int(period))))
-    return cores
 
 
 def cgroup_memory(root: Path) -> DeviceMemory | None:

@@ -5,6 +5,7 @@ import logging
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.engine.grammars import make_grammars
+from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.scheduler import Scheduler
@@ -50,7 +51,7 @@ class EngineCore:
             answer = self._executor.execute_model(order).result()
         except BaseException as error:
             self.scheduler.fail_step(order, f"{type(error).__name__}: {error}")
-            if not isinstance(error, Exception):
+            if isinstance(error, EngineDeadError) or not isinstance(error, Exception):
                 raise  # Ctrl-C: nobody knows how far the step came, so its requests have ended all the same
             logger.exception("step %d failed; its %d requests end with an error", order.step, len(order.req_ids))
             return self.scheduler.take_finished()
@@ -67,6 +68,10 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Assert that no block is lost or owned twice. For tests and idle moments."""
         self.scheduler.check_integrity()
+
+    def check_health(self) -> None:
+        """Raise EngineDeadError when a rank is gone. For idle moments: a step finds out by itself."""
+        self._executor.check_health()
 
     def close(self) -> None:
         self._grammars.close()

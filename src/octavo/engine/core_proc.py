@@ -3,6 +3,7 @@
 It ends with code 0 when told to or when its parent is gone, and with 1 when it could not start or go on.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -28,11 +29,12 @@ from octavo.contracts.control import (
     ToCore,
 )
 from octavo.engine.core import EngineCore
-from octavo.errors import UserError
+from octavo.errors import EngineDeadError, UserError
 from octavo.executor.base import make_executor
 
 logger = logging.getLogger(__name__)
 
+_HEALTH_CHECK_MS = 500  # between looks at the ranks when there is nothing to do
 _LEAVE_S = 5.0  # how long an orderly end may take, a step under way included
 
 
@@ -52,14 +54,8 @@ class CoreProc:
     def run(self, config: EngineConfig) -> int:
         """Serve until told to stop; return the exit code."""
         try:
-            core = EngineCore(config, make_executor(config), epoch=os.getpid())
-            gc.collect()
-            gc.freeze()  # what is loaded stays: the collector need not walk it again in the middle of a step
-            self._send(CoreReady(profile=core.profile))
-            while self._carry_out_messages(core):
-                if core.has_work():
-                    self._send(core.step())
-            core.close()
+            with contextlib.closing(EngineCore(config, make_executor(config), epoch=os.getpid())) as core:
+                self._serve(core)
             return 0
         except Exception as error:
             if not isinstance(error, UserError):  # the user is told by the parent, without a traceback
@@ -69,9 +65,19 @@ class CoreProc:
         finally:
             self._sockets.destroy(linger=1000)
 
+    def _serve(self, core: EngineCore) -> None:
+        gc.collect()
+        gc.freeze()  # what is loaded stays: the collector need not walk it again in the middle of a step
+        self._send(CoreReady(profile=core.profile))
+        while self._carry_out_messages(core):
+            if core.has_work():
+                self._send(core.step())
+            else:
+                core.check_health()
+
     def _carry_out_messages(self, core: EngineCore) -> bool:
-        """Carry out all messages that are here, waiting for one when there is no work. False: told to stop."""
-        while self._inbox.poll(0 if core.has_work() else None):
+        """Carry out all messages that are here; without work, wait a moment for one. False: told to stop."""
+        while self._inbox.poll(0 if core.has_work() else _HEALTH_CHECK_MS):
             if not self._carry_out(core, self._decode(self._inbox.recv())):
                 return False
         return True
@@ -92,6 +98,8 @@ class CoreProc:
     def _call(self, core: EngineCore, message: CallMethod) -> None:
         try:
             getattr(core, message.method)()
+        except EngineDeadError:
+            raise
         except Exception as error:  # it belongs to the caller, who is told; the core goes on
             logger.exception("%s failed", message.method)
             self._send(CallResult(call_id=message.call_id, error=f"{type(error).__name__}: {error}"))

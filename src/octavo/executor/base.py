@@ -30,24 +30,41 @@ class Executor(Protocol):
         """Run a prefill and a decode that leave no trace, timed and logged."""
         ...
 
+    def check_health(self) -> None:
+        """Say whether steps can be begun; cheap, for idle moments.
+
+        Raises:
+            EngineDeadError: a rank is gone.
+        """
+        ...
+
     def exit(self) -> None:
         """Let go of every rank. May be called twice."""
         ...
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """Return the executor for this configuration. Imported here, because a rank needs torch.
+    """Return the executor for this configuration. Imported here: one rank in this process needs torch.
 
     Raises:
-        InvalidParameterError: several ranks, which no executor of this version runs.
+        InvalidParameterError: degrees that this executor does not run.
     """
     parallel = config.parallel
-    if parallel.backend != "uniproc" or parallel.world_size * parallel.data_parallel_size > 1:
-        raise InvalidParameterError(
-            "distributed_executor_backend", parallel.backend, "one rank, run by uniproc, so far"
-        )
-    limit_spinning()  # before a rank imports torch
+    if parallel.data_parallel_size > 1:
+        raise InvalidParameterError("data_parallel_size", parallel.data_parallel_size, "1, so far")
+    if parallel.backend == "uniproc" and parallel.world_size > 1:
+        limit = f"mp or ray for {parallel.world_size} ranks; uniproc runs one"
+        raise InvalidParameterError("distributed_executor_backend", parallel.backend, limit)
+    match parallel.backend:
+        case "uniproc":
+            limit_spinning()  # before a rank imports torch
 
-    from octavo.executor.uniproc import UniProcExecutor
+            from octavo.executor.uniproc import UniProcExecutor
 
-    return UniProcExecutor(config)
+            return UniProcExecutor(config)
+        case "mp":
+            from octavo.executor.multiproc import MultiprocExecutor
+
+            return MultiprocExecutor(config)
+        case "ray":
+            raise InvalidParameterError("distributed_executor_backend", "ray", "uniproc or mp, so far")

@@ -40,5 +40,8 @@ class UniProcExecutor:
     def warmup(self) -> None:
         self.worker.warmup()
 
+    def check_health(self) -> None:
+        """Alive as long as this process is."""
+
     def exit(self) -> None:
         self._worker = None

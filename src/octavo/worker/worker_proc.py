@@ -1,0 +1,70 @@
+"""The process of a rank on this host. Run as `python -m octavo.worker.worker_proc` by `MultiprocExecutor`.
+
+It ends with code 0, at once and whatever it is doing, when its parent hangs up or is gone.
+"""
+
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from octavo.device.threads import limit_spinning
+from octavo.distributed.shm_broadcast import ReaderEnd, RingReader
+from octavo.worker.rank_loop import RankLoop
+from octavo.worker.wrapper import RankSetup, WorkerWrapperBase
+
+_PARENT_CHECK_MS = 500
+
+
+class LocalSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent writes to standard input, as one line of JSON. Descriptors are inherited."""
+
+    rank: RankSetup
+    orders: ReaderEnd
+    replies_fd: int
+
+
+class WorkerProc:
+    """One rank: orders come through the ring, replies leave through a pipe of its own."""
+
+    def __init__(self, setup: LocalSetup) -> None:
+        replies = Connection(setup.replies_fd, readable=False)
+        self._loop = RankLoop(WorkerWrapperBase(setup.rank), RingReader(setup.orders).read, replies.send_bytes)
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        self._loop.run()
+
+
+def main() -> None:
+    """Read the setup from standard input and serve until the process ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and service managers reach all; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    parent = os.getppid()
+    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=LocalSetup)
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    logging.basicConfig(format=f"rank {setup.rank.rank}: %(message)s")
+    limit_spinning()  # before the worker imports torch
+    WorkerProc(setup).run()
+
+
+def _end_with_parent(parent: int) -> None:
+    """Watch the pipe that the parent holds open; a death signal of the kernel fires when the parent's *thread* ends.
+
+    The look at the parent's number is for parents that have forked: then others hold the pipe open too.
+    """
+    pipe = select.poll()
+    pipe.register(sys.stdin.fileno(), select.POLLIN)
+    while not pipe.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
+        pass
+    logging.shutdown()
+    os._exit(0)  # no farewell: libraries that talk to other ranks might wait for them
+
+
+if __name__ == "__main__":
+    main()

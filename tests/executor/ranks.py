@@ -1,0 +1,64 @@
+"""Ranks without a model, in real processes, that do at a word what ranks should not do."""
+
+import os
+import time
+
+from octavo.config.args import EngineArgs
+from octavo.config.engine import EngineConfig
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.errors import CheckpointError
+from octavo.testing import FakeRank
+
+# First tokens of prompts that have a meaning.
+STUCK = 901  # all ranks wait for something that does not come, as in a collective
+ONE_FAILS = 902  # rank 1 raises, the others wait for it
+ALL_FAIL = 903
+LAST_FAILS_ALONE = 904  # the last rank raises, the others get through
+CRASH = 905  # rank 1 leaves the interpreter, the others wait for it
+
+FOREVER_S = 600.0
+LOAD_VARIABLE = "OCTAVO_TEST_LOAD"  # what load_model does: "stuck", "checkpoint" or "bug"; on rank 1 only
+
+
+class WilfulRank(FakeRank):
+    """Stands in for a worker."""
+
+    def load_model(self) -> None:
+        what = os.environ.get(LOAD_VARIABLE, "")
+        if what == "stuck":
+            time.sleep(FOREVER_S)
+        if self.place.rank == 1 and what == "checkpoint":
+            raise CheckpointError("model.safetensors: truncated")
+        if self.place.rank == 1 and what == "bug":
+            raise ZeroDivisionError("in the loader")
+
+    def count_kv_blocks(self) -> int:
+        return super().count_kv_blocks() - self.place.rank
+
+    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
+        words = {int(new.token_ids[0]) for new in order.scheduled_new_reqs}
+        is_last = self.place.rank == self.place.tp_size * self.place.pp_size - 1
+        if STUCK in words or (words & {ONE_FAILS, CRASH} and self.place.rank != 1):
+            time.sleep(FOREVER_S)
+        if LAST_FAILS_ALONE in words and is_last:
+            time.sleep(0.2)  # the answer has left
+        if words & {ONE_FAILS, ALL_FAIL} or (LAST_FAILS_ALONE in words and is_last):
+            raise ZeroDivisionError("in the forward")
+        if CRASH in words and self.place.rank == 1:
+            os._exit(7)
+        return super().execute_model(order)
+
+
+def make_config(*, tp: int = 2, pp: int = 1, **options: object) -> EngineConfig:
+    """Return a configuration for `tp * pp` ranks that need no model."""
+    return EngineArgs.from_options(
+        {
+            "tensor_parallel_size": tp,
+            "pipeline_parallel_size": pp,
+            "distributed_executor_backend": "mp",
+            "block_size": 4,
+            "num_kv_blocks": 64,
+            **options,
+        }
+    ).resolve()

@@ -1,0 +1,255 @@
+"""Several ranks in real processes: steps, failures, and kill -9 at every moment."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import psutil
+import pytest
+from tests.executor.conftest import MakeExecutor
+from tests.executor.ranks import ALL_FAIL, CRASH, LAST_FAILS_ALONE, LOAD_VARIABLE, ONE_FAILS, STUCK
+
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.errors import CheckpointError, EngineDeadError, EngineError, InvalidParameterError
+from octavo.executor.base import make_executor as choose_executor
+from octavo.executor.multiproc import LocalRanks, MultiprocExecutor
+from octavo.scheduler.scheduler import Scheduler
+from octavo.testing import expected_tokens, make_request, make_scheduler
+
+VOCAB_SIZE = 4096  # of the demo model
+
+
+def pids_of(executor: MultiprocExecutor) -> list[int]:
+    assert isinstance(executor.ranks, LocalRanks)
+    return executor.ranks.pids
+
+
+def are_gone(pids: Iterable[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+def wait_until(is_true: Callable[[], bool], within_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not is_true():
+        assert time.monotonic() < deadline_s, "it did not come to pass"
+        time.sleep(0.01)
+
+
+def answer_then_look(executor: MultiprocExecutor, order: SchedulerOutput) -> None:
+    assert executor.execute_model(order).result().req_ids == order.req_ids
+    deadline_s = time.monotonic() + 10.0
+    while time.monotonic() < deadline_s:
+        executor.check_health()
+
+
+def order_of(word: int, *, num_tokens: int = 3) -> SchedulerOutput:
+    """Return the first step of a request whose prompt starts with `word`."""
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("wilful", [word] * num_tokens, max_tokens=8, ignore_eos=True))
+    return scheduler.schedule()
+
+
+def decode(executor: MultiprocExecutor, scheduler: Scheduler) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    while not scheduler.is_finished():
+        order = scheduler.schedule()
+        outputs = scheduler.update_from_output(order, executor.execute_model(order).result())
+        new = iter(outputs.new_token_ids)
+        for request_id, count in zip(outputs.req_ids, outputs.num_new_tokens, strict=True):
+            tokens.setdefault(request_id, []).extend(next(new) for _ in range(count))
+    return tokens
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (3, 1), (2, 2)])
+def test_every_rank_sees_every_order_and_one_answers(make_executor: MakeExecutor, tp: int, pp: int) -> None:
+    executor = make_executor(tp=tp, pp=pp)
+    num_blocks = executor.start()
+    assert num_blocks == 64 - (tp * pp - 1)  # the least of all
+    executor.warmup()
+    vocab_size = executor._config.model.vocab_size
+    scheduler = make_scheduler(num_blocks=16, max_num_seqs=4)  # some are preempted
+    requests = [make_request(f"r{i}", range(i + 1), seed=i, max_tokens=30, ignore_eos=True) for i in range(7)]
+    for request in requests:
+        scheduler.add_request(request)
+    tokens = decode(executor, scheduler)
+    assert tokens == {request.request_id: expected_tokens(request, 128, vocab_size)[0] for request in requests}
+
+
+def test_steps_may_overlap(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    executor.start()
+    orders = []
+    scheduler = make_scheduler()
+    for index in range(40):  # more than the ring has slots
+        scheduler.add_request(make_request(f"r{index}", [index], max_tokens=1))
+    while not scheduler.is_finished():
+        orders.append(scheduler.schedule())
+        answers = [executor.execute_model(order) for order in orders]
+        for order, answer in reversed(list(zip(orders, answers, strict=True))):
+            assert answer.result().req_ids == order.req_ids
+        scheduler.update_from_output(orders.pop(), answers[-1].result())
+
+
+def test_a_long_order_and_a_long_answer_pass(make_executor: MakeExecutor) -> None:
+    executor = make_executor(max_num_batched_tokens=8_000_000)
+    executor.start()
+    scheduler = make_scheduler(num_blocks=64)
+    for turn in range(3):
+        request = make_request(f"r{turn}", [turn, 1], max_tokens=1, bad_words=("x",))
+        scheduler.add_request(request)
+        order = scheduler.schedule()
+        order.scheduled_new_reqs[0].bad_words_token_ids.extend([list(range(1_000_000))] * 3)  # rings of several times
+        scheduler.update_from_output(order, executor.execute_model(order).result())
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_killed_while_idle(make_executor: MakeExecutor, rank: int) -> None:
+    executor = make_executor(tp=3)
+    executor.start()
+    pids = pids_of(executor)
+    os.kill(pids[rank], signal.SIGKILL)
+    wait_until(lambda: are_gone(pids), within_s=2.0)
+    with pytest.raises(EngineDeadError, match=rf"rank {rank} .*SIGKILL"):
+        executor.check_health()
+    with pytest.raises(EngineDeadError, match=rf"rank {rank} .*SIGKILL"):
+        executor.execute_model(order_of(1))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_while_all_wait_for_one_another(make_executor: MakeExecutor, rank: int) -> None:
+    executor = make_executor()
+    executor.start()
+    pids = pids_of(executor)
+    answer = executor.execute_model(order_of(STUCK))
+    killer = threading.Timer(0.2, os.kill, (pids[rank], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(EngineDeadError, match=rf"rank {rank} .*SIGKILL"):
+        answer.result()
+    wait_until(lambda: are_gone(pids), within_s=2.0)
+    killer.join()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_while_loading(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    monkeypatch.setenv(LOAD_VARIABLE, "stuck")
+    executor = make_executor()
+
+    def kill() -> None:
+        wait_until(lambda: executor._ranks is not None)
+        time.sleep(0.2 * rank)  # one as it starts, one as it loads
+        os.kill(pids_of(executor)[rank], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(EngineDeadError, match=rf"rank {rank} .*SIGKILL"):
+        executor.start()
+    killer.join()
+
+
+def test_a_rank_that_ends_itself(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    executor.start()
+    with pytest.raises(EngineDeadError, match=r"rank 1 .*exit code 7"):
+        executor.execute_model(order_of(CRASH)).result()
+
+
+def test_a_long_order_to_ranks_that_die(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    executor.start()
+    executor.execute_model(order_of(STUCK))
+    long = order_of(1)
+    long.scheduled_new_reqs[0].bad_words_token_ids.extend([list(range(1_000_000))] * 3)
+    killer = threading.Timer(0.2, os.kill, (pids_of(executor)[0], signal.SIGKILL))
+    killer.start()
+    with pytest.raises(EngineDeadError, match="rank 0"):
+        executor.execute_model(long)
+    killer.join()
+
+
+def test_a_step_that_fails_everywhere_is_no_more_than_that(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    executor.start()
+    with pytest.raises(EngineError, match="ZeroDivisionError: in the forward") as failure:
+        executor.execute_model(order_of(ALL_FAIL)).result()
+    assert not isinstance(failure.value, EngineDeadError)
+    assert executor.execute_model(order_of(1)).result().num_sampled.tolist() == [1]
+
+
+def test_a_step_that_fails_on_one_rank_ends_the_engine(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    executor.start()
+    pids = pids_of(executor)
+    with pytest.raises(EngineDeadError, match=r"rank 1 failed: ZeroDivisionError(.|\n)*Traceback"):
+        executor.execute_model(order_of(ONE_FAILS)).result()
+    wait_until(lambda: are_gone(pids), within_s=2.0)
+
+
+def test_a_failure_behind_the_answer_is_found_when_idle(make_executor: MakeExecutor) -> None:
+    executor = make_executor()
+    executor.start()
+    pids = pids_of(executor)
+    with pytest.raises(EngineDeadError, match=r"rank 1 failed: ZeroDivisionError(.|\n)*Traceback"):
+        answer_then_look(executor, order_of(LAST_FAILS_ALONE))
+    wait_until(lambda: are_gone(pids), within_s=2.0)
+
+
+def test_a_step_that_takes_for_ever(make_executor: MakeExecutor) -> None:
+    executor = make_executor(step_timeout_s=0.2)
+    executor.start()
+    pids = pids_of(executor)
+    with pytest.raises(EngineDeadError, match="step 1: no answer"):
+        executor.execute_model(order_of(STUCK)).result()
+    wait_until(lambda: are_gone(pids), within_s=2.0)
+
+
+def test_errors_of_loading_keep_type_and_rank(make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOAD_VARIABLE, "checkpoint")
+    with pytest.raises(CheckpointError, match=r"rank 1: model\.safetensors: truncated"):
+        make_executor().start()
+    monkeypatch.setenv(LOAD_VARIABLE, "bug")
+    with pytest.raises(EngineDeadError, match=r"rank 1: ZeroDivisionError: in the loader(.|\n)*Traceback"):
+        make_executor().start()
+
+
+def test_ranks_leave_with_their_parent() -> None:
+    code = (
+        "import os, time\n"
+        "from tests.executor.ranks import make_config\n"
+        "from octavo.executor.multiproc import MultiprocExecutor\n"
+        "executor = MultiprocExecutor(make_config(), 'octavo.testing:FakeRank')\n"
+        "executor.start()\n"
+        "print(*executor.ranks.pids, flush=True)\n"
+        "if os.fork() == 0: os.setsid()\n"  # a child that holds all pipes open
+        "time.sleep(20)\n"
+    )
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        time.sleep(0.1)
+        children = [child.pid for child in psutil.Process(parent.pid).children() if child.pid not in pids]
+        parent.kill()
+        wait_until(lambda: are_gone(pids), within_s=2.0)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_two_engines_do_not_meet(make_executor: MakeExecutor) -> None:
+    executors = [make_executor(), make_executor()]
+    for executor in executors:
+        executor.start()
+    os.kill(pids_of(executors[0])[1], signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match="rank 1"):
+        executors[0].execute_model(order_of(STUCK)).result()
+    assert executors[1].execute_model(order_of(1)).result().num_sampled.tolist() == [1]
+
+
+def test_what_no_executor_runs_is_refused() -> None:
+    from tests.executor.ranks import make_config
+
+    with pytest.raises(InvalidParameterError, match="uniproc runs one"):
+        choose_executor(make_config(distributed_executor_backend="uniproc"))
