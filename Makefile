@@ -60,8 +60,9 @@ sanitize: $(TEST)
 	$(BIN)/python -m pip install --quiet cmake ninja nanobind
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOCTAVO_SANITIZE=ON \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(BIN)/cmake --build $(SANITIZED) --target sanitized_linear
+	$(BIN)/cmake --build $(SANITIZED) --target sanitized_linear sanitized_moe
 	$(SANITIZED)/sanitized_linear
+	$(SANITIZED)/sanitized_moe
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

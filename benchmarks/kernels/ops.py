@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.ops [--dtype bfloat16] [--threads 2] [--rows 1 8 32 256] [--reference]
 
-Shapes are Qwen3-0.6B's. Weights and KV are taken in turn from copies of together 512 MiB, as in a model, where a
+Shapes are Qwen3-0.6B's; experts are Qwen3-30B-A3B's, half as many. Weights and KV are taken in turn from copies of together 512 MiB, as in a model, where a
 layer's weights are cold when its turn comes. Each time is the best of many runs. "GB/s" and "T/s" count the bytes and
 operations that the op cannot do without; the roofline is the longer of those bytes over the read bandwidth and those
 operations over the matmul rate, both measured in the same run; "of roof" is that time over the measured one. Above
@@ -23,7 +23,7 @@ from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidt
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
-from octavo.kernels.dispatch import Kernels, PackedLinear, select_kernels
+from octavo.kernels.dispatch import Kernels, PackedExperts, PackedLinear, Routing, select_kernels
 from octavo.kernels.reference import ReferenceKernels
 
 CPU = torch.device("cpu")
@@ -37,6 +37,8 @@ LINEARS = {
 CONTEXTS = (160, 1024)
 BLOCK_SIZE = 32
 COLD_BYTES = 1 << 29
+NUM_EXPERTS, TOP_K, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 64, 8, 2048, 768
+NUM_EXPERT_LAYERS = 2  # of 0.6 GB each in bfloat16; several inputs choose different experts in turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,38 @@ def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) ->
 def num_copies(num_bytes: int) -> int:
     """Return how many copies of so many bytes are together larger than caches, but no more than 64."""
     return max(2, min(64, COLD_BYTES // num_bytes))
+
+
+def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Time a mixture of experts. Of the inputs, which take turns, that one counts which touches the fewest experts."""
+    routing = Routing(num_experts=NUM_EXPERTS, top_k=TOP_K, renormalises=True, has_shared=False)
+    layers = [make_experts(kernels, dtype) for _ in range(NUM_EXPERT_LAYERS)]
+    router = kernels.pack_router(torch.randn(NUM_EXPERTS, EXPERT_HIDDEN).to(dtype))
+    inputs = [torch.randn(num_rows, EXPERT_HIDDEN).to(dtype) for _ in range(8)]
+    norm, load = torch.ones(EXPERT_HIDDEN, dtype=dtype), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
+    touched = min(len(kernels.route(x, router, routing).expert_ids.unique()) for x in inputs)
+    turns, rest = cycle((x, experts) for x in inputs for experts in layers), torch.zeros_like(inputs[0])
+
+    def run() -> object:
+        x, experts = next(turns)
+        return kernels.moe(x, rest, norm, 1e-6, router, routing, experts, load)
+
+    weights = 3 * EXPERT_HIDDEN * EXPERT_INTERMEDIATE
+    yield Case(
+        name=f"moe {TOP_K} of {NUM_EXPERTS}, {touched} touched",
+        run=run,
+        num_bytes=(touched * weights + NUM_EXPERTS * EXPERT_HIDDEN + 4 * num_rows * EXPERT_HIDDEN) * dtype.itemsize,
+        num_operations=2 * num_rows * TOP_K * weights,
+    )
+
+
+def make_experts(kernels: Kernels, dtype: torch.dtype) -> PackedExperts:
+    gate_up = torch.randn(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN).to(dtype)
+    down = torch.randn(EXPERT_HIDDEN, EXPERT_INTERMEDIATE).to(dtype)
+    return kernels.pack_experts(
+        [kernels.pack_gated_linear(gate_up.clone(), None) for _ in range(NUM_EXPERTS)],
+        [kernels.pack_linear(down.clone(), None) for _ in range(NUM_EXPERTS)],
+    )
 
 
 def small_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -156,7 +190,7 @@ def main() -> None:
         print(f"reads {bandwidth / 1e9:.1f} GB/s, multiplies {rate / 1e12:.2f} T/s")
         for num_rows in options.rows:
             print(f"\n{f'T = {num_rows}':40}{'us':>10}{'GB/s':>8}{'T/s':>8}{'of roof':>10}")
-            for cases in (linear_cases, small_cases):
+            for cases in (linear_cases, expert_cases, small_cases):
                 print_cases(cases(kernels, num_rows, dtype), bandwidth, rate)
             print_cases(attention_cases(num_rows, dtype), bandwidth, rate)
 

@@ -9,7 +9,7 @@ Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I 
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.errors import UnknownOptionError
-from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedLinear
+from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.tape import Tape, TapeBuffers
 
@@ -89,11 +89,19 @@ class NativeLinear(PackedLinear):
     handle: "_cpu.PackedWeight"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeExperts(PackedExperts):
+    """Experts whose maps the C++ side has side by side."""
+
+    handle: "_cpu.Experts"
+
+
 class NativeKernels(ReferenceKernels, KeepsPacked):
     """See `Kernels`. bfloat16 only; what is not here is computed by the reference."""
 
     is_row_invariant = True
     packing_copies = True
+    records_experts = True  # `moe` is one native call
 
     def __init__(self, level: str, num_threads: int) -> None:
         from octavo.kernels.cpu import _cpu
@@ -151,9 +159,6 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     def pack_router(self, weight: torch.Tensor) -> PackedLinear:
         return self._pack(weight, None, is_gated=False)
 
-    def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
-        return self.logits_linear(x, router)
-
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.BF16)
 
@@ -193,6 +198,49 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         self.native.mlp(rows, _handle(gate_up), _handle(down), out.data_ptr())
         return out, total
 
+    def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
+        handle = self._cpu.Experts(list(map(_handle, gate_up)), list(map(_handle, down)))
+        return NativeExperts(gate_up=tuple(gate_up), down=tuple(down), handle=handle)
+
+    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+        x, shape = x.contiguous(), (len(x), routing.num_choices)
+        routes = Routes(expert_ids=torch.empty(shape, dtype=torch.int64), weights=torch.empty(shape))
+        addresses = routes.expert_ids.data_ptr(), routes.weights.data_ptr()
+        self.native.route(self._rows(x), _handle(router), self._routing(routing), *addresses)
+        return routes
+
+    def expert_rows(
+        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+    ) -> torch.Tensor:
+        x, token_ids, expert_ids = x.contiguous(), token_ids.contiguous(), expert_ids.contiguous()
+        out = torch.empty(len(expert_ids), x.shape[1], dtype=torch.bfloat16)
+        addresses = token_ids.data_ptr(), expert_ids.data_ptr(), out.data_ptr()
+        self.native.expert_rows(self._rows(x), _experts_handle(experts), len(expert_ids), *addresses)
+        return out
+
+    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        rows, weights = rows.contiguous(), weights.contiguous()
+        out = torch.empty(len(rows), rows.shape[2], dtype=torch.bfloat16)
+        self.native.combine_experts(rows.data_ptr(), weights.data_ptr(), *rows.shape, out.data_ptr())
+        return out
+
+    def moe(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        router: PackedLinear,
+        routing: Routing,
+        experts: PackedExperts,
+        load: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = x.contiguous(), residual.contiguous()
+        out, total = self.empty(*x.shape), self.empty(*x.shape)
+        rows, choice = self._normed_rows(x, residual, norm_weight, eps, total), self._routing(routing)
+        self.native.moe(rows, _handle(router), choice, _experts_handle(experts), load.data_ptr(), out.data_ptr())
+        return out, total
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x, weight = x.contiguous(), weight.to(torch.bfloat16)
         out, size = self.empty(*x.shape), x.shape[-1]
@@ -222,11 +270,19 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         return NativeLinear(weight=packed, bias=bias, num_outputs=num_outputs, handle=handle)
 
     def _linear(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> torch.Tensor:
-        num_rows, in_size = x.shape
-        rows = self._cpu.Rows(x.data_ptr(), num_rows, in_size, _NO_ADDRESS, _NO_ADDRESS, 0.0, _NO_ADDRESS)
-        out = self.empty(num_rows, _handle(packed).out_size, dtype=dtype)
-        self.native.linear(rows, _handle(packed), output, out.data_ptr())
+        out = self.empty(len(x), _handle(packed).out_size, dtype=dtype)
+        self.native.linear(self._rows(x), _handle(packed), output, out.data_ptr())
         return out
+
+    def _routing(self, routing: Routing) -> "_cpu.Routing":
+        made: _cpu.Routing = self._cpu.Routing(
+            routing.num_experts, routing.top_k, routing.renormalises, routing.has_shared
+        )
+        return made
+
+    def _rows(self, x: torch.Tensor) -> "_cpu.Rows":
+        num_rows, size = x.shape
+        return self._cpu.Rows(x.data_ptr(), num_rows, size, _NO_ADDRESS, _NO_ADDRESS, 0.0, _NO_ADDRESS)
 
     def _normed_rows(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, total: torch.Tensor
@@ -239,6 +295,11 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
 def _handle(packed: PackedLinear) -> "_cpu.PackedWeight":
     assert isinstance(packed, NativeLinear), "packed by other kernels"
     return packed.handle
+
+
+def _experts_handle(experts: PackedExperts) -> "_cpu.Experts":
+    assert isinstance(experts, NativeExperts), "packed by other kernels"
+    return experts.handle
 
 
 def _address(tensor: torch.Tensor | None) -> int:

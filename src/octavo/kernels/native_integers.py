@@ -14,6 +14,7 @@ import torch
 from octavo.kernels.dispatch import LinearRole, PackedLinear
 from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight
+from octavo.kernels.reference import ReferenceKernels
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -36,6 +37,11 @@ class IntegerNativeKernels(NativeKernels):
         self._share(plain)
         self.name = f"{plain.name}-{quantization.name}"
         self._quantization = quantization
+
+    # Experts are computed one by one, by the linear maps.
+    records_experts = False
+    expert_rows = ReferenceKernels.expert_rows
+    moe = ReferenceKernels.moe
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return self.pack(weight, bias, self._quantization.linear)

@@ -32,8 +32,8 @@ class StepGraph:
             return None
         if not model.context.groups.tensor.is_recordable:
             return None
-        if model.num_experts:
-            return None  # which rows an expert gets is known when it computes
+        if model.num_experts and not kernels.records_experts:
+            return None
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         with torch.inference_mode(), kernels.recording() as tape:
             hidden = model.run_layers(x, kv_caches, _blank_step(attention, block_size))

@@ -26,6 +26,7 @@ constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, in t
 constexpr std::int64_t kMostPanels = 16;              // whose results, of 512 rows, take 1 MiB
 constexpr std::int64_t kStreamedBytes = 1 << 20;      // results larger than this bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
+constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together: their shares are uneven
 constexpr int kIntegerRowsAtOnce = OCTAVO_ROWS_AT_ONCE / 2;  // of a product of integers that is made of vectors
 constexpr std::int64_t kIntegerRowsOfBlock = 128;            // rows that stay in a cache while panels pass by
 constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vectors do better than tiles
@@ -35,6 +36,7 @@ constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vecto
 #include "norm.inc.h"
 #include "sum.inc.h"
 #include "linear.inc.h"
+#include "moe.inc.h"
 #include "integer_pack.inc.h"
 #include "integer_rows.inc.h"
 #include "integer_dot.inc.h"
@@ -66,6 +68,10 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .pack_integers = OCTAVO_LEVEL::pack_integers,
     .linear = OCTAVO_LEVEL::linear_of_any_weight,
     .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
+    .route = OCTAVO_LEVEL::route,
+    .expert_rows = OCTAVO_LEVEL::expert_rows,
+    .combine_experts = OCTAVO_LEVEL::combine_experts,
+    .moe = OCTAVO_LEVEL::moe,
     .rms_norm = OCTAVO_LEVEL::rms_norm,
     .attention = OCTAVO_LEVEL::attention,
     .sum = OCTAVO_LEVEL::sum,

@@ -4,9 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -118,6 +120,29 @@ struct AllReduceArgs {
   bool is_float32;
 };
 
+// The weights of experts, side by side; those who compute with them keep this.
+class ExpertWeights {
+ public:
+  ExpertWeights(std::vector<PackedWeight> gate_up, std::vector<PackedWeight> down)
+      : gate_up_(std::move(gate_up)), down_(std::move(down)) {
+    if (gate_up_.size() != down_.size()) throw std::invalid_argument("an expert has two maps");
+  }
+
+  Experts experts() const {
+    std::int64_t most = 0;
+    for (const PackedWeight& weight : gate_up_) most = std::max(most, weight.out_size);
+    return {static_cast<std::int64_t>(gate_up_.size()), most, gate_up_.data(), down_.data()};
+  }
+
+ private:
+  std::vector<PackedWeight> gate_up_, down_;
+};
+
+Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalises, bool has_shared) {
+  if (top_k < 1 || top_k > num_experts) throw std::invalid_argument("a token chooses at least one expert, at most all");
+  return {num_experts, top_k, renormalises, has_shared};
+}
+
 // Calls that were noted down instead of made. `replay` makes them with another number of rows and another step.
 class Tape {
  public:
@@ -134,7 +159,7 @@ class Tape {
   }
 
  private:
-  using Call = std::variant<LinearArgs, MlpArgs, NormArgs, AttentionArgs, AllReduceArgs>;
+  using Call = std::variant<LinearArgs, MlpArgs, MoeArgs, NormArgs, AttentionArgs, AllReduceArgs>;
 
   static AttentionArgs set(AttentionArgs args, std::int64_t, const AttentionStep& step) {
     static_cast<AttentionStep&>(args) = step;
@@ -152,6 +177,7 @@ class Tape {
 
   static void make(const Ops& ops, Pool& pool, const LinearArgs& args) { ops.linear(args, pool); }
   static void make(const Ops& ops, Pool& pool, const MlpArgs& args) { ops.mlp(args, pool); }
+  static void make(const Ops& ops, Pool& pool, const MoeArgs& args) { ops.moe(args, pool); }
   static void make(const Ops& ops, Pool& pool, const NormArgs& args) { ops.rms_norm(args, pool); }
   static void make(const Ops& ops, Pool& pool, const AttentionArgs& args) { ops.attention(args, pool); }
   static void make(const Ops&, Pool&, const AllReduceArgs& args) {
@@ -205,6 +231,28 @@ class Kernels {
 
   void mlp(const RowsArgs& rows, const PackedWeight& gate_up, const PackedWeight& down, std::uintptr_t out) {
     run(ops_.mlp, MlpArgs{rows, gate_up, down, at<bf16>(out)});
+  }
+
+  void route(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, std::uintptr_t expert_ids,
+             std::uintptr_t weights) {
+    run_now(ops_.route, RouteArgs{rows, router, routing, at<std::int64_t>(expert_ids), at<float>(weights)});
+  }
+
+  void expert_rows(const RowsArgs& rows, const ExpertWeights& experts, std::int64_t num_pairs, std::uintptr_t token_ids,
+                   std::uintptr_t expert_ids, std::uintptr_t out) {
+    run_now(ops_.expert_rows, ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
+                                             at<const std::int64_t>(expert_ids), at<bf16>(out)});
+  }
+
+  void combine_experts(std::uintptr_t answers, std::uintptr_t weights, std::int64_t num_tokens, std::int64_t num_choices,
+                       std::int64_t size, std::uintptr_t out) {
+    run_now(ops_.combine_experts,
+            CombineArgs{at<const bf16>(answers), at<const float>(weights), num_tokens, num_choices, size, at<bf16>(out)});
+  }
+
+  void moe(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, const ExpertWeights& experts,
+           std::uintptr_t load, std::uintptr_t out) {
+    run(ops_.moe, MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<bf16>(out)});
   }
 
   void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(ops_.rms_norm, NormArgs{rows, at<bf16>(out)}); }
@@ -301,6 +349,9 @@ NB_MODULE(_cpu, m) {
       .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "in_size"_a, "out_size"_a, "is_gated"_a)
       .def_prop_ro("packed_size", &packed_integers_size)
       .def_prop_ro("scales_size", &packed_scales_size);
+  nb::class_<ExpertWeights>(m, "Experts").def(nb::init<std::vector<PackedWeight>, std::vector<PackedWeight>>());
+  nb::class_<Routing>(m, "Routing")
+      .def(nb::new_(&make_routing), "num_experts"_a, "top_k"_a, "renormalises"_a, "has_shared"_a);
   nb::class_<Tape>(m, "Tape").def(nb::init<>()).def("__len__", &Tape::size);
   nb::class_<Collective>(m, "Collective")
       .def(nb::new_(&make_collective))
@@ -320,6 +371,10 @@ NB_MODULE(_cpu, m) {
       .def("pack_integers", &Kernels::pack_integers)
       .def("linear", &Kernels::linear)
       .def("mlp", &Kernels::mlp)
+      .def("route", &Kernels::route)
+      .def("expert_rows", &Kernels::expert_rows)
+      .def("combine_experts", &Kernels::combine_experts)
+      .def("moe", &Kernels::moe)
       .def("rms_norm", &Kernels::rms_norm)
       .def("begin_recording", &Kernels::begin_recording)
       .def("end_recording", &Kernels::end_recording)

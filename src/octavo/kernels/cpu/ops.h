@@ -101,6 +101,58 @@ struct SumArgs {
   void* out;  // may be one of the parts
 };
 
+// MLPs that tokens choose among: down(silu(gate(x)) * up(x)).
+struct Experts {
+  std::int64_t count;              // X
+  std::int64_t most_intermediate;  // the largest I
+  const PackedWeight* gate_up;     // [X], gated
+  const PackedWeight* down;        // [X]
+};
+
+// How a token chooses its C experts: the top_k of X with the largest logits, weighed by softmax; and where there is a
+// shared one, that too, as number X, weighed by the sigmoid of logit number X.
+struct Routing {
+  std::int64_t num_experts, top_k;
+  bool renormalises;  // softmax over the chosen, else over all
+  bool has_shared;
+
+  std::int64_t num_choices() const { return top_k + has_shared; }
+};
+
+struct RouteArgs {
+  RowsArgs rows;
+  PackedWeight router;
+  Routing routing;
+  std::int64_t* expert_ids;  // [T, C]
+  float* weights;            // [T, C]
+};
+
+struct ExpertRowsArgs {
+  RowsArgs rows;
+  Experts experts;
+  std::int64_t num_pairs;         // R
+  const std::int64_t* token_ids;  // [R]
+  const std::int64_t* expert_ids;
+  bf16* out;                      // [R, D]
+};
+
+struct CombineArgs {
+  const bf16* answers;   // [T, C, D]
+  const float* weights;  // [T, C]
+  std::int64_t num_tokens, num_choices, size;
+  bf16* out;             // [T, D]
+};
+
+// Route, compute, combine.
+struct MoeArgs {
+  RowsArgs rows;
+  PackedWeight router;
+  Routing routing;
+  Experts experts;
+  std::int64_t* load;  // [X], to which is added how many tokens chose each
+  bf16* out;           // [T, D]
+};
+
 struct Ops {
   const char* name;
   void (*pack_linear)(const PackArgs&, Pool&);
@@ -108,6 +160,10 @@ struct Ops {
   void (*pack_integers)(const PackIntegersArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
+  void (*route)(const RouteArgs&, Pool&);
+  void (*expert_rows)(const ExpertRowsArgs&, Pool&);
+  void (*combine_experts)(const CombineArgs&, Pool&);
+  void (*moe)(const MoeArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
   void (*sum)(const SumArgs&);

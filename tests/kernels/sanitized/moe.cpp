@@ -1,0 +1,131 @@
+// Mixtures of experts under address and undefined-behaviour sanitizers, at every level that this machine has, in odd
+// sizes and buffers of exactly the size that they need; and the whole beside its parts. `make sanitize` runs it.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "level.h"
+#include "ops.h"
+
+using namespace octavo;
+
+namespace {
+
+struct Sizes {
+  std::int64_t rows, size, intermediate;
+  Routing routing;
+
+  std::int64_t num_experts() const { return routing.num_experts + routing.has_shared; }
+  std::int64_t num_pairs() const { return rows * routing.num_choices(); }
+};
+
+class Trial {
+ public:
+  Trial(const Ops& ops, Pool& pool, const Sizes& sizes, std::mt19937& source)
+      : ops_(ops), pool_(pool), sizes_(sizes), source_(source) {}
+
+  // Says whether the whole has the bits of its parts, and every token was counted.
+  bool run() {
+    const auto [rows, size, intermediate, routing] = sizes_;
+    make_experts();
+    const auto router = packed(sizes_.num_experts(), size, false);
+    const PackedWeight router_map{sizes_.num_experts(), router.data(), nullptr};
+    const auto x = numbers(rows * size), residual = numbers(rows * size), norm = numbers(size);
+    std::vector<bf16> total(rows * size), normed(rows * size), whole(rows * size), combined(rows * size);
+    const RowsArgs from{x.data(), rows, size, residual.data(), norm.data(), 1e-5f, total.data()};
+    std::vector<std::int64_t> load(routing.num_experts);
+    ops_.moe(MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
+
+    ops_.rms_norm(NormArgs{from, normed.data()}, pool_);
+    const RowsArgs plain{normed.data(), rows, size, nullptr, nullptr, 0.0f, nullptr};
+    std::vector<std::int64_t> token_ids(sizes_.num_pairs()), expert_ids(sizes_.num_pairs());
+    std::vector<float> weights(sizes_.num_pairs());
+    std::vector<bf16> answers(sizes_.num_pairs() * size);
+    ops_.route(RouteArgs{plain, router_map, routing, expert_ids.data(), weights.data()}, pool_);
+    for (std::int64_t pair = 0; pair < sizes_.num_pairs(); ++pair) token_ids[pair] = pair / routing.num_choices();
+    ops_.expert_rows(
+        ExpertRowsArgs{plain, experts(), sizes_.num_pairs(), token_ids.data(), expert_ids.data(), answers.data()}, pool_);
+    ops_.combine_experts(
+        CombineArgs{answers.data(), weights.data(), rows, routing.num_choices(), size, combined.data()}, pool_);
+
+    std::int64_t num_counted = 0;
+    for (const std::int64_t count : load) num_counted += count;
+    return combined == whole && num_counted == rows * routing.top_k;
+  }
+
+ private:
+  void make_experts() {
+    for (std::int64_t expert = 0; expert < sizes_.num_experts(); ++expert) {
+      const std::int64_t intermediate = sizes_.intermediate + expert % 3 * 20;
+      weights_.push_back(packed(intermediate, sizes_.size, true));
+      gate_up_.push_back({intermediate, weights_.back().data(), nullptr});
+      weights_.push_back(packed(sizes_.size, intermediate, false));
+      down_.push_back({sizes_.size, weights_.back().data(), nullptr});
+    }
+  }
+
+  Experts experts() const {
+    std::int64_t most = 0;
+    for (const PackedWeight& weight : gate_up_) most = std::max(most, weight.out_size);
+    return {sizes_.num_experts(), most, gate_up_.data(), down_.data()};
+  }
+
+  std::vector<bf16> numbers(std::int64_t count) {
+    std::uniform_real_distribution<float> distribution(-1.0f, 1.0f);
+    std::vector<bf16> result(count);
+    for (bf16& half : result) {
+      const float value = distribution(source_);
+      std::uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      half = static_cast<bf16>(bits >> 16);
+    }
+    return result;
+  }
+
+  std::vector<bf16> packed(std::int64_t out_size, std::int64_t in_size, bool is_gated) {
+    const auto weight = numbers((is_gated ? 2 : 1) * out_size * in_size);
+    const std::int64_t outputs_per_panel = is_gated ? 16 : 32;
+    const std::int64_t num_panels = (out_size + outputs_per_panel - 1) / outputs_per_panel;
+    std::vector<bf16> result(num_panels * ((in_size + 31) / 32) * 1024);
+    ops_.pack_linear(PackArgs{weight.data(), in_size, out_size, is_gated, result.data()}, pool_);
+    return result;
+  }
+
+  const Ops& ops_;
+  Pool& pool_;
+  Sizes sizes_;
+  std::mt19937& source_;
+  std::vector<std::vector<bf16>> weights_;
+  std::vector<PackedWeight> gate_up_, down_;
+};
+
+bool check(const Ops& ops) {
+  std::mt19937 source(1);
+  Pool pool(3);
+  int num_wrong = 0;
+  for (int trial = 0; trial < 40; ++trial) {
+    const std::int64_t num_experts = 1 + source() % 20, top_k = 1 + source() % num_experts;
+    const Routing routing{num_experts, top_k, trial % 2 == 0, trial % 3 == 0};
+    const std::int64_t most_rows = trial % 4 ? 20 : 150;
+    num_wrong += !Trial(ops, pool, Sizes{1 + static_cast<std::int64_t>(source() % most_rows),
+                                         1 + static_cast<std::int64_t>(source() % 200),
+                                         1 + static_cast<std::int64_t>(source() % 90), routing}, source).run();
+  }
+  std::printf("%s: experts, %d trials went wrong\n", ops.name, num_wrong);
+  return num_wrong == 0;
+}
+
+}  // namespace
+
+int main() {
+  bool is_well = check(ops_portable);
+#if defined(__x86_64__)
+  const Level best = best_level();
+  if (best >= Level::avx2) is_well &= check(ops_avx2);
+  if (best >= Level::avx512) is_well &= check(ops_avx512);
+  if (best >= Level::amx) is_well &= check(ops_amx);
+#endif
+  return is_well ? 0 : 1;
+}
