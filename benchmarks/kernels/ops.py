@@ -2,12 +2,12 @@
 
     python -m benchmarks.kernels.ops [--dtype bfloat16] [--threads 2] [--rows 1 8 32 256] [--reference]
 
-Shapes are Qwen3-0.6B's; experts are Qwen3-30B-A3B's, half as many. Weights and KV are taken in turn from copies of together 512 MiB, as in a model, where a
-layer's weights are cold when its turn comes. Each time is the best of many runs. "GB/s" and "T/s" count the bytes and
-operations that the op cannot do without; the roofline is the longer of those bytes over the read bandwidth and those
-operations over the matmul rate, both measured in the same run; "of roof" is that time over the measured one. Above
-100 % a shared last-level cache helped, or a neighbour disturbed the probe. `--reference` measures the plain torch ops
-that define each kernel.
+Shapes are Qwen3-0.6B's; experts are Qwen3-30B-A3B's, half as many. Weights and KV are taken in turn from copies of
+together 512 MiB, as in a model, where a layer's weights are cold when its turn comes. Each time is the best of many
+runs. "GB/s" and "T/s" count the bytes and operations that the op cannot do without; the roofline is the longer of those
+bytes over the read bandwidth and those operations over the matmul rate, both measured in the same run; "of roof" is
+that time over the measured one. Above 100 % a shared last-level cache helped, or a neighbour disturbed the probe.
+`--reference` measures the plain torch ops that define each kernel.
 
 Legend: T = rows (tokens, or requests that decode), C = context positions.
 """
@@ -81,7 +81,7 @@ def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
     router = kernels.pack_router(torch.randn(NUM_EXPERTS, EXPERT_HIDDEN).to(dtype))
     inputs = [torch.randn(num_rows, EXPERT_HIDDEN).to(dtype) for _ in range(8)]
     norm, load = torch.ones(EXPERT_HIDDEN, dtype=dtype), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
-    touched = min(len(kernels.route(x, router, routing).expert_ids.unique()) for x in inputs)
+    touched = min(len(torch.unique(kernels.route(x, router, routing).expert_ids)) for x in inputs)
     turns, rest = cycle((x, experts) for x in inputs for experts in layers), torch.zeros_like(inputs[0])
 
     def run() -> object:

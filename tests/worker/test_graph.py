@@ -1,12 +1,15 @@
 """The recorded step computes what the model does op by op, bit for bit, for any number of tokens."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM, SamplingParams
 from octavo.config.args import EngineArgs
+from octavo.inputs import Prompt
 from octavo.kernels.native import native_kernels
 from octavo.kernels.tape import TapeBuffers
 from octavo.worker.graph import StepGraph
@@ -27,6 +30,25 @@ def answers(**options: Any) -> list[tuple[list[int], float | None]]:
 
 def test_graph_is_eager() -> None:
     assert answers() == answers(enforce_eager=True)
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-mixed"])
+def test_experts_are_recorded_too(name: str, tmp_path: Path) -> None:
+    next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
+    found = []
+    for enforce_eager in (False, True):
+        options: dict[str, Any] = {"tokenizer": "demo", "dtype": "bfloat16", "enforce_eager": enforce_eager}
+        llm = LLM(str(tmp_path), max_num_batched_tokens=20, num_kv_blocks=64, **options)
+        prompts: list[Prompt] = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (1, 17, 40)]
+        params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, logprobs=1, ignore_eos=True)
+        outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+        llm.exit()
+        found.append([(output.token_ids, output.cumulative_logprob) for output in outputs])
+        worker = Worker(EngineArgs(model_name=str(tmp_path), num_kv_blocks=64, **options).resolve())
+        worker.load_model()
+        worker.initialize_kv_cache(64)
+        assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager
+    assert found[0] == found[1]
 
 
 def test_enforce_eager_captures_nothing() -> None:

@@ -220,8 +220,10 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
 
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         rows, weights = rows.contiguous(), weights.contiguous()
-        out = torch.empty(len(rows), rows.shape[2], dtype=torch.bfloat16)
-        self.native.combine_experts(rows.data_ptr(), weights.data_ptr(), *rows.shape, out.data_ptr())
+        num_tokens, num_choices, size = rows.shape
+        out = torch.empty(num_tokens, size, dtype=torch.bfloat16)
+        sizes = num_tokens, num_choices, size
+        self.native.combine_experts(rows.data_ptr(), weights.data_ptr(), *sizes, out.data_ptr())
         return out
 
     def moe(
