@@ -63,6 +63,18 @@ def test_native_threads_do_not_show(case: Case, level: str) -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("num_outputs", "in_size"), [(1094, 2080), (200, 1024)], ids=["k-in-parts", "k-whole"])
+def test_many_native_rows_are_those_of_few(num_outputs: int, in_size: int, level: str) -> None:
+    """Several blocks of rows, of k and of panels, the last of each not full: finished beside the products of others."""
+    source, kernels = torch.Generator().manual_seed(in_size), native(level, 2)
+    x = torch.randn(600, in_size, generator=source).bfloat16()
+    packed = kernels.pack_linear(torch.randn(num_outputs, in_size, generator=source).bfloat16(), None)
+    whole = kernels.linear(x, packed)
+    for start in (0, 15, 288, 304, 511, 599):
+        assert torch.equal(kernels.linear(x[start : start + 1], packed), whole[start : start + 1])
+
+
 @needs_onednn
 def test_the_check_notices_plain_torch() -> None:
     """The reference does not promise it, and this is how that looks."""

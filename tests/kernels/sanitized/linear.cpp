@@ -92,7 +92,7 @@ bool check(const Ops& ops) {
   for (int trial = 0; trial < 60; ++trial) {
     const std::int64_t most_rows = trial % 3 ? 40 : 200;
     Sizes sizes{1 + source() % most_rows, 1 + source() % 300, 1 + source() % 200};
-    if (trial % 20 == 19) sizes = {600, 1100, 70};  // several blocks of rows and of k
+    if (trial % 20 == 19) sizes = {600, 1100, 600};  // several blocks of rows, of k and of panels
     worst = std::fmax(worst, Trial(ops, pool, sizes, source).run());
   }
   std::printf("%s: greatest error %.1e\n", ops.name, worst);

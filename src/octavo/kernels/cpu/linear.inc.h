@@ -109,23 +109,47 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
   }
 }
 
-// The results of a pair of panels, [2][row tiles first ... end][2][16][16].
-static inline void store_pair(const Product& product, std::int64_t first, std::int64_t end, std::int64_t panel,
-                              std::int64_t num_panels, const float* results, bool streams) {
-  const std::int64_t panel_results = (end - first) * 2 * kResultElements;
-  f32x16 biases[4] = {};
-  if (product.packed.bias)
-    for (std::int64_t i = 0; i < num_panels * 2; ++i) biases[i] = load_f32(product.packed.bias + panel * 32 + i * 16);
-  for (std::int64_t row = first * 16; row < smaller(product.rows, end * 16); ++row) {
+// Rows of a pair of panels whose sums are complete, on their way to the output. They go one by one between the products
+// of the next panels, so that vectors and matrix tiles work at the same time.
+struct Finish {
+  const Product* product;
+  const float* results;  // [2][row tiles first ...][2][16][16]
+  std::int64_t panel_results, first, panel, num_panels;
+  bool streams;
+  std::int64_t row, end;
+  std::int64_t num_steps;  // until they should be gone
+  std::int64_t credit = 0;
+
+  void do_row() {
     const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
+    const float* bias = product->packed.bias;
     f32x16 values[4] = {};
     for (std::int64_t i = 0; i < num_panels * 2; ++i) {
       values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
-      if (product.packed.bias) values[i] += biases[i];
+      if (bias) values[i] += load_f32(bias + panel * 32 + i * 16);
     }
-    store_row(product.to, row, panel / kPair, values, streams);
+    store_row(product->to, row++, panel / kPair, values, streams);
   }
-}
+  void do_all() {
+    while (row < end) do_row();
+  }
+  // One step's share.
+  void do_some(std::int64_t num_rows) {
+    for (credit += num_rows; credit >= num_steps && row < end; credit -= num_steps) do_row();
+  }
+};
+
+// What goes on beside a product: rows that are finished, and memory that will be wanted.
+struct Beside {
+  Finish& finish;
+  std::int64_t num_rows;
+  Ahead ahead;
+
+  void beside(std::int64_t k) {
+    ahead.fetch(k);
+    finish.do_some(num_rows);
+  }
+};
 
 // How a product is cut so that its operands come from caches: row tiles and panels that are computed together, and the
 // k tiles that they take at a time. Per panel those k tiles stay in the first-level cache for all the rows; the rows'
@@ -134,7 +158,8 @@ struct Blocking {
   std::int64_t row_tiles, panels, num_k;
 };
 
-static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t num_k) {
+static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t num_k,
+                                       std::int64_t tiles_of_k = kTilesOfK) {
   // Few rows: memory decides. The first product of a panel streams its weights, the others find them in a cache.
   if (num_row_tiles <= kFewRowTiles) return {larger(2, num_row_tiles), kPair, num_k};
   const std::int64_t num_blocks = ceil_div(num_row_tiles, kMostRowTiles);
@@ -142,42 +167,66 @@ static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t 
   // Where the rows' tiles of all k fit, they stay while pair after pair of panels passes by. Where they do not, those of
   // a block of k are used for many panels, whose sums wait meanwhile.
   const bool fits = row_tiles * num_k * kTileElements * 2 <= kLeftCacheBytes;
-  return {row_tiles, fits ? kPair : kMostPanels, kTilesOfK};
+  return {row_tiles, fits ? kPair : kMostPanels, tiles_of_k};
 }
 
-// Row tiles [first, end) times panels [panel, panel + num_panels), from weights to output.
-static inline void multiply_block(const Product& product, const Blocking& blocking, std::int64_t first,
-                                  std::int64_t end, std::int64_t panel, std::int64_t num_panels, bool streams) {
-  const std::int64_t num_tiles = end - first, stride = product.num_k * kTileElements;
-  const std::int64_t panel_results = num_tiles * 2 * kResultElements;
-  float* results = static_cast<float*>(thread_scratch().bytes(num_panels * panel_results * sizeof(float)));
-  const bf16* left = product.left + first * stride;
-  const bf16* right = product.packed.weight + panel * 2 * stride;
-  const bool streams_weights = num_tiles <= kFewRowTiles;
-  const std::int64_t lines_per_product = ceil_div(32, ceil_div(num_tiles, 2));
-  for (std::int64_t k = 0; k < product.num_k; k += blocking.num_k) {
-    const std::int64_t count = smaller(blocking.num_k, product.num_k - k);
-    for (std::int64_t i = 0; i < num_panels; ++i) {
-      const bf16* right_now = right + i * 2 * stride + k * 2 * kTileElements;
-      const bf16* right_next = i + 1 < num_panels ? right_now + 2 * stride : right + (k + count) * 2 * kTileElements;
-      float* result = results + i * panel_results;
-      // Each product fetches its share of what the next block of k needs; a streaming one, what itself needs next.
-      Ahead ahead = {right_next, lines_per_product};
-      if (streams_weights) ahead = {right_now + kPrefetchElements, 32};
-      std::int64_t tile = 0;
-      for (; tile + 1 < num_tiles; tile += 2) {
-        const bf16* left_now = left + tile * stride + k * kTileElements;
-        multiply_2x2(result + tile * 2 * kResultElements, left_now, left_now + stride, right_now, count, k > 0, ahead);
-        ahead = streams_weights ? Ahead{} : Ahead{ahead.line(count * ahead.lines), ahead.lines};
+// Some row tiles of a product, in the hands of one thread.
+struct ProductRows {
+  const Product& product;
+  const Blocking& blocking;
+  std::int64_t first, end;  // row tiles
+  bool streams;
+  float* results;  // of `blocking.panels` panels, twice where these are a pair: one pair finishes beside the next one
+  Finish finish = {};
+
+  std::int64_t num_tiles() const { return end - first; }
+  std::int64_t stride() const { return product.num_k * kTileElements; }
+  std::int64_t panel_results() const { return num_tiles() * 2 * kResultElements; }
+  std::int64_t num_rows() const { return smaller(product.rows, end * 16) - first * 16; }
+
+  // From weights to output, but for the last rows, which are left to `finish`.
+  void multiply(std::int64_t panel, std::int64_t num_panels) {
+    const bf16* right = product.packed.weight + panel * 2 * stride();
+    const bool are_a_pair = blocking.panels == kPair;
+    float* to = results + (are_a_pair ? panel / kPair % 2 * kPair * panel_results() : 0);
+    for (std::int64_t k = 0; k < product.num_k; k += blocking.num_k) {
+      const std::int64_t count = smaller(blocking.num_k, product.num_k - k);
+      const bool is_last_k = k + count == product.num_k;
+      for (std::int64_t i = 0; i < num_panels; ++i) {
+        const bf16* right_now = right + i * 2 * stride() + k * 2 * kTileElements;
+        const bf16* right_next = i + 1 < num_panels ? right_now + 2 * stride()
+                                 : is_last_k        ? right + num_panels * 2 * stride()
+                                                    : right + (k + count) * 2 * kTileElements;
+        multiply_panel(k, count, right_now, right_next, to + i * panel_results());
+        if (is_last_k && (i % kPair == kPair - 1 || i + 1 == num_panels)) {
+          const std::int64_t pair = i / kPair * kPair;
+          finish.do_all();
+          finish = {&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams,
+                    first * 16, first * 16 + num_rows(), kPair * ceil_div(num_tiles(), 2) * (are_a_pair ? product.num_k : count)};
+        }
       }
-      if (tile < num_tiles)
-        multiply_1x2(result + tile * 2 * kResultElements, left + tile * stride + k * kTileElements, right_now, count,
-                     k > 0, smaller(16, product.rows - (first + tile) * 16), ahead);
     }
   }
-  for (std::int64_t i = 0; i < num_panels; i += kPair)
-    store_pair(product, first, end, panel + i, smaller(kPair, num_panels - i), results + i * panel_results, streams);
-}
+
+ private:
+  // The sums of one panel over `count` k tiles.
+  void multiply_panel(std::int64_t k, std::int64_t count, const bf16* right, const bf16* right_next, float* result) {
+    const bool streams_weights = num_tiles() <= kFewRowTiles;
+    // Each product fetches its share of what the next block of k needs; a streaming one, what itself needs next.
+    Ahead ahead = {right_next, ceil_div(32, ceil_div(num_tiles(), 2))};
+    if (streams_weights) ahead = {right + kPrefetchElements, 32};
+    for (std::int64_t tile = 0; tile < num_tiles(); tile += 2, result += 4 * kResultElements) {
+      const bf16* left = product.left + (first + tile) * stride() + k * kTileElements;
+      Beside beside = {finish, num_rows(), ahead};
+      if (tile + 1 < num_tiles()) {
+        multiply_2x2(result, left, left + stride(), right, count, k > 0, beside);
+      } else {
+        multiply_1x2(result, left, right, count, k > 0, smaller(16, product.rows - (first + tile) * 16), beside);
+      }
+      ahead = streams_weights ? Ahead{} : Ahead{ahead.line(count * ahead.lines), ahead.lines};
+    }
+  }
+};
 
 // How a product is cut into chunks, each of which any thread may take.
 struct Cut {
@@ -191,10 +240,10 @@ struct Cut {
 // claiming them costs nothing.
 static inline Cut cut_product(const Product& product, std::int64_t num_wanted) {
   const std::int64_t num_panels = product.to.num_panels();
-  const Blocking blocking = choose_blocking(product.num_row_tiles(), product.num_k);
+  const Blocking blocking = choose_blocking(product.num_row_tiles(), product.num_k, kTilesOfKAlone);
   const std::int64_t group = larger(1, ceil_div(num_panels, blocking.panels) / num_wanted) * blocking.panels;
   const std::int64_t num_groups = ceil_div(num_panels, group);
-  const bool streams = product.rows * product.to.out_size * 2 > kStreamedBytes;
+  const bool streams = product.to.out_left == nullptr && product.rows * product.to.out_size * 2 >= kStreamedBytes;
   return {blocking, group, num_groups, ceil_div(product.num_row_tiles(), blocking.row_tiles) * num_groups, streams};
 }
 
@@ -204,9 +253,13 @@ static inline void multiply_chunk(const Product& product, const Cut& cut, std::i
   const std::int64_t end = smaller(product.num_row_tiles(), first + blocking.row_tiles);
   const std::int64_t first_panel = chunk % cut.num_groups * cut.group;
   const std::int64_t end_panel = smaller(product.to.num_panels(), first_panel + cut.group);
+  const std::int64_t num_results = larger(blocking.panels, 2 * kPair) * (end - first) * 2 * kResultElements;
+  float* results = static_cast<float*>(thread_scratch().bytes(num_results * sizeof(float)));
+  ProductRows rows = {product, blocking, first, end, cut.streams, results};
   begin_tiles(smaller(16, product.rows));
   for (std::int64_t panel = first_panel; panel < end_panel; panel += blocking.panels)
-    multiply_block(product, blocking, first, end, panel, smaller(blocking.panels, end_panel - panel), cut.streams);
+    rows.multiply(panel, smaller(blocking.panels, end_panel - panel));
+  rows.finish.do_all();
   end_tiles();
   if (cut.streams) end_stream();
 }

@@ -18,6 +18,11 @@ struct Ahead {
   }
 };
 
+// What a product does beside its own work, for each k tile: here, nothing.
+struct Nothing {
+  void beside(std::int64_t) {}
+};
+
 #if defined(OCTAVO_HAS_AMX)
 
 struct alignas(64) TileConfig {
@@ -42,9 +47,10 @@ static inline void begin_tiles(std::int64_t rows) { _tile_loadconfig(&kTileConfi
 static inline void end_tiles() { _tile_release(); }
 
 // result[left tile][right tile] = sum over k of left * right (+ result). `right` holds both right tiles of each k side
-// by side.
+// by side. Left tiles pass by the first-level cache, where right ones wait for the next rows.
+template <class Other>
 static inline void multiply_2x2(float* result, const bf16* left0, const bf16* left1, const bf16* right,
-                                std::int64_t num_k, bool accumulates, Ahead ahead = {}) {
+                                std::int64_t num_k, bool accumulates, Other& other) {
   if (accumulates) {
     _tile_loadd(0, result, 64);
     _tile_loadd(1, result + kResultElements, 64);
@@ -57,15 +63,15 @@ static inline void multiply_2x2(float* result, const bf16* left0, const bf16* le
     _tile_zero(3);
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
-    ahead.fetch(k);
     _tile_loadd(6, right + 2 * k * kTileElements, 64);
-    _tile_loadd(4, left0 + k * kTileElements, 64);
+    _tile_stream_loadd(4, left0 + k * kTileElements, 64);
     _tile_loadd(7, right + (2 * k + 1) * kTileElements, 64);
-    _tile_loadd(5, left1 + k * kTileElements, 64);
+    _tile_stream_loadd(5, left1 + k * kTileElements, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    other.beside(k);
   }
   _tile_stored(0, result, 64);
   _tile_stored(1, result + kResultElements, 64);
@@ -73,8 +79,9 @@ static inline void multiply_2x2(float* result, const bf16* left0, const bf16* le
   _tile_stored(3, result + 3 * kResultElements, 64);
 }
 
+template <class Other>
 static inline void multiply_1x2(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
-                                bool accumulates, std::int64_t /*rows*/, Ahead ahead = {}) {
+                                bool accumulates, std::int64_t /*rows*/, Other& other) {
   if (accumulates) {
     _tile_loadd(0, result, 64);
     _tile_loadd(1, result + kResultElements, 64);
@@ -83,12 +90,12 @@ static inline void multiply_1x2(float* result, const bf16* left, const bf16* rig
     _tile_zero(1);
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
-    ahead.fetch(k);
     _tile_loadd(4, left + k * kTileElements, 64);
     _tile_loadd(6, right + 2 * k * kTileElements, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, right + (2 * k + 1) * kTileElements, 64);
     _tile_dpbf16ps(1, 4, 7);
+    other.beside(k);
   }
   _tile_stored(0, result, 64);
   _tile_stored(1, result + kResultElements, 64);
@@ -134,9 +141,10 @@ static inline void multiply_rows(float* result, const bf16* left, const bf16* ri
     for (int tile = 0; tile < 2; ++tile) store_f32(result + tile * kResultElements + row * 16, sums[row][tile]);
 }
 
+template <class Other>
 static inline void multiply_1x2(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
-                                bool accumulates, std::int64_t rows, Ahead ahead = {}) {
-  for (std::int64_t k = 0; k < num_k; ++k) ahead.fetch(k);
+                                bool accumulates, std::int64_t rows, Other& other) {
+  for (std::int64_t k = 0; k < num_k; ++k) other.beside(k);
   const std::int64_t num_together = rows / kRowsAtOnce * kRowsAtOnce;
   for (std::int64_t row = 0; row < num_together; row += kRowsAtOnce)
     multiply_rows<kRowsAtOnce>(result + row * 16, left + row * 32, right, num_k, accumulates);
@@ -144,10 +152,19 @@ static inline void multiply_1x2(float* result, const bf16* left, const bf16* rig
     multiply_rows<1>(result + row * 16, left + row * 32, right, num_k, accumulates);
 }
 
+template <class Other>
 static inline void multiply_2x2(float* result, const bf16* left0, const bf16* left1, const bf16* right,
-                                std::int64_t num_k, bool accumulates, Ahead ahead = {}) {
-  multiply_1x2(result, left0, right, num_k, accumulates, 16, ahead);
-  multiply_1x2(result + 2 * kResultElements, left1, right, num_k, accumulates, 16);
+                                std::int64_t num_k, bool accumulates, Other& other) {
+  Nothing nothing;
+  multiply_1x2(result, left0, right, num_k, accumulates, 16, other);
+  multiply_1x2(result + 2 * kResultElements, left1, right, num_k, accumulates, 16, nothing);
 }
 
 #endif
+
+// Without anything beside it.
+static inline void multiply_1x2(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
+                                bool accumulates, std::int64_t rows) {
+  Nothing nothing;
+  multiply_1x2(result, left, right, num_k, accumulates, rows, nothing);
+}
