@@ -72,6 +72,10 @@ class RequestError(EngineError):
     """One request failed; the others, and the engine, go on."""
 
 
+class StepError(EngineError):
+    """A step's forward failed on another rank; the message is what that rank said. Its requests end, others go on."""
+
+
 class GrammarTooComplexError(UserError):
     """The form that an answer must have is over the limits on time or memory. Only the request that asked ends."""
 

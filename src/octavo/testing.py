@@ -26,7 +26,7 @@ from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.scheduler import Scheduler
 
 ROOT = 0  # hash of the empty context
-_NOTHING_WRITTEN = -1
+_NOTHING_WRITTEN, _LOST = -1, -2
 
 
 def make_request(
@@ -60,6 +60,7 @@ def make_scheduler(
     max_model_len: int = 128,
     ageing_s: float = 30.0,
     enable_prefix_caching: bool = True,
+    num_batches: int = 1,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
     """Build a small scheduler with its blocks. Time stands still unless a clock is given."""
@@ -72,7 +73,7 @@ def make_scheduler(
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, ageing_s=ageing_s
     )
-    return Scheduler(config, BlockManager(cache, num_blocks), max_model_len, clock=clock)
+    return Scheduler(config, BlockManager(cache, num_blocks), max_model_len, num_batches=num_batches, clock=clock)
 
 
 def context_hash(context: int, token_id: int) -> int:
@@ -113,10 +114,20 @@ class FakeRow:
         self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
         for token_id in new.token_ids.tolist():
             self.append(token_id)
+        self.num_told = self.num_tokens  # of which a rank knows that does not sample
+        self.is_lost = False  # it builds on what a failed step did not write: nobody must read what it samples
 
     def append(self, token_id: int) -> None:
         self.contexts.append(context_hash(self.contexts[-1] if self.contexts else ROOT, token_id))
         self.num_tokens += 1
+
+    def hear(self, position: int, token_id: int) -> None:
+        """Take in a token that the order tells; a rank that samples knows it already."""
+        before = self.contexts[position - 1] if position else ROOT
+        is_right = self.contexts[position] == context_hash(before, token_id)
+        assert is_right or self.is_lost, f"{self.request_id}: not what was sampled"
+        assert position <= self.num_told, f"{self.request_id}: no order told token {self.num_told}"
+        self.num_told = max(self.num_told, position + 1)
 
     def slots(self, end: int, block_size: int) -> NDArray[np.int64]:
         """Return where the keys and values of positions 0 to `end` - 1 lie."""
@@ -127,18 +138,25 @@ class FakeRow:
 class FakeWorker:
     """Carries out steps in order and checks each: a wrong diff, row, block or count is an `AssertionError`."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, vocab_size: int = 1000) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, vocab_size: int = 1000, has_first_stage: bool = False
+    ) -> None:
         self.vocab_size = vocab_size
+        self._has_first_stage = has_first_stage  # one that must be told every token before it can compute it
         self.num_tokens_computed = 0
         self.rows: dict[int, FakeRow] = {}
         self._block_size = block_size
         self._kv: NDArray[np.int64] = np.full(num_blocks * block_size, _NOTHING_WRITTEN, dtype=np.int64)
 
     @classmethod
-    def of(cls, scheduler: Scheduler, *, vocab_size: int = 1000) -> "FakeWorker":
+    def of(cls, scheduler: Scheduler, *, vocab_size: int = 1000, has_first_stage: bool = False) -> "FakeWorker":
         """Build a worker with as much KV memory as `scheduler` hands out."""
-        blocks = scheduler.blocks
-        return cls(num_blocks=blocks.num_blocks, block_size=blocks.block_size, vocab_size=vocab_size)
+        return cls(
+            num_blocks=scheduler.blocks.num_blocks,
+            block_size=scheduler.blocks.block_size,
+            vocab_size=vocab_size,
+            has_first_stage=has_first_stage,
+        )
 
     def execute(self, order: SchedulerOutput) -> ModelRunnerOutput:
         """Update the rows, write all keys and values, read them, and sample."""
@@ -153,12 +171,23 @@ class FakeWorker:
         self.num_tokens_computed += order.total_num_scheduled_tokens
         for row, start, end in spans:
             self._write(row, start, end)
+        self._spread_losses(spans)
         for row, _, end in spans:
             self._check_reads(row, end)
         sampled = [self._sample(row, end) for row, _, end in spans]
         has_sampled = [token_id is not None for token_id in sampled]
         assert has_sampled == order.samples.tolist(), f"rows at their last token: {has_sampled}"
         return answer_to(order, [token_id or 0 for token_id in sampled])
+
+    def lose(self, order: SchedulerOutput) -> None:
+        """Fail a step: the rows are brought up to date, nothing is written. Steps behind it may be on their way."""
+        self.update_rows(order)
+        ends = order.num_computed_tokens + order.num_scheduled_tokens  # [R]
+        for index, row in enumerate(order.rows.tolist()):
+            state = self.rows[row]
+            state.is_lost = True
+            self._write(state, int(order.num_computed_tokens[index]), int(ends[index]))
+            self._sample(state, int(ends[index]))
 
     def update_rows(self, order: SchedulerOutput) -> None:
         """Bring the rows up to date: what every worker does with a step before it computes anything."""
@@ -170,13 +199,27 @@ class FakeWorker:
         diffs = order.scheduled_cached_reqs
         for row, block_id in zip(diffs.rows.tolist(), diffs.block_ids.tolist(), strict=True):
             self.rows[row].block_ids.append(block_id)
+        told = zip(diffs.token_rows.tolist(), diffs.token_positions.tolist(), diffs.token_ids.tolist(), strict=True)
+        for row, position, token_id in told:
+            self.rows[row].hear(position, token_id)
 
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
+        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was not told"
         assert end <= len(row.block_ids) * self._block_size, f"{row.request_id}: no block for position {end - 1}"
-        self._kv[row.slots(end, self._block_size)[start:]] = row.contexts[start:end]
+        self._kv[row.slots(end, self._block_size)[start:]] = _LOST if row.is_lost else row.contexts[start:end]
+
+    def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
+        """What was made from lost keys is lost itself: by turns, as rows of one step may share blocks."""
+        for _ in spans:
+            for row, start, end in spans:
+                if _LOST in self._kv[row.slots(end, self._block_size)]:
+                    row.is_lost = True
+                    self._write(row, start, end)
 
     def _check_reads(self, row: FakeRow, end: int) -> None:
+        if row.is_lost:
+            return
         found = self._kv[row.slots(end, self._block_size)]
         wrong = (found != np.array(row.contexts[:end])).nonzero()[0]
         assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
@@ -230,7 +273,7 @@ class FakeExecutor:
     def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()
         if self._fails(order):
-            self.worker.update_rows(order)
+            self.worker.lose(order)
             future.set_exception(RuntimeError("the forward was told to fail"))
         else:
             future.set_result(self.worker.execute(order))

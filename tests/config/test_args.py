@@ -141,6 +141,12 @@ def test_a_context_beyond_the_models_own_is_refused(folder: str) -> None:
     assert (caught.value.field, caught.value.value) == ("max_model_len", 65)
 
 
+def test_more_stages_than_layers_are_refused() -> None:
+    assert EngineArgs(pipeline_parallel_size=6).resolve().parallel.world_size == 6
+    with pytest.raises(InvalidParameterError, match=r"pipeline_parallel_size=7: at most 6"):
+        EngineArgs(pipeline_parallel_size=7).resolve()
+
+
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="there is no such folder"):
         EngineArgs(model_name=str(tmp_path / "nowhere")).resolve()

@@ -143,11 +143,48 @@ def test_what_an_aborted_request_promised_in_a_failed_step_is_not_found() -> Non
     assert new.num_computed_tokens == 0
 
 
-def test_steps_on_top_of_a_failed_one_fail_with_it() -> None:
-    scheduler, _ = two_requests()
+def test_steps_behind_a_failed_one_go_on_without_its_requests() -> None:
+    scheduler, worker = two_requests()
     orders = [scheduler.schedule() for _ in range(3)]
+    scheduler.add_request(make_request("c", range(50, 53), max_tokens=1))
+    orders.append(scheduler.schedule())
+    worker.lose(orders[0])
     scheduler.fail_step(orders[0], "boom")
     assert ends(scheduler.take_finished()) == {"a": "error", "b": "error"}
+    outputs = [scheduler.update_from_output(order, worker.execute(order)) for order in orders[1:]]
+    assert [output.req_ids for output in outputs] == [[], [], ["c"]]
+    assert ends(outputs[-1]) == {"c": "length"}
+    assert_idle(scheduler)
+
+
+def test_who_shares_blocks_of_a_failed_step_is_computed_again() -> None:
+    """`b` found the prompt of `a`, which was to be written by a step ahead of its own; `c` shares nothing."""
+    scheduler = make_scheduler(num_batches=2)
+    worker = FakeWorker.of(scheduler, has_first_stage=True)
+    requests = {
+        name: make_request(name, prompt, max_tokens=3)
+        for name, prompt in {"a": range(9), "b": range(9), "c": range(50, 53)}.items()
+    }
+    scheduler.add_request(requests["a"])
+    failing = scheduler.schedule()
+    scheduler.add_request(requests["b"])
+    scheduler.add_request(requests["c"])
+    behind = scheduler.schedule()
+    assert behind.num_computed_tokens.tolist() == [8, 0]
+    worker.lose(failing)
+    scheduler.fail_step(failing, "boom")
+    assert ends(scheduler.take_finished()) == {"a": "error"}
+    token_ids: dict[str, list[int]] = {"b": [], "c": []}
+    outputs = scheduler.update_from_output(behind, worker.execute(behind))
+    assert outputs.req_ids == ["c"]
+    while True:
+        for name, token_id in zip(outputs.req_ids, outputs.new_token_ids, strict=True):
+            token_ids[name].append(token_id)
+        if scheduler.is_finished():
+            break
+        outputs = run_step(scheduler, worker)
+    assert token_ids == {name: expected_tokens(requests[name], 128, worker.vocab_size)[0] for name in ("b", "c")}
+    assert scheduler.stats().num_preemptions_total == 1
     assert_idle(scheduler)
 
 

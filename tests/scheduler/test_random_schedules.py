@@ -53,6 +53,7 @@ class Drill:
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
         self.depth = 1 + choices.below(3)  # steps made before the first of them is answered
+        self.is_pipeline = self.depth > 1 and choices.one_in(2)
         block_size, num_blocks = 1 + choices.below(4), 3 + choices.below(10)
         max_num_seqs = 1 + choices.below(5)
         self.max_model_len = max(2, block_size * num_blocks - choices.below(3))
@@ -65,9 +66,10 @@ class Drill:
             max_model_len=self.max_model_len,
             ageing_s=1.0,
             enable_prefix_caching=not choices.one_in(4),
+            num_batches=self.depth if self.is_pipeline else 1,
             clock=lambda: self.now_s,
         )
-        self.worker = FakeWorker.of(self.scheduler, vocab_size=VOCAB_SIZE)
+        self.worker = FakeWorker.of(self.scheduler, vocab_size=VOCAB_SIZE, has_first_stage=self.is_pipeline)
         self.in_flight: deque[Step] = deque()
         self.requests: dict[str, EngineCoreRequest] = {}
         self.token_ids: dict[str, list[int]] = {}
@@ -118,7 +120,11 @@ class Drill:
 
     def schedule(self) -> None:
         if len(self.in_flight) < self.depth:
-            order = self.scheduler.schedule()
+            ahead = bool(self.in_flight) and self.choices.one_in(2)
+            order = self.scheduler.schedule_ahead() if ahead else self.scheduler.schedule()
+            if order is None:
+                return
+            assert order.req_ids or not ahead, "nothing to do is not worth a step"
             self.num_admissions.update(new.request_id for new in order.scheduled_new_reqs)
             self.in_flight.append(Step(order))
 
@@ -151,17 +157,16 @@ class Drill:
             self.update()
 
     def fail_step(self) -> None:
-        """Let the oldest step raise. Of those in flight, some have reached the worker's rows, the others never do."""
+        """Let the oldest step raise: it has updated the worker's rows and written nothing. Those behind it go on."""
         if not self.in_flight or not self.choices.one_in(3):
             return
-        pending = [step for step in self.in_flight if step.answer is None]
-        for step in pending[: self.choices.below(len(pending) + 1)]:
-            self.worker.update_rows(step.order)
+        step = self.in_flight.popleft()
+        if step.answer is None:
+            self.worker.lose(step.order)
             self.num_forgotten.update(step.order.finished_req_ids)
-        self.may_fail.update(request_id for step in self.in_flight for request_id in step.order.req_ids)
-        self.scheduler.fail_step(self.in_flight[0].order, "out of luck")
+        self.may_fail.update(step.order.req_ids)
+        self.scheduler.fail_step(step.order, "out of luck")
         self.has_lost_steps = True
-        self.in_flight.clear()
         self.hear(self.scheduler.take_finished())
 
     def wait(self) -> None:

@@ -141,6 +141,9 @@ class EngineArgs:
         if self.tensor_parallel_size > model.num_heads:
             limit = f"at most {model.num_heads}: every rank needs an attention head"
             raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        if self.pipeline_parallel_size > model.num_layers:
+            limit = f"at most {model.num_layers}: every stage needs a layer"
+            raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
         return EngineConfig(
             model=model,

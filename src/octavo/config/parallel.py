@@ -66,3 +66,27 @@ class RankPlace:
 
 
 ALONE = RankPlace.of(0, ParallelConfig())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """The consecutive layers [first_layer, end_layer) that a rank holds, and which ends of the model come with them."""
+
+    first_layer: int
+    end_layer: int
+    is_first: bool  # with the embedding
+    is_last: bool  # with the last norm and the logits head
+
+    @classmethod
+    def whole(cls, num_layers: int) -> "Stage":
+        """Return the one stage of a model that is not divided."""
+        return cls(first_layer=0, end_layer=num_layers, is_first=True, is_last=True)
+
+    @property
+    def layers(self) -> range:
+        """Numbers of its layers, counted over the whole model."""
+        return range(self.first_layer, self.end_layer)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.is_first and self.is_last

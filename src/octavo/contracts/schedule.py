@@ -31,12 +31,22 @@ class NewRequestData:
     num_computed_tokens: int  # found in the prefix cache
 
 
+def _none() -> Int32Array:
+    return np.zeros(0, dtype=np.int32)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedRequestData:
-    """Diffs for requests that the worker already has: blocks appended to their tables."""
+    """Diffs for requests that the worker already has: blocks appended to their tables, and tokens that were sampled.
+
+    Tokens are told only where some ranks do not sample: the stages of a pipeline before the last.
+    """
 
     rows: Int32Array  # [N] ascending positions within a row are appended in this order
     block_ids: Int32Array  # [N]
+    token_rows: Int32Array = field(default_factory=_none)  # [K]
+    token_positions: Int32Array = field(default_factory=_none)  # [K] in each row's context
+    token_ids: Int32Array = field(default_factory=_none)  # [K]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,18 @@
-"""The engine core: scheduler plus executor. Knows tokens, never text. A step is three calls."""
+"""The engine core: scheduler plus executor. Knows tokens, never text. A step is three calls.
+
+Where ranks form a pipeline, as many steps are in flight as it has stages: the core hands out new ones as long as there
+is something to compute, and waits for the oldest.
+"""
 
 import logging
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
 from octavo.engine.grammars import make_grammars
 from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor
@@ -13,6 +22,14 @@ from octavo.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 _GRAMMAR_WAIT_S = 0.01  # at a time, when there is nothing else to do; messages are read in between
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step on its way through the ranks."""
+
+    order: SchedulerOutput
+    answer: Future[ModelRunnerOutput]
 
 
 class EngineCore:
@@ -29,7 +46,11 @@ class EngineCore:
             config.model.max_model_len,
             epoch=epoch,
             grammars=self._grammars,
+            num_batches=config.parallel.pipeline_parallel_size,
         )
+        self._most_flights = config.parallel.pipeline_parallel_size
+        self._flights: deque[Flight] = deque()  # oldest first
+        self._landed: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
@@ -40,29 +61,71 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True when a step would compute or report something."""
-        return not self.scheduler.is_finished() or bool(self.scheduler.finished)
+        return not self.scheduler.is_finished() or bool(self.scheduler.finished or self._landed)
 
     def step(self) -> EngineCoreOutputs:
-        """Schedule, execute, update. A forward that raises ends the requests of this step, and only those."""
-        if self.scheduler.only_waits_for_grammars:
+        """Schedule, execute, update. A forward that raises ends the requests of its step, and only those.
+
+        Raises:
+            EngineDeadError: a rank is gone.
+        """
+        if self._landed:
+            return self._landed.popleft()
+        if self.scheduler.only_waits_for_grammars and not self._flights:
             self._grammars.wait(_GRAMMAR_WAIT_S)
-        order = self.scheduler.schedule()
+        self._take_off()
+        return self._land()
+
+    def _take_off(self) -> None:
+        """Hand out steps until every stage has one, or nothing is left that can be computed now."""
+        order: SchedulerOutput | None = self._next_order() if self._flights else self.scheduler.schedule()
+        while order is not None:
+            self._flights.append(Flight(order, self._execute(order)))
+            order = self._next_order()
+
+    def _next_order(self) -> SchedulerOutput | None:
+        return self.scheduler.schedule_ahead() if len(self._flights) < self._most_flights else None
+
+    def _execute(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:
-            answer = self._executor.execute_model(order).result()
+            return self._executor.execute_model(order)
+        except BaseException as error:  # noqa: BLE001 - `_land` says what becomes of the step
+            answer: Future[ModelRunnerOutput] = Future()
+            answer.set_exception(error)
+            return answer
+
+    def _land(self) -> EngineCoreOutputs:
+        """Wait for the oldest step in flight and book its answer."""
+        flight = self._flights[0]
+        try:
+            answer = flight.answer.result()
+        except EngineDeadError:
+            raise
         except BaseException as error:
-            self.scheduler.fail_step(order, f"{type(error).__name__}: {error}")
-            if isinstance(error, EngineDeadError) or not isinstance(error, Exception):
-                raise  # Ctrl-C: nobody knows how far the step came, so its requests have ended all the same
-            logger.exception("step %d failed; its %d requests end with an error", order.step, len(order.req_ids))
+            if not flight.answer.done():
+                raise  # Ctrl-C while we waited: the step goes on, and its answer is there for the next call
+            self._fail(self._flights.popleft(), error)
             return self.scheduler.take_finished()
-        return self.scheduler.update_from_output(order, answer)
+        self._flights.popleft()
+        return self.scheduler.update_from_output(flight.order, answer)
+
+    def _fail(self, flight: Flight, error: BaseException) -> None:
+        self.scheduler.fail_step(flight.order, f"{type(error).__name__}: {error}")
+        if not isinstance(error, Exception):
+            raise error  # Ctrl-C: nobody knows how far the step came, so its requests have ended all the same
+        order = flight.order
+        logger.error(
+            "step %d failed; its %d requests end with an error", order.step, len(order.req_ids), exc_info=error
+        )
 
     def warmup_model(self) -> None:
         """Prefill warm-up and decode warm-up, timed and logged."""
+        self._land_all()
         self._executor.warmup()
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; running requests are not disturbed."""
+        self._land_all()
         self.scheduler.blocks.reset_prefix_cache()
 
     def check_integrity(self) -> None:
@@ -72,6 +135,11 @@ class EngineCore:
     def check_health(self) -> None:
         """Raise EngineDeadError when a rank is gone. For idle moments: a step finds out by itself."""
         self._executor.check_health()
+
+    def _land_all(self) -> None:
+        """Wait for every step in flight, so that nothing happens behind a caller's back."""
+        while self._flights:
+            self._landed.append(self._land())
 
     def close(self) -> None:
         self._grammars.close()

@@ -23,7 +23,11 @@ class Executor(Protocol):
         ...
 
     def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Begin a step. Steps run in the order in which they were begun. The future carries what the forward raised."""
+        """Begin a step. Steps run, and are answered, in the order in which they were begun.
+
+        With several stages the next ones may begin before the first is answered. The future carries what the forward
+        raised; the ranks have brought their rows up to date all the same.
+        """
         ...
 
     def warmup(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from octavo.attention.base import AttentionBackend
+from octavo.config.parallel import Stage
 from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import Kernels
 
@@ -19,3 +20,4 @@ class BuildContext:
     dtype: torch.dtype  # of weights and activations
     device: torch.device
     groups: ParallelGroups = field(default_factory=ParallelGroups)
+    stage: Stage | None = None  # of a pipeline; None: all layers

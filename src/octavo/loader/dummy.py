@@ -11,14 +11,14 @@ import torch
 
 from octavo.loader.base import ModelLoader
 from octavo.models.interfaces import CausalLM
-from octavo.models.weights import weight_slots
+from octavo.models.weights import numbers_in, weight_slots
 
 # How far apart, and over what range, matrices begin in the block, so that no two neighbours are equal.
 _STRIDE, _NUM_STARTS = 7919, 1 << 18
 
 
 class DummyLoader(ModelLoader):
-    """Same seed, same weights. Norms are one, biases zero, matrices keep the variance of what passes through them."""
+    """Same seed, same weights, on any stage. Norms are one, biases zero, matrices keep the variance of their input."""
 
     reads_files = False
 
@@ -29,12 +29,23 @@ class DummyLoader(ModelLoader):
         generator = torch.Generator().manual_seed(self.load_config.seed)
         block = torch.empty(_NUM_STARTS + longest).uniform_(-math.sqrt(3.0), math.sqrt(3.0), generator=generator)
         scaled: dict[int, torch.Tensor] = {}  # by number of inputs, in the model's dtype
-        for index, (name, slot) in enumerate(slots.items()):
+        places = _places(model)
+        for name, slot in slots.items():
             if len(slot.shape) == 1:
                 yield name, torch.full(slot.shape, 0.0 if name.endswith("bias") else 1.0)
                 continue
             num_outputs, num_inputs = slot.shape
             if num_inputs not in scaled:
                 scaled[num_inputs] = (block / math.sqrt(num_inputs)).to(model.context.dtype)
-            start = index * _STRIDE % _NUM_STARTS
+            start = places[name.rpartition(".")[0]] * _STRIDE % _NUM_STARTS
             yield name, scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start)
+
+
+def _places(model: CausalLM) -> dict[str, int]:
+    """Number the rows of the whole model's table of names, the same way on every stage."""
+    names = [
+        template.format(**numbers)
+        for template in model.weight_names
+        for numbers in numbers_in(template, range(model.config.num_layers), model.num_experts)
+    ]
+    return {name: index for index, name in enumerate(names)}

@@ -14,6 +14,7 @@ from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
 from octavo.models.interfaces import CausalLM
+from octavo.models.weights import OtherStages
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -24,25 +25,27 @@ class SafetensorsLoader(ModelLoader):
     """Reads `model.safetensors`, or the shards that `model.safetensors.index.json` lists."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `ModelLoader.tensors`. Tensors are views of the mapped file.
+        """See `ModelLoader.tensors`. Tensors are views of the mapped file; what only other stages read is left out.
 
         Raises:
             CheckpointError: no such file, or one that is truncated, malformed or lacks what its index promises.
         """
-        folder = Path(model.config.path)
+        folder, elsewhere = Path(model.config.path), OtherStages(model)
         if (folder / _INDEX_FILE).is_file():
-            yield from _sharded(folder)
+            yield from _sharded(folder, elsewhere)
         elif (folder / _SINGLE_FILE).is_file():
-            yield from _read_file(folder / _SINGLE_FILE)
+            yield from _read_file(folder / _SINGLE_FILE, elsewhere)
         else:
             raise CheckpointError(f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE}{_what_else(folder)}")
 
 
-def _sharded(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _sharded(folder: Path, elsewhere: OtherStages) -> Iterator[tuple[str, torch.Tensor]]:
     for file_name, names in _names_by_shard(folder).items():
+        if all(name in elsewhere for name in names):
+            continue  # nothing in it is for this stage
         if not (folder / file_name).is_file():
             raise CheckpointError(f"{folder / file_name}: missing, although {_INDEX_FILE} lists it")
-        yield from _read_file(folder / file_name, names)
+        yield from _read_file(folder / file_name, elsewhere, names)
 
 
 def _names_by_shard(folder: Path) -> dict[str, list[str]]:
@@ -59,15 +62,18 @@ def _names_by_shard(folder: Path) -> dict[str, list[str]]:
     return shards
 
 
-def _read_file(path: Path, names: list[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the named tensors of one file; None: all of them."""
+def _read_file(
+    path: Path, elsewhere: OtherStages, names: list[str] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the named tensors of one file, None: all of them, but for those `elsewhere`."""
     try:
         with safe_open(path, framework="pt") as file:
             found = file.keys()  # in the order of the file
         wanted = found if names is None else names
         if missing := set(wanted).difference(found):
             raise CheckpointError(f"{path}: tensor {min(missing)!r} is missing, although {_INDEX_FILE} lists it here")
-        remaining = [name for name in found if name in set(wanted)]
+        chosen = set(wanted)
+        remaining = [name for name in found if name in chosen and name not in elsewhere]
         while remaining:
             yield from _read_mapping(path, remaining)
     except (SafetensorError, OSError) as error:

@@ -4,6 +4,7 @@ Legend: T = tokens, L = rows that get logits, D = hidden size, H = query heads, 
 V = vocabulary.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
@@ -20,7 +21,7 @@ from octavo.layers.logits import LogitsHead
 from octavo.layers.moe import MixtureOfExperts
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.models.interfaces import CausalLM
+from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 DECODER_WEIGHT_NAMES = MappingProxyType(
     {
@@ -115,19 +116,40 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderForCausalLM(CausalLM):
-    """The whole family. A member overrides the table of names, or the method that builds the part where it differs."""
+    """The whole family. A member overrides the table of names, or the method that builds the part where it differs.
+
+    Of a model that is divided into stages, only the stage of `context` is built; layers keep the model's numbers.
+    """
 
     weight_names = DECODER_WEIGHT_NAMES
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
+        stage = self.stage
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=context.device)
-        self.layers = nn.ModuleList(self.build_layer(layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
-        tied_to = self.embedding if config.tie_word_embeddings else None
-        self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=context)
+        if stage.is_first:
+            self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
+        self.layers = nn.ModuleDict({str(layer): self.build_layer(layer) for layer in stage.layers})
+        if stage.is_last:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
+            tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
+            self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=context)
+
+    @property
+    def weight_targets(self) -> Mapping[str, str]:
+        """See `CausalLM.weight_targets`. A tied head that is apart from the embedding reads the table by itself."""
+        if not self.config.tie_word_embeddings or self.stage.is_first:
+            return self.weight_names
+        others = {name: target for name, target in self.weight_names.items() if target != "logits_head"}
+        return {**others, "model.embed_tokens": "logits_head"}
+
+    @property
+    def parts_elsewhere(self) -> frozenset[str]:
+        """See `CausalLM.parts_elsewhere`."""
+        before = () if self.stage.is_first else ("embedding",)
+        behind = () if self.stage.is_last else ("norm", "logits_head")
+        return frozenset((*before, *behind))
 
     def build_layer(self, layer: int) -> nn.Module:
         """Compose block number `layer`."""
@@ -153,13 +175,14 @@ class DecoderForCausalLM(CausalLM):
         cos, sin = self.rotary(batch.positions)
         return AttentionStep(batch=batch, plan=self.context.attention.plan(batch), cos=cos, sin=sin)
 
-    def run_layers(self, x: torch.Tensor, kv_caches: list[LayerKVCache], step: AttentionStep) -> torch.Tensor:
+    def run_layers(
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionStep
+    ) -> IntermediateTensors:
         """See `CausalLM.run_layers`."""
-        residual: torch.Tensor | None = None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+        for layer, kv_cache in zip(self.layers.values(), kv_caches, strict=True):
             x, residual = layer(x, residual, kv_cache, step)
-        assert residual is not None, "a model has layers"
-        return self.norm.add(x, residual)[0]
+        assert residual is not None, "a stage has layers"
+        return IntermediateTensors(*(self.norm.add(x, residual) if self.stage.is_last else (x, residual)))
 
     def ignores_weight(self, name: str) -> bool:
         """See `CausalLM.ignores_weight`. A tied head is often saved all the same; the embedding's table is read."""

@@ -5,6 +5,7 @@ Legend: T = tokens of the step, L = rows that get logits, D = hidden size, V = v
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -13,13 +14,22 @@ from torch import nn
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
+from octavo.config.parallel import Stage
 from octavo.distributed.shares import HeadShare
 from octavo.layers.attention import AttentionStep
 from octavo.layers.context import BuildContext
 
 
+@dataclass(frozen=True, slots=True)
+class IntermediateTensors:
+    """What a stage hands to the next. Behind the last norm, `hidden` is what logits are made of."""
+
+    hidden: torch.Tensor  # [T, D] what the last branch adds to the stream
+    residual: torch.Tensor  # [T, D] the stream without it
+
+
 class CausalLM(nn.Module, ABC):
-    """A decoder-only language model over paged key/value memory. It holds no state of any request.
+    """A decoder-only language model over paged key/value memory, or one stage of it. It holds no state of any request.
 
     `weight_names` is the table from names in a checkpoint to layers of the model, "{layer}" standing for each layer's
     number, "{expert}" for each expert's, and ":q" for one part of a merged layer. Both sides are without the ending
@@ -38,10 +48,22 @@ class CausalLM(nn.Module, ABC):
         super().__init__()
         self.config, self.context = config, context
         self.mapped_bytes = 0  # of weights in a mapped file: the system calls their memory free, and it is not
+        self.stage = context.stage or Stage.whole(config.num_layers)
 
     @property
     def num_layers(self) -> int:
-        return self.config.num_layers
+        """Of this stage."""
+        return len(self.stage.layers)
+
+    @property
+    def weight_targets(self) -> Mapping[str, str]:
+        """The table as it holds for this stage; rows of other stages may stand in it."""
+        return self.weight_names
+
+    @property
+    def parts_elsewhere(self) -> frozenset[str]:
+        """Parts before and behind the layers that are on another stage, as the table names them."""
+        return frozenset()
 
     @property
     def num_experts(self) -> int:
@@ -63,20 +85,34 @@ class CausalLM(nn.Module, ABC):
 
     def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
         """Compute the step's hidden states [T, D], writing its keys and values to the caches, one per layer."""
-        return self.run_layers(self.embed(batch), kv_caches, self.attention_step(batch))
+        return self.run_stage(batch, kv_caches, None).hidden
+
+    def run_stage(
+        self, batch: ForwardBatch, kv_caches: list[LayerKVCache], incoming: IntermediateTensors | None
+    ) -> IntermediateTensors:
+        """Do this stage's part of a step. The first stage looks its tokens up, every other one gets `incoming`."""
+        step = self.attention_step(batch)
+        if incoming is None:
+            return self.run_layers(self.embed(batch), None, kv_caches, step)
+        return self.run_layers(incoming.hidden, incoming.residual, kv_caches, step)
 
     @abstractmethod
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
-        """Look the step's tokens up: [T, D]."""
+        """Look the step's tokens up: [T, D]. Only on the first stage."""
 
     @abstractmethod
     def attention_step(self, batch: ForwardBatch) -> AttentionStep:
         """Derive from the batch what all layers share."""
 
     @abstractmethod
-    def run_layers(self, x: torch.Tensor, kv_caches: list[LayerKVCache], step: AttentionStep) -> torch.Tensor:
-        """Map embedded tokens [T, D] to hidden states [T, D]. Only tensors of the step go in, so it can be recorded."""
+    def run_layers(
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionStep
+    ) -> IntermediateTensors:
+        """Run x [T, D], and the stream without it [T, D], through this stage's layers, and the last norm if it is here.
+
+        Only tensors of the step go in, so it can be recorded. On the first stage there is no stream yet.
+        """
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [L, D] to logits [L, V] float32; in slices when L is large."""
+        """Map hidden states [L, D] to logits [L, V] float32; in slices when L is large. Only on the last stage."""

@@ -24,11 +24,26 @@ class WeightSlot:
     shape: tuple[int, ...]
 
 
+class OtherStages:
+    """The tensors of a checkpoint that this stage leaves to others: `name in OtherStages(model)`."""
+
+    def __init__(self, model: CausalLM) -> None:
+        stems = {template.partition("{layer}")[0] for template in model.weight_targets if "{layer}" in template}
+        others = set(range(model.config.num_layers)).difference(model.stage.layers)
+        self._stems = tuple(f"{stem}{layer}." for stem in stems for layer in others)
+        self._layers = {name for name, target in model.weight_targets.items() if target in model.parts_elsewhere}
+
+    def __contains__(self, name: str) -> bool:
+        return name.startswith(self._stems) or name.rpartition(".")[0] in self._layers
+
+
 def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
-    """Return every tensor that a checkpoint must bring, by its name there, in the order of the model."""
+    """Return every tensor that a checkpoint must bring for this stage, by its name there, in the order of the model."""
     slots: dict[str, WeightSlot] = {}
-    for template, target in model.weight_names.items():
-        for numbers in _numbers(model, template):
+    for template, target in model.weight_targets.items():
+        if target in model.parts_elsewhere:
+            continue
+        for numbers in numbers_in(template, model.stage.layers, model.num_experts):
             slots.update(_slots_of_row(model, template.format(**numbers), target.format(**numbers)))
     return slots
 
@@ -41,12 +56,12 @@ def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -
     Raises:
         CheckpointError: a tensor that is missing, unknown, of the wrong shape or of a dtype that holds no weights.
     """
-    slots = weight_slots(model)
+    slots, elsewhere = weight_slots(model), OtherStages(model)
     missing = dict(slots)
     num_missing = Counter(slot.owner for slot in slots.values())
     for name, tensor in _spelt_as_in_table(model, tensors):
         if name not in slots:
-            if model.ignores_weight(name):
+            if model.ignores_weight(name) or name in elsewhere:
                 continue
             raise CheckpointError(f"{model.config.path}: tensor {name!r} has no place in {model.config.architecture}")
         _check_tensor(model, name, tensor, slots[name].shape)
@@ -66,11 +81,11 @@ def process_weights_after_loading(model: CausalLM) -> None:
             module.process_weights_after_loading()
 
 
-def _numbers(model: CausalLM, template: str) -> Iterator[dict[str, int]]:
+def numbers_in(template: str, layers: range, num_experts: int) -> Iterator[dict[str, int]]:
     """Yield what the braces of a name stand for, one after the other."""
-    counts = {"layer": model.num_layers, "expert": model.num_experts}
-    used = {name: count for name, count in counts.items() if "{" + name + "}" in template}
-    for numbers in product(*map(range, used.values())):
+    values = {"layer": layers, "expert": range(num_experts)}
+    used = {name: numbers for name, numbers in values.items() if "{" + name + "}" in template}
+    for numbers in product(*used.values()):
         yield dict(zip(used, numbers, strict=True))
 
 
@@ -81,7 +96,7 @@ def _spelt_as_in_table(
     others = {
         template.format(**numbers): [name.replace("{layer}", str(numbers.get("layer"))) for name in names]
         for template, names in model.other_spellings.items()
-        for numbers in _numbers(model, template)
+        for numbers in numbers_in(template, model.stage.layers, model.num_experts)
     }
     for name, tensor in tensors:
         if name not in others:

@@ -20,7 +20,8 @@ from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 
 _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
-_NO_BLOCKS = CachedRequestData(rows=_NOTHING, block_ids=_NOTHING)
+_NO_ROWS: RowIndices = np.zeros(0, dtype=np.intp)
+_NO_DIFFS = CachedRequestData(rows=_NOTHING, block_ids=_NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,11 @@ class StepInFlight:
     named_blocks: list[int]  # findable on the promise of this step, or one before, to fill them
     admitted: dict[str, AdmittedRequest]
 
+    def requests(self, running: RunningRows) -> list[Request]:
+        """Return the step's requests that are still in the rows that they had then."""
+        is_current = running.generation[self.rows] == self.generations
+        return [running.request_at(row) for row in self.rows[is_current].tolist()]
+
 
 class StepDraft:
     """Made anew for every step by the scheduler, which decides; this one keeps the books.
@@ -40,8 +46,9 @@ class StepDraft:
     Blocks of a prompt get their names as they are filled; those of an output when the request gives them up.
     """
 
-    def __init__(self, running: RunningRows, blocks: BlockManager) -> None:
+    def __init__(self, running: RunningRows, blocks: BlockManager, *, tells_tokens: bool) -> None:
         self.num_tokens = 0
+        self._tells_tokens = tells_tokens
         self._running = running
         self._blocks = blocks
         self._rows = running.active
@@ -111,7 +118,7 @@ class StepDraft:
             samples=samples,
             total_num_scheduled_tokens=self.num_tokens,
             scheduled_new_reqs=new_requests,
-            scheduled_cached_reqs=self._new_blocks(),
+            scheduled_cached_reqs=self._diffs(),
             finished_req_ids=forgotten_req_ids,
             token_masks=make_masks(rows, samples),
         )
@@ -131,11 +138,17 @@ class StepDraft:
         counts = np.array(self._admitted_counts, dtype=np.int32)
         return np.concatenate([self._rows, rows]), self._req_ids + req_ids, np.concatenate([self._counts, counts])
 
-    def _new_blocks(self) -> CachedRequestData:
-        if not self._new_block_rows:
-            return _NO_BLOCKS
+    def _diffs(self) -> CachedRequestData:
+        if not (self._new_block_rows or self._tells_tokens):
+            return _NO_DIFFS
+        rows = self._rows[self._counts == 1] if self._tells_tokens else _NO_ROWS  # all that decode are among these
+        positions = self._running.num_computed[rows] - 1  # as counted when this step is done
         return CachedRequestData(
-            rows=np.array(self._new_block_rows, dtype=np.int32), block_ids=np.array(self._new_block_ids, dtype=np.int32)
+            rows=np.array(self._new_block_rows, dtype=np.int32),
+            block_ids=np.array(self._new_block_ids, dtype=np.int32),
+            token_rows=rows.astype(np.int32),
+            token_positions=positions,
+            token_ids=self._running.tokens[rows, positions],
         )
 
     def _new_request_data(self, request: Request) -> NewRequestData:

@@ -6,8 +6,9 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.engine import EngineCoreOutputs, FinishedRequest, TokenLogprobs
 from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput
+from octavo.contracts.stats import SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.draft import StepInFlight
 from octavo.scheduler.running import RowIndices, RunningRows
@@ -60,6 +61,29 @@ class StepNews:
         running.tokens[self.rows, self.positions] = self.token_ids
         running.num_known[self.rows] = self.positions + 1
         running.num_in_flight[self.rows] -= 1
+
+    def outputs(
+        self,
+        epoch: int,
+        step: StepInFlight | None,
+        reports: dict[str, FinishedRequest],
+        running: RunningRows,
+        stats: SchedulerStats,
+    ) -> EngineCoreOutputs:
+        """Say what is new to whoever asked for it; without a step, only `reports` of requests that ended."""
+        return EngineCoreOutputs(
+            epoch=epoch,
+            req_ids=list(self.req_ids),
+            num_new_tokens=[1] * len(self.req_ids),
+            first_indices=(self.positions - running.num_prompt[self.rows]).tolist(),
+            new_token_ids=self.token_ids.tolist(),
+            num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
+            admitted=step.admitted if step else {},
+            finished=reports,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            stats=stats,
+        )
 
 
 def _check_complete(order: SchedulerOutput, answer: ModelRunnerOutput, has_token: BoolArray) -> None:

@@ -9,6 +9,7 @@ tokens[row, 0:num_known]                         known: prompt and sampled
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,12 @@ class RunningRows:
         request = self.requests[row]
         assert request is not None, f"row {row} is empty"
         return request
+
+    def holders(self, block_ids: Iterable[int]) -> list[Request]:
+        """Return the requests that hold any of these blocks. Slow: every table is read."""
+        wanted = frozenset(block_ids)
+        rows = [row for row in self._ordered_rows if not wanted.isdisjoint(self.block_ids[row])]
+        return [self.request_at(row) for row in rows]
 
     def add(self, request: Request, block_ids: list[int], *, num_cached_blocks: int, last_hash: bytes) -> int:
         """Move a waiting request into a free row; its tokens live there from now on."""

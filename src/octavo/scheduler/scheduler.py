@@ -6,9 +6,13 @@ arrival). If blocks run out, the worst of the running is preempted: its blocks a
 later from the front of its class. `schedule` may run again before the answer of the last step is here: the token
 that a step will sample counts at once, as a token in flight.
 
-What lives elsewhere: columns of progress in `running`, waiting order in `request_queue`, who is let in in `admission`,
-blocks in `block_manager`, the step being put together in `draft`, its answer in `progress`, ends of requests in `stop`,
-requests that wait for a grammar or run under one in `constrained`, the two messages in `contracts`.
+With `num_batches` in flight, as many as a pipeline has stages, a row waits for its last token instead, and the rows are
+dealt over the batches (`shares`).
+
+What lives elsewhere: columns of progress in `running`, what they compute next in `shares`, waiting order in
+`request_queue`, who is let in in `admission`, blocks in `block_manager`, the step being put together in `draft`, its
+answer in `progress`, ends of requests in `stop`, requests that wait for a grammar or run under one in `constrained`,
+the two messages in `contracts`.
 """
 
 import threading
@@ -21,18 +25,18 @@ import numpy as np
 from octavo.config.engine import SchedulerConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.grammar import Grammars
-from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.stats import SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_manager import BlockManager
-from octavo.scheduler.budget import split_budget
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft import StepDraft, StepInFlight, name_full_blocks
 from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
-from octavo.scheduler.running import RowIndices, RunningRows
+from octavo.scheduler.running import RunningRows
+from octavo.scheduler.shares import RunningShares
 from octavo.scheduler.stop import check_stop, finished, form_complete
 from octavo.scheduler.stop_ids import StopIdTable
 
@@ -48,6 +52,7 @@ class Scheduler:
         *,
         epoch: int = 0,
         grammars: Grammars | None = None,
+        num_batches: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.blocks = blocks
@@ -55,6 +60,7 @@ class Scheduler:
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
         self._constrained = ConstrainedRequests(grammars, self.running)
         self._admission = Admission(self.waiting, self.running, blocks)
+        self._shares = RunningShares(self.running, blocks, config.max_num_batched_tokens, num_batches)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
         self._requests: dict[str, Request] = {}  # all that wait or run
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
@@ -109,17 +115,27 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step. Blocks, rows and progress are booked as if it were done already."""
+        return self._book(self._draft())
+
+    def schedule_ahead(self) -> SchedulerOutput | None:
+        """Decide a step behind those in flight; None when nothing can be computed before one of them is answered."""
+        draft = self._draft()
+        return self._book(draft) if draft.num_tokens else None
+
+    def _draft(self) -> StepDraft:
         self._assert_owner()
         self._queue_compiled()
-        draft = StepDraft(self.running, self.blocks)
+        draft = StepDraft(self.running, self.blocks, tells_tokens=self._shares.tells_tokens)
         num_preemptions = self._num_preemptions
-        now_s = self._clock()
         self._schedule_running(draft)
         if self._num_preemptions == num_preemptions:
-            self._admission.admit(draft, self._max_num_batched_tokens - draft.num_tokens, now_s)
+            self._admission.admit(draft, self._max_num_batched_tokens - draft.num_tokens, self._clock())
+        return draft
+
+    def _book(self, draft: StepDraft) -> SchedulerOutput:
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
-        step = draft.book(self._num_steps, forgotten, now_s, self._constrained.token_masks)
+        step = draft.book(self._num_steps, forgotten, self._clock(), self._constrained.token_masks)
         self._in_flight.append(step)
         return step.output
 
@@ -134,50 +150,32 @@ class Scheduler:
 
     def _schedule_running(self, draft: StepDraft) -> None:
         """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
-        while True:
-            rows, counts = self._share_budget()
-            short_rows, num_missing = self._missing_blocks(rows, counts)
-            if sum(num_missing) <= self.blocks.num_free_blocks:
-                break
+        share = self._shares.next()
+        while sum(share.num_missing) > self.blocks.num_free_blocks:
             self._preempt(self.running.worst)
-        for row, num_blocks in zip(short_rows, num_missing, strict=True):
+            share = self._shares.next()
+        for row, num_blocks in zip(share.short_rows, share.num_missing, strict=True):
             draft.add_blocks(row, num_blocks)
-        draft.add_running(rows, counts)
+        draft.add_running(share.rows, share.counts)
 
-    def _share_budget(self) -> tuple[RowIndices, Int32Array]:
-        """Return the running rows that compute something in this step, and how many tokens each."""
-        running = self.running
-        rows = running.active
-        # A row under a grammar waits for its last token: what may follow depends on it.
-        num_ahead = np.where(running.is_constrained[rows], 0, running.num_in_flight[rows])
-        # The last token of a request is never computed: nothing is sampled from it.
-        target = np.minimum(running.num_known[rows] + num_ahead, running.limit[rows] - 1)
-        counts = split_budget(target - running.num_computed[rows], self._max_num_batched_tokens)
-        if np.count_nonzero(counts) < len(counts):
-            rows, counts = rows[counts > 0], counts[counts > 0]
-        return rows, counts
-
-    def _missing_blocks(self, rows: RowIndices, counts: Int32Array) -> tuple[list[int], list[int]]:
-        """Return which of `rows` [R] have no room for `counts` [R] more tokens, and how many blocks each lacks."""
-        num_over = self.running.num_computed[rows] + counts - self.running.num_slots[rows]
-        short = (num_over > 0).nonzero()[0]
-        return rows[short].tolist(), [self.blocks.blocks_for(num_tokens) for num_tokens in num_over[short].tolist()]
-
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
         """Free a running request's blocks and row. What it has sampled stays known; the rest is computed again."""
-        self._release(request, RequestStatus.PREEMPTED)
+        self._release(request, RequestStatus.PREEMPTED, is_sound=is_sound)
         request.num_preemptions += 1
         self._num_preemptions += 1
         self.waiting.add(request)
 
-    def _release(self, request: Request, status: RequestStatus) -> None:
-        """Take row and blocks from a running request. What the blocks hold stays findable, unless it failed."""
-        assert request.row is not None
-        if status is not RequestStatus.FAILED:
-            num_tokens = min(self.running.num_computed[request.row], self.running.num_known[request.row])
-            named_blocks = name_full_blocks(request.row, int(num_tokens), self.running, self.blocks)
-            if self._in_flight:  # it may be the last of these that fills them
-                self._in_flight[-1].named_blocks.extend(named_blocks)
+    def _release(self, request: Request, status: RequestStatus, *, is_sound: bool) -> None:
+        """Take row and blocks from a running request. What sound blocks hold stays findable; others lose their name."""
+        row = request.row
+        assert row is not None
+        if is_sound:
+            num_tokens = min(self.running.num_computed[row], self.running.num_known[row])
+            named_blocks = name_full_blocks(row, int(num_tokens), self.running, self.blocks)
+            for step in self._in_flight:  # any of these may be the one that fills them
+                step.named_blocks.extend(named_blocks)
+        else:
+            self.blocks.forget_blocks(self.running.block_ids[row])
         self.blocks.free_blocks(self.running.remove(request, status))
         self._forgotten_req_ids.append(request.request_id)
 
@@ -219,21 +217,25 @@ class Scheduler:
             self._end(request, report, RequestStatus(report.finish_reason))
 
     def fail_step(self, output: SchedulerOutput, error: str) -> None:
-        """End every request of a step whose forward raised. Steps scheduled on top of it fail with it.
+        """End the requests of the oldest step in flight: its forward raised. Steps behind it go on.
 
-        Whether the worker has heard which rows to forget is not known, so it is told again: to forget a request that
-        it does not have must cost it nothing.
+        A request that shares blocks which the step should have filled is computed again. Whether the worker has heard
+        which rows to forget is not known, so it is told again: to forget a request that it lacks must cost it nothing.
         """
         self._assert_owner()
-        assert self._in_flight[0].output is output, "answers come in the order of their steps"
-        while self._in_flight:
-            step = self._in_flight.popleft()
-            self.blocks.forget_blocks(step.named_blocks)
-            self._forgotten_req_ids += step.output.finished_req_ids
-            for request_id in step.output.req_ids:
-                request = self._requests.get(request_id)
-                if request is not None:
-                    self._fail(request, error)
+        step = self._in_flight.popleft()
+        assert step.output is output, "answers come in the order of their steps"
+        for unsure in (step, *self._in_flight):  # a name given in a later one may stand for what follows an empty block
+            self.blocks.forget_blocks(unsure.named_blocks)
+        self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
+        for request in step.requests(self.running):
+            self._fail(request, error)
+        for request in self.running.holders(step.named_blocks):
+            self._preempt(request, is_sound=False)
+
+    def _is_running(self, request_id: str) -> bool:
+        request = self._requests.get(request_id)
+        return request is not None and request.row is not None
 
     def take_finished(self) -> EngineCoreOutputs:
         """Report ends that no step's answer carries: aborts, and failures of a step."""
@@ -241,14 +243,12 @@ class Scheduler:
 
     def _fail(self, request: Request, error: str, error_type: str | None = None) -> None:
         """End one request as failed. What its blocks hold is not to be trusted, so nobody shall find them."""
-        if request.row is not None:
-            self.blocks.forget_blocks(self.running.block_ids[request.row])
         report = finished(request, RequestStatus.FAILED, error=error, error_type=error_type)
         self._end(request, report, RequestStatus.FAILED)
 
     def _end(self, request: Request, report: FinishedRequest, status: RequestStatus) -> None:
         if request.row is not None:
-            self._release(request, status)
+            self._release(request, status, is_sound=status is not RequestStatus.FAILED)
         else:
             is_queued = request.status is not RequestStatus.WAITING_FOR_GRAMMAR
             request.status = status
@@ -260,19 +260,7 @@ class Scheduler:
 
     def _outputs(self, news: StepNews, step: StepInFlight | None) -> EngineCoreOutputs:
         reports, self.finished = self.finished, {}
-        return EngineCoreOutputs(
-            epoch=self._epoch,
-            req_ids=list(news.req_ids),
-            num_new_tokens=[1] * len(news.req_ids),
-            first_indices=(news.positions - self.running.num_prompt[news.rows]).tolist(),
-            new_token_ids=news.token_ids.tolist(),
-            num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
-            admitted=step.admitted if step else {},
-            finished=reports,
-            logprobs=news.logprobs,
-            prompt_logprobs=news.prompt_logprobs,
-            stats=self.stats(),
-        )
+        return news.outputs(self._epoch, step, reports, self.running, self.stats())
 
     # -- looking in ---------------------------------------------------------------------------------------------
 

@@ -12,15 +12,22 @@ from octavo.attention.native import NativeAttention, NativePlan
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
 from octavo.layers.attention import AttentionStep
-from octavo.models.interfaces import CausalLM
+from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 
 class StepGraph:
-    """Does what `model.forward` does, for up to `max_tokens` tokens, with the same bits."""
+    """Does what `model.run_stage` does, for up to `max_tokens` tokens, with the same bits."""
 
-    def __init__(self, model: CausalLM, tape: Tape, x: torch.Tensor, hidden: torch.Tensor) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        tape: Tape,
+        x: torch.Tensor,  # [max_tokens, D] what the first call reads
+        residual: torch.Tensor | None,  # [max_tokens, D] the stream from the stage before
+        result: IntermediateTensors,  # [max_tokens, D] each, what the last call writes
+    ) -> None:
         self._model, self._tape = model, tape
-        self._x, self._hidden = x, hidden  # [max_tokens, D] each, what the first call reads and the last one writes
+        self._x, self._residual, self._result = x, residual, result
         self._attention = model.context.attention
         self._group_size = model.heads.group_size
 
@@ -35,19 +42,24 @@ class StepGraph:
         if model.num_experts and not kernels.records_experts:
             return None
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
+        residual = None if model.stage.is_first else torch.empty_like(x)
         with torch.inference_mode(), kernels.recording() as tape:
-            hidden = model.run_layers(x, kv_caches, _blank_step(attention, block_size))
-        return cls(model, tape, x, hidden)
+            result = model.run_layers(x, residual, kv_caches, _blank_step(attention, block_size))
+        return cls(model, tape, x, residual, result)
 
-    def run(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states [T, D]; the next run overwrites them."""
+    def run(self, batch: ForwardBatch, incoming: IntermediateTensors | None) -> IntermediateTensors:
+        """Return what the stage makes of the step; the next run overwrites it."""
         num_tokens = len(batch.input_ids)
-        self._x[:num_tokens] = self._model.embed(batch)
+        if incoming is None:
+            self._x[:num_tokens] = self._model.embed(batch)
+        else:
+            assert self._residual is not None, "the first stage gets nothing"
+            self._x[:num_tokens], self._residual[:num_tokens] = incoming.hidden, incoming.residual
         step = self._model.attention_step(batch)
         assert isinstance(self._attention, NativeAttention)
         native_step = self._attention.make_step(step.plan, step.cos, step.sin, self._group_size)
         self._tape.replay(num_tokens, native_step)
-        return self._hidden[:num_tokens]
+        return IntermediateTensors(self._result.hidden[:num_tokens], self._result.residual[:num_tokens])
 
 
 def _blank_step(attention: NativeAttention, block_size: int) -> AttentionStep:

@@ -5,16 +5,16 @@ never more than what is free: on a shared machine others were there first.
 """
 
 import logging
-from collections import Counter
 from dataclasses import replace
 
 from octavo.config.engine import CacheConfig
 from octavo.config.model import ModelConfig, MoEConfig
-from octavo.config.parallel import RankPlace
+from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import Quantization
+from octavo.worker.parameters import LinearMaps, layer_maps, stage_parameters, vocabulary_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -47,79 +47,46 @@ def _experts_of_rank(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
     )
 
 
-def count_parameters(model: ModelConfig) -> int:
-    """Return the number of weights of a decoder, from its configuration alone."""
-    query = model.num_heads * model.head_dim
-    key = model.num_kv_heads * model.head_dim
-    attention = model.hidden_size * (query + 2 * key) + query * model.hidden_size
-    attention += (query + 2 * key) * model.attention_bias + model.hidden_size * model.attention_out_bias
-    norms = 2 * model.hidden_size + 2 * model.head_dim * model.qk_norm
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return model.num_layers * (attention + norms) + _count_in_mlps(model) + embeddings + model.hidden_size
+def weights_bytes(model: ModelConfig, stage: Stage, dtype_bytes: int, *, packing_copies: bool) -> int:
+    """Return what a stage's weights take in memory; a tied logits head counts twice where packing copies it."""
+    is_copied = packing_copies and model.tie_word_embeddings and stage.is_whole
+    return (stage_parameters(model, stage) + vocabulary_parameters(model) * is_copied) * dtype_bytes
 
 
-def _count_in_mlps(model: ModelConfig) -> int:
-    """Return the weights of all MLPs and mixtures of experts."""
-    dense = 3 * model.hidden_size * model.intermediate_size
-    dense += (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
-    if model.moe is None:
-        return model.num_layers * dense
-    moe, num_sparse = model.moe, sum(model.moe.is_sparse)
-    sparse = moe.num_experts * (model.hidden_size + 3 * model.hidden_size * moe.intermediate_size)  # routers, experts
-    if moe.shared_intermediate_size is not None:
-        sparse += model.hidden_size + 3 * model.hidden_size * moe.shared_intermediate_size
-    return num_sparse * sparse + (model.num_layers - num_sparse) * dense
-
-
-def weights_bytes(model: ModelConfig, dtype_bytes: int, *, packing_copies: bool) -> int:
-    """Return what the weights take in memory; a tied logits head counts twice where packing copies it."""
-    num_copied = model.vocab_size * model.hidden_size if packing_copies and model.tie_word_embeddings else 0
-    return (count_parameters(model) + num_copied) * dtype_bytes
-
-
-def quantized_weights_bytes(model: ModelConfig, dtype_bytes: int, quantization: Quantization) -> int:
+def quantized_weights_bytes(model: ModelConfig, stage: Stage, dtype_bytes: int, quantization: Quantization) -> int:
     """Return the same where linear maps become integers. The embedding stays as it is beside the logits head's copy."""
-    maps = _maps_of_layers(model)
-    in_integers = sum(count * num_outputs * in_size for count, num_outputs, in_size in maps)
-    if not model.tie_word_embeddings:
-        in_integers += model.vocab_size * model.hidden_size
-    integers = sum(count * quantization.linear.num_bytes(*shape) for count, *shape in maps)
-    integers += quantization.logits.num_bytes(model.vocab_size, model.hidden_size)
-    return (count_parameters(model) - in_integers) * dtype_bytes + integers
+    maps = [shape for layer in stage.layers for shape in layer_maps(model, layer)]
+    in_integers = sum(map(LinearMaps.num_weights, maps))
+    integers = sum(each.count * quantization.linear.num_bytes(each.num_outputs, each.in_size) for each in maps)
+    if stage.is_last:
+        integers += quantization.logits.num_bytes(model.vocab_size, model.hidden_size)
+        if not (model.tie_word_embeddings and stage.is_first):
+            in_integers += vocabulary_parameters(model)
+    return (stage_parameters(model, stage) - in_integers) * dtype_bytes + integers
 
 
-def _maps_of_layers(model: ModelConfig) -> list[tuple[int, int, int]]:
-    """Return (how many, outputs, inputs) of all linear maps in layers, but for routers: those stay as they are."""
-    hidden, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    maps = [(model.num_layers, query + 2 * key, hidden), (model.num_layers, hidden, query)]
-    mlps = {model.intermediate_size: model.num_layers}  # how many, by size
-    if (moe := model.moe) is not None:
-        num_sparse = sum(moe.is_sparse)
-        mlps = Counter({model.intermediate_size: model.num_layers - num_sparse})
-        mlps[moe.intermediate_size] += num_sparse * moe.num_experts
-        mlps[moe.shared_intermediate_size or 0] += num_sparse
-    for size, count in mlps.items():
-        maps += [(count, 2 * size, hidden), (count, hidden, size)]
-    return maps
-
-
-def activation_bytes(model: ModelConfig, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int) -> int:
-    """Return an upper estimate of what one step holds beside weights and KV.
+def activation_bytes(
+    model: ModelConfig, stage: Stage, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int
+) -> int:
+    """Return an upper estimate of what one step holds on a stage beside weights and KV.
 
     The widest moment of a layer: residual, normed input, gate and up, their product; then float32 logits of the rows
     that sample, in the slices that the LM head and the sampler work in (64 rows, four copies). Of experts, all that a
-    token has chosen are held at once: input, gate and up, their product, answer.
+    token has chosen are held at once: input, gate and up, their product, answer. Between stages, what comes in and what
+    goes out.
     """
     width = 3 * model.hidden_size + 3 * model.intermediate_size
     if model.moe is not None:
         inner = model.moe.top_k * model.moe.intermediate_size + (model.moe.shared_intermediate_size or 0)
         num_choices = model.moe.top_k + (model.moe.shared_intermediate_size is not None)
         width = max(width, (3 + 2 * num_choices) * model.hidden_size + 3 * inner)
-    logits = min(64, max_num_seqs) * model.vocab_size * 4 * 4
+    if not stage.is_whole:
+        width += 4 * model.hidden_size
+    logits = min(64, max_num_seqs) * model.vocab_size * 4 * 4 * stage.is_last
     return max_num_batched_tokens * width * dtype_bytes + logits
 
 
-def check_weights_fit(model: ModelConfig, weights_bytes: int, budget_bytes: int) -> None:
+def check_weights_fit(model: ModelConfig, stage: Stage, weights_bytes: int, budget_bytes: int) -> None:
     """Refuse before loading.
 
     Raises:
@@ -127,7 +94,7 @@ def check_weights_fit(model: ModelConfig, weights_bytes: int, budget_bytes: int)
     """
     if weights_bytes > budget_bytes:
         raise InsufficientMemoryError(
-            f"{model.model}: {count_parameters(model) / 1e6:,.0f} M weights in {model.dtype} need "
+            f"{model.model}: {stage_parameters(model, stage) / 1e6:,.0f} M weights in {model.dtype} need "
             f"{gib(weights_bytes)}, but Octavo may use {gib(budget_bytes)} of this device's memory; "
             "raise gpu_memory_utilization or take a smaller model"
         )

@@ -1,7 +1,11 @@
 """The model runner: the only owner of model, KV tensors and persistent rows on a rank. One order in, one answer out.
 
+Of a pipeline, every stage gets every order; only the last one samples, and only its answer counts.
+
 Legend: T = tokens of the step, R = requests in it, S = rows that sample, D = hidden size, V = vocabulary.
 """
+
+import logging
 
 import numpy as np
 import torch
@@ -10,38 +14,79 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.models.interfaces import CausalLM
+from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.sampler import Sampler
 from octavo.worker.graph import StepGraph
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptNews
 from octavo.worker.request_rows import RequestRows
+from octavo.worker.stage_links import StageLinks
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
     """Runs steps. Knows rows and tensors, never text, queues or blocks that it was not told of."""
 
     def __init__(
-        self, model: CausalLM, kv_caches: list[LayerKVCache], rows: RequestRows, graph: StepGraph | None = None
+        self,
+        model: CausalLM,
+        kv_caches: list[LayerKVCache],
+        rows: RequestRows,
+        graph: StepGraph | None = None,
+        links: StageLinks | None = None,
     ) -> None:
         self.model = model
         self.graph = graph
         self.kv_caches = kv_caches
         self.rows = rows
+        self._links = links
         self._sampler = Sampler(rows.sampling)
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
 
     @torch.inference_mode()
     def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step: update the rows, run the model over T tokens, sample the S rows that are complete."""
-        if order.scheduled_spec_decode_tokens or order.scheduled_encoder_inputs:
-            raise ValueError("this worker has neither a draft model nor an encoder")
-        self.rows.apply(order)
-        if not order.req_ids:
+        """Compute one step: update the rows, run the model over T tokens, sample the S rows that are complete.
+
+        Raises:
+            StepError: a stage before this one failed.
+        """
+        if self._links is not None and not self.model.stage.is_last:
+            return self._hand_on(order, self._links)
+        batch = self._prepare(order)
+        if batch is None:
             return _nothing()
-        batch = make_forward_batch(order, self.rows)
-        hidden = self.graph.run(batch) if self.graph else self.model(batch, self.kv_caches)  # [T, D]
+        hidden = self._run_stage(batch).hidden  # [T, D]
         return self._sample(order, batch, hidden, self._prompt_logprobs.of_step(order, batch, hidden))
+
+    def _hand_on(self, order: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
+        """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
+        try:
+            batch = self._prepare(order)
+            if batch is not None:
+                links.send(self._run_stage(batch))
+        except Exception as error:
+            logger.exception("step %d failed on this stage", order.step)
+            links.send_failure(order.total_num_scheduled_tokens, error)
+        return _nothing()
+
+    def _prepare(self, order: SchedulerOutput) -> ForwardBatch | None:
+        """Update the rows and gather the batch, while the stage before may still compute. None: no tokens in it."""
+        try:
+            if order.scheduled_spec_decode_tokens or order.scheduled_encoder_inputs:
+                raise ValueError("this worker has neither a draft model nor an encoder")
+            self.rows.apply(order)
+            return make_forward_batch(order, self.rows) if order.req_ids else None
+        except Exception:
+            if self._links is not None and order.req_ids:
+                self._links.receive(order.total_num_scheduled_tokens)  # or the next step would find this one's tensors
+            raise
+
+    def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
+        incoming = self._links.receive(len(batch.input_ids)) if self._links else None
+        if self.graph is not None:
+            return self.graph.run(batch, incoming)
+        return self.model.run_stage(batch, self.kv_caches, incoming)
 
     def _sample(
         self,

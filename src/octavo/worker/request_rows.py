@@ -38,12 +38,13 @@ class RequestRows:
         self._row_of: dict[str, int] = {}
 
     def apply(self, order: SchedulerOutput) -> None:
-        """Take over what changed since the last step: rows to forget first, then new requests, then new blocks."""
+        """Take over what changed since the last step: rows to forget first, then new requests, blocks and tokens."""
         for request_id in order.finished_req_ids:
             self._remove(request_id)
         for request in order.scheduled_new_reqs:
             self._add(request)
         self._append_blocks(order.scheduled_cached_reqs)
+        self._take_tokens(order.scheduled_cached_reqs)
 
     def append_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
         """Write tokens just sampled, `token_ids` [S] int64, behind the known ones of `rows` [S]."""
@@ -83,6 +84,16 @@ class RequestRows:
         for row, block_id in zip(grown.rows.tolist(), grown.block_ids.tolist(), strict=True):
             self.block_table[row, self._num_blocks[row]] = block_id
             self._num_blocks[row] += 1
+
+    def _take_tokens(self, told: CachedRequestData) -> None:
+        if len(told.token_rows):
+            at = (
+                torch.from_numpy(told.token_rows.astype(np.int64)),
+                torch.from_numpy(told.token_positions.astype(np.int64)),
+            )
+            self.token_ids[at[0].to(self.device), at[1].to(self.device)] = torch.from_numpy(told.token_ids).to(
+                self.device
+            )
 
     def _write(self, table: torch.Tensor, row: int, start: int, values: Int32Array) -> None:
         table[row, start : start + len(values)] = torch.from_numpy(values).to(self.device)

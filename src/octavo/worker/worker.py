@@ -34,6 +34,8 @@ from octavo.worker.memory import (
 )
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.request_rows import RequestRows
+from octavo.worker.stage_links import StageLinks
+from octavo.worker.stages import stage_of
 from octavo.worker.warmup import Warmup, WarmupReport
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Worker:
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
         self._groups = make_groups(place, rendezvous, self.devices.device)
+        self._stage = stage_of(config.model, place)
         self._model: CausalLM | None = None
         self._runner: ModelRunner | None = None
 
@@ -70,7 +73,7 @@ class Worker:
     def kv_cache_spec(self) -> KVCacheSpec:
         model, layout = self._part, self._kv_layout
         return KVCacheSpec(
-            num_layers=model.num_layers,
+            num_layers=len(self._stage.layers),
             num_kv_heads=model.num_kv_heads,
             head_size=layout.head_size,
             block_size=self._config.cache.block_size,
@@ -92,13 +95,14 @@ class Worker:
         start_s = time.perf_counter()
         keep_freed_memory()
         model = self._config.model
-        check_weights_fit(self._part, self._weights_bytes(), self._memory_budget())
+        check_weights_fit(self._part, self._stage, self._weights_bytes(), self._memory_budget())
         context = BuildContext(
             kernels=self._kernels,
             attention=self._attention,
             dtype=self._dtype,
             device=self.devices.device,
             groups=self._groups,
+            stage=self._stage,
         )
         self._model = get_model_loader(self._config.load).load_model(model, context)
         give_back_freed_memory()  # what no step will want again
@@ -128,7 +132,12 @@ class Worker:
             sampling=SamplingRows(num_rows, config.model.vocab_size, self.devices.device),
             device=self.devices.device,
         )
-        self._runner = ModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches))
+        self._runner = ModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches), self._links())
+
+    def _links(self) -> StageLinks | None:
+        if self._stage.is_whole:
+            return None
+        return StageLinks(self._groups.stages, self._config.model.hidden_size, self._dtype, self.devices.device)
 
     def _capture_graph(self, kv_caches: list[LayerKVCache]) -> StepGraph | None:
         assert self._model is not None
@@ -142,7 +151,7 @@ class Worker:
         """Report the device's memory with the weights loaded and no KV yet."""
         limits, weights = self._config.scheduler, self._weights_bytes()
         activations = activation_bytes(
-            self._part, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize
+            self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize
         )
         budget, memory = self._memory_budget(), self._memory()
         report = MemoryReport(
@@ -173,8 +182,9 @@ class Worker:
     def _weights_bytes(self) -> int:
         model, dtype_bytes = self._part, self._dtype.itemsize
         if self._config.quantization is not None:
-            return quantized_weights_bytes(model, dtype_bytes, get_quantization(self._config.quantization))
-        return weights_bytes(model, dtype_bytes, packing_copies=self._kernels.packing_copies)
+            quantization = get_quantization(self._config.quantization)
+            return quantized_weights_bytes(model, self._stage, dtype_bytes, quantization)
+        return weights_bytes(model, self._stage, dtype_bytes, packing_copies=self._kernels.packing_copies)
 
     @property
     def _mapped_bytes(self) -> int:

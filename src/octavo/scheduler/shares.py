@@ -1,0 +1,79 @@
+"""What the running rows compute in the next step: who takes part, with how many tokens, and what blocks that needs.
+
+Legend: R = rows in the step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.contracts.schedule import Int32Array
+from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.budget import split_budget
+from octavo.scheduler.running import RowIndices, RunningRows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The part of a step that belongs to running rows."""
+
+    rows: RowIndices  # [R]
+    counts: Int32Array  # [R] tokens, each at least 1
+    short_rows: list[int]  # of these, rows whose blocks cannot hold so many
+    num_missing: list[int]  # blocks that each of those lacks
+
+
+class RunningShares:
+    """Owned by the scheduler. With several batches in flight it deals the rows out, so that each batch gets some.
+
+    In a pipeline only the last stage samples, so a row whose last token is in flight sits out until its value is known:
+    the first stage needs it. If one batch took all rows that are ready, the others would be empty. So each takes at
+    most its part of those that decode. Chunks of a prompt wait for nothing; they may follow one another at once.
+    """
+
+    def __init__(
+        self, running: RunningRows, blocks: BlockManager, max_num_batched_tokens: int, num_batches: int
+    ) -> None:
+        self._running, self._blocks = running, blocks
+        self._budget, self._num_batches = max_num_batched_tokens, num_batches
+
+    @property
+    def tells_tokens(self) -> bool:
+        """True where some ranks only learn by the next order what was sampled."""
+        return self._num_batches > 1
+
+    def next(self) -> Share:
+        """Return what running rows would compute in a step that is made now."""
+        running = self._running
+        rows = running.active
+        counts = split_budget(self._wanted(rows), self._budget)
+        if np.count_nonzero(counts) < len(counts):
+            rows, counts = rows[counts > 0], counts[counts > 0]
+        num_over = running.num_computed[rows] + counts - running.num_slots[rows]
+        short = (num_over > 0).nonzero()[0]
+        return Share(
+            rows=rows,
+            counts=counts,
+            short_rows=rows[short].tolist(),
+            num_missing=[self._blocks.blocks_for(num_tokens) for num_tokens in num_over[short].tolist()],
+        )
+
+    def _wanted(self, rows: RowIndices) -> Int32Array:
+        """Return how many tokens each of `rows` [R] would compute if the budget had no end."""
+        running = self._running
+        if self._num_batches == 1:
+            # A row under a grammar waits for its last token: what may follow depends on it.
+            num_ahead = np.where(running.is_constrained[rows], 0, running.num_in_flight[rows])
+            num_known = running.num_known[rows] + num_ahead
+        else:
+            num_known = running.num_known[rows]
+        # The last token of a request is never computed: nothing is sampled from it.
+        wanted = np.minimum(num_known, running.limit[rows] - 1) - running.num_computed[rows]
+        return wanted if self._num_batches == 1 else self._dealt(wanted)
+
+    def _dealt(self, wanted: Int32Array) -> Int32Array:
+        """Leave to other batches what is more than this one's part of the rows that want a single token."""
+        most = -(-len(wanted) // self._num_batches)
+        is_single = wanted == 1
+        wanted[is_single & (np.cumsum(is_single) > most)] = 0
+        return wanted

@@ -1,0 +1,68 @@
+"""An executor whose ranks are threads of this process: real workers and groups, and no start-up to pay for."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+from octavo.config.engine import EngineConfig
+from octavo.config.parallel import RankPlace
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.distributed.rendezvous import Rendezvous
+from octavo.worker.worker import Worker
+
+ResultT = TypeVar("ResultT")
+
+
+class ThreadedRanks:
+    """Implements `Executor`. Every rank gets every order, and does them in turn."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        places = [RankPlace.of(rank, config.parallel) for rank in range(config.parallel.world_size)]
+        self._answering = next(place.rank for place in places if place.answers)
+        self._threads = [ThreadPoolExecutor(1, f"rank-{place.rank}") for place in places]
+        files = os.memfd_create("store"), os.memfd_create("memory")
+        meeting = Rendezvous(store_fd=files[0], memory_fd=files[1])
+        own = replace(config, threads=1)
+        makers = [
+            thread.submit(Worker, own, place, meeting) for thread, place in zip(self._threads, places, strict=True)
+        ]
+        self.workers = [maker.result() for maker in makers]
+        for file in files:
+            os.close(file)
+        self.num_most_in_flight = 0
+        self._under_way: list[Future[ModelRunnerOutput]] = []
+
+    @property
+    def profile(self) -> str:
+        return self.workers[0].profile
+
+    def start(self) -> int:
+        self._on_every_rank(Worker.load_model)
+        num_blocks = min(self._on_every_rank(Worker.count_kv_blocks))
+        self._on_every_rank(lambda worker: worker.initialize_kv_cache(num_blocks))
+        return num_blocks
+
+    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        futures = [
+            thread.submit(worker.execute_model, order)
+            for thread, worker in zip(self._threads, self.workers, strict=True)
+        ]
+        self._under_way = [future for future in (*self._under_way, futures[self._answering]) if not future.done()]
+        self.num_most_in_flight = max(self.num_most_in_flight, len(self._under_way))
+        return futures[self._answering]
+
+    def warmup(self) -> None:
+        """On all ranks at once: the stages hand on what they compute."""
+        self._on_every_rank(Worker.warmup)
+
+    def exit(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+        self.workers = []
+
+    def _on_every_rank(self, body: Callable[[Worker], ResultT]) -> list[ResultT]:
+        futures = [thread.submit(body, worker) for thread, worker in zip(self._threads, self.workers, strict=True)]
+        return [future.result() for future in futures]
