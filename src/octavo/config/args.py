@@ -118,6 +118,9 @@ class EngineArgs:
             if value is not None and value < 1:
                 raise InvalidParameterError(name, value, "an integer of at least 1")
         self._check_rest()
+        if self.engine_process is False and self.data_parallel_size > 1:
+            limit = f"true or unset: each of {self.data_parallel_size} replicas (data_parallel_size) is a process"
+            raise InvalidParameterError("engine_process", False, limit)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:

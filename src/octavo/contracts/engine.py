@@ -67,3 +67,4 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one entry for each new token of the request
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # whole prompt at once; [0] is None
     stats: SchedulerStats | None = None
+    replica: int = 0  # of the engine, where it has several cores; the client that joins them sets it

@@ -47,6 +47,10 @@ class EngineCoreClient(Protocol):
 
 def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
     """Return a client whose core has loaded the model. Imported here: a core in this process brings torch along."""
+    if config.parallel.data_parallel_size > 1:
+        from octavo.engine.data_parallel_client import DataParallelClient
+
+        return DataParallelClient(config)
     if own_process:
         from octavo.engine.process_client import ProcessClient
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,15 @@ class ProcessClient:
         "octavo.engine.core_proc",
     )  # the folder of the sockets comes behind it
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, deliver: Callable[[EngineCoreOutputs | None], None] | None = None) -> None:
+        """`deliver` gets outputs in place of `get_outputs`, in the listening thread; None once the child is gone."""
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
         self._sockets = zmq.Context()
         self._to_core = self._bind(zmq.PUSH, "to-core")
         self._from_core = self._bind(zmq.PULL, "from-core")
         self._send_lock = threading.Lock()
         self._outputs: queue.SimpleQueue[EngineCoreOutputs | None] = queue.SimpleQueue()  # None: see `_death`
+        self._deliver = deliver or self._outputs.put
         self._ready: Future[str] = Future()
         self._calls: dict[int, Future[None]] = {}
         self._call_ids = itertools.count()
@@ -69,6 +71,11 @@ class ProcessClient:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def death(self) -> OctavoError | None:
+        """Why the child is gone; None while it lives."""
+        return self._death
 
     @property
     def pid(self) -> int:
@@ -151,7 +158,7 @@ class ProcessClient:
     def _settle(self, message: FromCore) -> None:
         match message:
             case EngineCoreOutputs():
-                self._outputs.put(message)
+                self._deliver(message)
             case CoreReady():
                 self._ready.set_result(message.profile)
             case CoreFailed():
@@ -170,7 +177,7 @@ class ProcessClient:
         for waiting in futures:
             if not waiting.done():
                 waiting.set_exception(death)
-        self._outputs.put(None)
+        self._deliver(None)
 
 
 def _how_it_ended(returncode: int) -> str:

@@ -48,14 +48,12 @@ class Executor(Protocol):
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """Return the executor for this configuration. Imported here: one rank in this process needs torch.
+    """Return the executor of one replica. Imported here: one rank in this process needs torch.
 
     Raises:
         InvalidParameterError: degrees that this executor does not run.
     """
     parallel = config.parallel
-    if parallel.data_parallel_size > 1:
-        raise InvalidParameterError("data_parallel_size", parallel.data_parallel_size, "1, so far")
     if parallel.backend == "uniproc" and parallel.world_size > 1:
         limit = f"mp or ray for {parallel.world_size} ranks; uniproc runs one"
         raise InvalidParameterError("distributed_executor_backend", parallel.backend, limit)

@@ -40,7 +40,8 @@ class EngineMetrics:
     """Counts since the start. One thread: the one that processes outputs. Seconds of the wall clock."""
 
     def __init__(self, stats_interval_s: float = 0.0) -> None:
-        self.stats: SchedulerStats | None = None  # as of the latest step
+        self.stats: SchedulerStats | None = None  # as of the latest step, of all replicas together
+        self.stats_by_replica: dict[int, SchedulerStats] = {}
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.finished: Counter[str] = Counter()  # samples, by how they ended
@@ -57,6 +58,11 @@ class EngineMetrics:
         self.step_tokens = Histogram(powers_of_two(0, 16))
         self._log = StatsLog(stats_interval_s)
 
+    @property
+    def lost_replicas(self) -> list[int]:
+        """Replicas whose core has ended."""
+        return sorted(replica for replica, stats in self.stats_by_replica.items() if not stats.num_blocks)
+
     def note_step(self, outputs: EngineCoreOutputs, num_by_last_time: Mapping[float, int], now_s: float) -> None:
         """Take in a step. `num_by_last_time`: how many samples had got their last token at which time."""
         self.num_generation_tokens += len(outputs.new_token_ids)
@@ -64,7 +70,9 @@ class EngineMetrics:
             self.step_tokens.observe(outputs.num_scheduled_tokens)
         for last_s, count in num_by_last_time.items():
             self.inter_token_latency.observe(now_s - last_s, count)
-        self.stats = outputs.stats or self.stats
+        if outputs.stats is not None:
+            self.stats_by_replica[outputs.replica] = outputs.stats
+            self.stats = SchedulerStats.sum(self.stats_by_replica.values())
         if self.stats is not None:
             self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
 

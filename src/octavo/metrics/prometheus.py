@@ -24,10 +24,7 @@ from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.http import HttpMetrics
 
-_NOTHING_YET = SchedulerStats(
-    num_running=0, num_waiting=0, num_free_blocks=1, num_blocks=1,
-    num_preemptions_total=0, num_prefix_queries_total=0, num_prefix_hits_total=0,
-)  # fmt: skip
+_NOTHING_YET = SchedulerStats()
 
 # our name, vLLM's name, what it is, where it comes from
 _GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
@@ -35,6 +32,9 @@ _GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
     ("requests_waiting", "num_requests_waiting", "Samples that wait in the engine.", lambda s: s.num_waiting),
     ("kv_cache_usage", "kv_cache_usage_perc", "Fraction of KV blocks in use.", lambda s: s.kv_cache_usage),
 )
+_UP: tuple[str, str, str, Callable[[SchedulerStats], float]] = (
+    "up", "", "1 while the replica lives.", lambda s: float(s.num_blocks > 0)
+)  # fmt: skip
 _COUNTERS: tuple[tuple[str, str, str, Callable[[EngineMetrics, SchedulerStats], float]], ...] = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens.", lambda m, s: m.num_prompt_tokens),
     ("generation_tokens", "generation_tokens", "Output tokens.", lambda m, s: m.num_generation_tokens),
@@ -96,6 +96,7 @@ class _Collector(Collector):
         if engine is not None:
             yield from _about_engine(engine, "octavo_", 0, {"model_name": self._model_name})
             yield _ends("octavo_requests_finished", "reason", engine, {"model_name": self._model_name})
+            yield from _about_replicas(engine, {"model_name": self._model_name})
             if self._with_vllm_names:
                 labels = {"model_name": self._model_name, "engine": "0"}
                 yield from _about_engine(engine, "vllm:", 1, labels)
@@ -130,6 +131,17 @@ def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mappi
         buckets = [("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative()]
         family.add_metric(values, buckets, histogram.sum)
         yield family
+
+
+def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield the gauges of each replica, where there are several; those above are of all together."""
+    if len(engine.stats_by_replica) < 2:
+        return
+    for title, _, text, of_stats in (_UP, *_GAUGES):
+        gauge = GaugeMetricFamily(f"octavo_replica_{title}", text, labels=[*labels, "replica"])
+        for replica, stats in sorted(engine.stats_by_replica.items()):
+            gauge.add_metric([*labels.values(), str(replica)], of_stats(stats))
+        yield gauge
 
 
 def _ends(name: str, label: str, engine: EngineMetrics, labels: Mapping[str, str]) -> Metric:

@@ -8,6 +8,7 @@ across (a tenant's salt). SHA-256, because a collision would show one tenant ano
 import hashlib
 from collections.abc import Iterable, Iterator
 
+from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.schedule import Int32Array
 
 _DOMAIN = b"octavo kv block 1"
@@ -21,6 +22,11 @@ def root_hash(extra_keys: Iterable[str] = ()) -> bytes:
         digest.update(len(encoded).to_bytes(8, "little"))
         digest.update(encoded)
     return digest.digest()
+
+
+def request_root(request: EngineCoreRequest) -> bytes:
+    """Return the parent of a request's first block."""
+    return root_hash(() if request.cache_salt is None else (request.cache_salt,))
 
 
 def block_hash(parent: bytes, token_bytes: bytes) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.schedule import Int32Array
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.block_hash import root_hash
+from octavo.scheduler.block_hash import request_root
 
 
 class RequestStatus(Enum):
@@ -66,7 +66,7 @@ class Request:
         wanted = max_model_len if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_num_tokens = min(wanted, max_model_len)  # tokens at which it ends
         self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
-        self.block_root = root_hash(() if message.cache_salt is None else (message.cache_salt,))
+        self.block_root = request_root(message)
         self.num_preemptions = 0
 
     @property

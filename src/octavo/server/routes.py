@@ -53,10 +53,11 @@ class Routes:
             app.add_api_route(path, handler, methods=methods, response_model=None)
 
     async def health(self) -> Response:
-        """200 when requests are served; 503 while the model is loading, and when the engine is gone."""
+        """200 when requests are served, if by fewer replicas than there were; 503 while there is no engine."""
         refusal = self._lifecycle.refusal()
         if refusal is None:
-            return json_response({"status": "ok"})
+            lost = self._lifecycle.metrics.lost_replicas if self._lifecycle.metrics is not None else []
+            return json_response({"status": "degraded", "lost_replicas": lost} if lost else {"status": "ok"})
         body = {"status": self._lifecycle.status, "error": refusal.detail}
         return json_response(body, refusal.status, refusal.headers)
 

@@ -1,0 +1,176 @@
+"""Several engine cores behind one client: replicas of the model, each a process with its own scheduler and KV memory.
+
+A replica that dies takes its own requests along, which end with `EngineDeadError`; the others go on, and only when the
+last one is gone is the engine dead.
+"""
+
+import logging
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import msgspec
+
+from octavo.config.engine import EngineConfig
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
+from octavo.contracts.stats import SchedulerStats
+from octavo.device.cores import usable_cores
+from octavo.engine.core_client import CoreMethod
+from octavo.engine.process_client import ProcessClient
+from octavo.engine.routing import Router
+from octavo.errors import EngineDeadError, OctavoError
+
+logger = logging.getLogger(__name__)
+
+
+class DataParallelClient:
+    """Implements `EngineCoreClient`. Returns when every replica has loaded the model."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Start all replicas at the same time.
+
+        Raises:
+            UserError: of the first replica that could not start; the others are let go.
+        """
+        self._arrivals: queue.SimpleQueue[tuple[int, EngineCoreOutputs | None]] = queue.SimpleQueue()  # None: it died
+        num_replicas = config.parallel.data_parallel_size
+        self._replicas = _start_replicas(_config_of_replica(config), num_replicas, self._arrivals)
+        self.profile = self._replicas[0].profile
+        self._lock = threading.Lock()  # of what follows: one thread adds while another gets outputs
+        self._router = Router(num_replicas, config.cache.block_size, caches_prefixes=config.cache.enable_prefix_caching)
+        self._homes: dict[str, int] = {}  # unfinished request id -> its replica
+        self._stats: dict[int, SchedulerStats] = {}  # the latest of each replica
+
+    @property
+    def pids(self) -> list[int]:
+        """The replicas' process ids."""
+        return [replica.pid for replica in self._replicas]
+
+    def add(self, requests: list[EngineCoreRequest]) -> None:
+        """See `EngineCoreClient.add`. Samples of one request stay together.
+
+        Raises:
+            EngineDeadError: no replica is left.
+        """
+        ids = [request.request_id for request in requests]
+        while True:
+            with self._lock:
+                if not self._router.replicas:
+                    raise self._last_death()
+                number = self._router.route(requests)
+                self._homes.update(dict.fromkeys(ids, number))
+            try:
+                return self._replicas[number].add(requests)
+            except EngineDeadError:  # just now: `get_outputs` will see to what it had; these have not reached it
+                with self._lock:
+                    self._router.drop(number)
+                    for request_id in ids:
+                        self._homes.pop(request_id, None)
+
+    def abort(self, request_ids: list[str]) -> None:
+        by_replica: dict[int, list[str]] = {}
+        with self._lock:
+            for request_id in request_ids:
+                if (home := self._homes.get(request_id)) is not None:
+                    by_replica.setdefault(home, []).append(request_id)
+        for number, ids in by_replica.items():
+            if self._replicas[number].death is None:
+                self._replicas[number].abort(ids)
+
+    def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
+        try:
+            number, outputs = self._arrivals.get(block=timeout_s != 0.0, timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if outputs is None:
+            return self._take_leave_of(number)
+        with self._lock:
+            self._note(number, outputs)
+        return msgspec.structs.replace(outputs, replica=number)
+
+    def call(self, method: CoreMethod) -> None:
+        """See `EngineCoreClient.call`: all replicas that live, at the same time."""
+        with self._lock:
+            replicas = [self._replicas[number] for number in self._router.replicas]
+        with ThreadPoolExecutor(len(self._replicas)) as threads:
+            for _ in threads.map(lambda replica: replica.call(method), replicas):
+                pass
+
+    def close(self) -> None:
+        with ThreadPoolExecutor(len(self._replicas)) as threads:
+            for _ in threads.map(ProcessClient.close, self._replicas):
+                pass
+
+    def _note(self, number: int, outputs: EngineCoreOutputs) -> None:
+        for request_id in outputs.finished:
+            self._homes.pop(request_id, None)
+        if number in self._router.replicas:
+            self._router.note_admitted(number, outputs.admitted)
+            self._router.note_finished(number, outputs.finished)
+        if outputs.stats is not None:
+            if number not in self._stats:
+                self._router.note_blocks(number, outputs.stats.num_blocks)
+            self._stats[number] = outputs.stats
+
+    def _take_leave_of(self, number: int) -> EngineCoreOutputs:
+        """Return the ends of what a dead replica leaves unfinished.
+
+        Raises:
+            EngineDeadError: it was the last one.
+        """
+        death = self._replicas[number].death
+        assert death is not None
+        with self._lock:
+            self._router.drop(number)
+            lost = [request_id for request_id, home in self._homes.items() if home == number]
+            for request_id in lost:
+                del self._homes[request_id]
+            num_left = len(self._router.replicas)
+        if not num_left:
+            self._arrivals.put((number, None))  # for whoever asks next
+            raise self._last_death()
+        logger.error(
+            "replica %d is gone: %s; %d of its requests end, %d replicas go on", number, death, len(lost), num_left
+        )
+        end = FinishedRequest(
+            finish_reason="error", error=f"replica {number}: {death}", error_type=EngineDeadError.__name__
+        )
+        return EngineCoreOutputs(
+            epoch=0,
+            req_ids=[],
+            num_new_tokens=[],
+            first_indices=[],
+            new_token_ids=[],
+            num_scheduled_tokens=0,
+            finished=dict.fromkeys(lost, end),
+            stats=self._stats.get(number, SchedulerStats()).ended(),
+            replica=number,
+        )
+
+    def _last_death(self) -> OctavoError:
+        deaths = [f"replica {number}: {replica.death}" for number, replica in enumerate(self._replicas)]
+        return EngineDeadError("all replicas are gone: " + "; ".join(deaths))
+
+
+def _config_of_replica(config: EngineConfig) -> EngineConfig:
+    """Return the configuration of one of several on this host: they share its cores."""
+    threads = config.threads or usable_cores()
+    return replace(config, threads=max(1, threads // config.parallel.data_parallel_size))
+
+
+def _start_replicas(
+    config: EngineConfig, count: int, arrivals: "queue.SimpleQueue[tuple[int, EngineCoreOutputs | None]]"
+) -> list[ProcessClient]:
+    def start(number: int) -> ProcessClient:
+        return ProcessClient(config, lambda outputs: arrivals.put((number, outputs)))
+
+    with ThreadPoolExecutor(count) as threads:
+        starts = [threads.submit(start, number) for number in range(count)]
+    errors = [error for begun in starts if (error := begun.exception()) is not None]
+    if errors:
+        for begun in starts:
+            if begun.exception() is None:
+                begun.result().close()
+        raise errors[0]
+    return [begun.result() for begun in starts]

@@ -1,0 +1,109 @@
+"""Replicas behind one client: real processes, real signals."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from octavo.async_llm import AsyncLLM
+from octavo.engine.data_parallel_client import DataParallelClient
+from octavo.engine.llm_engine import LLMEngine
+from octavo.errors import EngineDeadError, InsufficientMemoryError, InvalidParameterError
+from octavo.llm import LLM
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, logprobs=1)
+OPTIONS: dict[str, Any] = {"num_kv_blocks": 128, "max_num_seqs": 8, "dtype": "float32", "data_parallel_size": 2}
+LONG = SamplingParams(max_tokens=3000, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLMEngine]:
+    engine = LLMEngine("demo", **OPTIONS)
+    yield engine
+    engine.exit()
+
+
+def client_of(engine: LLMEngine) -> DataParallelClient:
+    client = engine.front.client
+    assert isinstance(client, DataParallelClient)
+    return client
+
+
+def test_answers_are_those_of_one_core_and_both_replicas_gave_some(engine: LLMEngine) -> None:
+    prompts = [f"What is {number} + {number}?" for number in range(12)]
+    alone = LLMEngine("demo", **{**OPTIONS, "data_parallel_size": 1})
+    assert [out.outputs for out in engine.generate(prompts, PARAMS)] == [
+        out.outputs for out in alone.generate(prompts, PARAMS)
+    ]
+    alone.exit()
+    stats = engine.front.outputs.metrics.stats_by_replica
+    assert stats.keys() == {0, 1}
+    assert engine.front.outputs.metrics.stats is not None
+    assert engine.front.outputs.metrics.stats.num_blocks == 256
+    assert all(one.num_prefix_queries_total > 0 for one in stats.values())
+
+
+def test_a_conversation_goes_back_to_the_blocks_of_its_beginning(engine: LLMEngine) -> None:
+    beginnings = [[{"role": "user", "content": f"Question {number}: " + "what is a block? " * 12}] for number in (1, 2)]
+    first = [engine.generate(engine.chat_prompt(chat), PARAMS)[0] for chat in beginnings]
+    again = [engine.generate(engine.chat_prompt(chat), PARAMS)[0] for chat in reversed(beginnings)]
+    assert [out.metrics.num_cached_tokens for out in first] == [0, 0]
+    assert all(out.metrics.num_cached_tokens >= 64 for out in again)
+
+
+def test_calls_and_aborts_reach_every_replica(engine: LLMEngine) -> None:
+    for number in range(4):
+        engine.add_request("Hello", LONG, request_id=f"r{number}")
+    for number in range(4):
+        engine.abort_request(f"r{number}")
+    ended: dict[str, RequestOutput] = {}
+    while len(ended) < 4:
+        ended.update({out.request_id: out for out in engine.step()[0] if out.finished})
+    assert {out.outputs[0].finish_reason for out in ended.values()} == {"abort"}
+    engine.reset_prefix_cache()
+    engine.check_integrity()
+
+
+async def test_a_killed_replica_takes_only_its_own_requests_along() -> None:
+    async with AsyncLLM("demo", **OPTIONS) as llm:
+        loaded = await llm.engine()
+        client = loaded.front.client
+        assert isinstance(client, DataParallelClient)
+        tasks = [
+            asyncio.create_task(llm.generate(f"Tell {number}", LONG.replace(max_tokens=600))) for number in range(4)
+        ]
+        while len(client._homes) < 4:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        os.kill(client.pids[1], signal.SIGKILL)
+        killed_s = time.monotonic()
+        done = await asyncio.gather(*tasks)
+        reasons = [out.outputs[0].finish_reason or "" for out in done]
+        assert sorted(reasons) == ["error", "error", "length", "length"]
+        lost = next(out.outputs[0] for out in done if out.outputs[0].finish_reason == "error")
+        assert lost.error is not None
+        assert "replica 1: the engine process ended (killed by signal 9)" in lost.error
+        assert time.monotonic() - killed_s < 60
+        after = await llm.generate(["Hi", "Hello", "Well"], PARAMS)
+        assert [len(out.outputs[0].token_ids) > 0 for out in after] == [True] * 3
+        stats = loaded.metrics.stats_by_replica
+        assert [stats[replica].num_blocks for replica in (0, 1)] == [128, 0]
+        os.kill(client.pids[0], signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=r"all replicas are gone: replica 0: .*; replica 1: "):
+            await llm.generate("Hi", LONG)
+
+
+def test_one_that_cannot_start_lets_the_others_go() -> None:
+    with pytest.raises(InsufficientMemoryError, match="max_model_len"):
+        LLM("demo", data_parallel_size=2, num_kv_blocks=1)
+
+
+def test_replicas_are_processes() -> None:
+    with pytest.raises(InvalidParameterError, match="engine_process=False: true or unset"):
+        LLM("demo", data_parallel_size=2, engine_process=False)
