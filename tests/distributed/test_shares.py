@@ -14,7 +14,9 @@ def test_features_are_dealt_without_gap_or_overlap(total: int, size: int) -> Non
     assert max(share.size for share in shares) <= max(1, -(-total // size)) * 1.125 + 1
 
 
-@pytest.mark.parametrize(("total", "size", "unit"), [(3072, 2, 128), (9728, 4, 128), (2048, 4, 32), (151936, 4, 128)])
+@pytest.mark.parametrize(
+    ("total", "size", "unit"), [(3072, 2, 128), (3072, 4, 128), (9728, 4, 128), (1100, 4, 32), (151936, 4, 128)]
+)
 def test_features_of_real_models_are_dealt_in_whole_units(total: int, size: int, unit: int) -> None:
     assert all(Share.of_features(total, rank, size).start % unit == 0 for rank in range(size))
 

@@ -10,6 +10,7 @@ from tests.models.test_exactness import TOLERANCE, random_tokens
 from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.distributed.groups import ParallelGroups
+from octavo.kernels.native import native_kernels
 
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
 
@@ -37,14 +38,20 @@ def test_every_architecture_on_two_and_four_ranks(case: TinyModel, tmp_path: Pat
             assert torch.equal(rank_logits, results[0][1]), "ranks sample from the same logits"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [("float32", None), ("bfloat16", None), ("bfloat16", "int8"), ("bfloat16", "int4")]
+)
 @pytest.mark.parametrize("name", ["qwen3-tied-gqa-8", "llama-biases"])
-def test_logits_have_the_same_bits_alone_and_in_company(name: str, dtype: str, tmp_path: Path) -> None:
+def test_logits_have_the_same_bits_alone_and_in_company(
+    name: str, dtype: str, quantization: str | None, tmp_path: Path
+) -> None:
+    if quantization is not None and native_kernels() is None:
+        pytest.skip("only the C++ kernels quantise")
     by_name(name).save(tmp_path)
     tokens, others = random_tokens(40, seed=1), {request: random_tokens(request + 2, seed=2) for request in range(1, 9)}
 
     def body(groups: ParallelGroups) -> tuple[bool, torch.Tensor, torch.Tensor]:
-        model = load(tmp_path, dtype=dtype, groups=groups)
+        model = load(tmp_path, dtype=dtype, groups=groups, quantization=quantization)
         [alone] = PagedRunner(model).step({0: tokens})
         runner = PagedRunner(model, num_blocks=128, seed=3)
         pieces = [runner.step({0: tokens[:7], **others})[0], runner.step({3: [5], 0: tokens[7:]})[1]]

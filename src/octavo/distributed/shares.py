@@ -6,8 +6,9 @@ Nothing has to divide: shares may differ by one unit.
 from dataclasses import dataclass
 from typing import Self
 
-# Features are dealt in units of the largest of these of which every rank gets at least so many, so that shares differ
-# little. 128 is a group of inputs with a scale of its own in weights of 4 bits, 32 a panel of the C++ kernels.
+# Features are dealt in the largest of these units that can be dealt evenly, or of which every rank gets at least so
+# many that shares differ little. 128 is a group of inputs with a scale of its own in weights of 4 bits, 32 a panel of
+# the C++ kernels.
 _UNITS = (128, 32, 8)
 _LEAST_UNITS = 8
 
@@ -35,7 +36,8 @@ class Share:
     @classmethod
     def of_features(cls, total: int, rank: int, size: int) -> Self:
         """The same, in units that suit kernels and formats of weights."""
-        unit = next((unit for unit in _UNITS if total >= _LEAST_UNITS * unit * size), 1)
+        fits = (unit for unit in _UNITS if total % (unit * size) == 0 or total >= _LEAST_UNITS * unit * size)
+        unit = next(fits, 1)
         return cls.of(total, rank, size, unit=unit)
 
     @property

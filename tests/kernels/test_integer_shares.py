@@ -1,0 +1,65 @@
+"""Weights in integers that ranks share: where a part, quantised alone, is the same part of the whole quantised.
+
+Scales belong to an output and a group of inputs. Parts by outputs are always the same. Parts by inputs are where they
+begin and end with groups: 4-bit maps of layers have groups of 128, the unit in which features are dealt. With 8 bits
+all inputs of an output share a scale, so each rank has a scale of its own for its part: finer, and not the same.
+
+Legend: N = outputs, K = inputs.
+"""
+
+import pytest
+import torch
+from tests.kernels.conftest import LEVELS, native
+
+from octavo.distributed.shares import Share
+from octavo.kernels.native_integers import IntegerNativeKernels
+from octavo.kernels.quantization import QUANTIZATIONS, Quantization, QuantizedWeight
+
+OUTPUTS, INPUTS = 1100, 2560
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
+each = pytest.mark.parametrize("quantization", QUANTIZATIONS.values(), ids=lambda quantization: quantization.name)
+
+
+def quantize(weight: torch.Tensor, quantization: Quantization) -> QuantizedWeight:
+    return IntegerNativeKernels(native(LEVELS[0], 1), quantization).quantize(weight, quantization.linear)
+
+
+def random_weight() -> torch.Tensor:
+    return torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+
+
+@each
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_parts_by_outputs_are_the_same_integers(quantization: Quantization, size: int) -> None:
+    weight = random_weight()
+    whole = quantize(weight, quantization)
+    for rank in range(size):
+        share = Share.of_features(OUTPUTS, rank, size)
+        part = quantize(weight[share.start : share.stop], quantization)
+        assert torch.equal(part.values, whole.values[share.start : share.stop])
+        assert torch.equal(part.scales, whole.scales[share.start : share.stop])
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+def test_parts_by_inputs_are_the_same_integers_where_groups_stay_whole(size: int) -> None:
+    weight, quantization = random_weight(), QUANTIZATIONS["int4"]
+    whole = quantize(weight, quantization)
+    group_size = quantization.linear.group_size
+    assert group_size is not None
+    for rank in range(size):
+        share = Share.of_features(INPUTS, rank, size)
+        part = quantize(weight[:, share.start : share.stop], quantization)
+        assert torch.equal(part.values, whole.values[:, share.start : share.stop])
+        assert torch.equal(part.scales, whole.scales[:, share.start // group_size : share.stop // group_size])
+
+
+@each
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_by_inputs_are_never_coarser_than_the_whole(quantization: Quantization, size: int) -> None:
+    weight = random_weight()
+    shares = [Share.of(INPUTS, rank, size) for rank in range(size)]  # across groups, too
+    parts = [quantize(weight[:, share.start : share.stop], quantization).dequantized() for share in shares]
+    error = (torch.cat(parts, dim=1) - weight.float()).square().mean()
+    whole_error = (quantize(weight, quantization).dequantized() - weight.float()).square().mean()
+    assert error <= 1.02 * whole_error
