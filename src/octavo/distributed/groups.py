@@ -77,4 +77,5 @@ class ParallelGroups:
     """The groups that one rank belongs to."""
 
     tensor: Group = field(default_factory=SingleRank)  # the ranks that share every layer with this one
+    experts: Group = field(default_factory=SingleRank)  # the same ranks, where they hold whole experts
     stages: Group = field(default_factory=SingleRank)  # those with its part of the layers before and behind

@@ -6,6 +6,7 @@ Shazeer et al. 2017, arXiv:1701.06538. What is computed is in `kernels/reference
 Legend: T = tokens, D = hidden size, X = experts.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
@@ -13,10 +14,11 @@ from torch import nn
 
 from octavo.config.model import MoEConfig
 from octavo.distributed.shares import Share
-from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routing
+from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routes, Routing
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, MergedLinear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.weight_owner import WeightOwner
 
 
 class Router(MergedLinear):
@@ -44,12 +46,47 @@ class Expert(nn.Module):
         self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=False, context=context)
 
 
+class MapElsewhere(WeightOwner):
+    """A linear map that another rank holds: a checkpoint must bring it, and nothing of it is read here."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self._shapes = dict(shapes)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._shapes
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        return
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        assert not tensors
+
+
+class ExpertElsewhere(nn.Module):
+    """An expert that another rank holds."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        into = (intermediate_size, hidden_size)
+        self.gate_up = MapElsewhere({"gate.weight": into, "up.weight": into})
+        self.down = MapElsewhere({"weight": (hidden_size, intermediate_size)})
+
+
 class MixtureOfExperts(nn.Module):
-    """In place of an MLP. `load` [X] int64 counts the tokens that chose each expert, since the start."""
+    """In place of an MLP. `load` [X] int64 counts the tokens that chose each expert, since the start.
+
+    Several ranks hold a slice of each expert; `layers/dealt_experts.py` deals out whole ones instead.
+    """
+
+    is_recordable = True
 
     def __init__(self, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
         super().__init__()
-        self._kernels, self._group = context.kernels, context.groups.tensor
+        self._context, self._kernels, self._group = context, context.kernels, context.groups.tensor
         self._routing = Routing(
             num_experts=moe.num_experts,
             top_k=moe.top_k,
@@ -58,17 +95,21 @@ class MixtureOfExperts(nn.Module):
         )
         self.router = Router(hidden_size, moe, context=context)
         self.experts = nn.ModuleList(
-            Expert(hidden_size, moe.intermediate_size, context=context) for _ in range(moe.num_experts)
+            self.build_expert(number, hidden_size, moe.intermediate_size) for number in range(moe.num_experts)
         )
         self.shared_expert: Expert | None = None
         if moe.shared_intermediate_size is not None:
             self.shared_expert = Expert(hidden_size, moe.shared_intermediate_size, context=context)
         self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
 
+    def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertElsewhere:
+        """Compose expert number `number`."""
+        return Expert(hidden_size, intermediate_size, context=self._context)
+
     @cached_property
     def packed(self) -> PackedExperts:
-        """All experts, the shared one last."""
-        experts = [*self.experts, *([self.shared_expert] if self.shared_expert is not None else [])]
+        """The experts of this rank, the shared one last."""
+        experts = [expert for expert in (*self.experts, self.shared_expert) if isinstance(expert, Expert)]
         return self._kernels.pack_experts(
             [expert.gate_up.packed for expert in experts], [expert.down.packed for expert in experts]
         )
@@ -79,3 +120,8 @@ class MixtureOfExperts(nn.Module):
             x, residual, norm.weight, norm.eps, self.router.packed, self._routing, self.packed, self.load
         )
         return self._group.all_reduce(out), total
+
+    def count(self, routes: Routes) -> None:
+        """Add to `load` what tokens have chosen."""
+        chosen = routes.expert_ids[:, : self._routing.top_k].flatten()
+        self.load += torch.bincount(chosen, minlength=self._routing.num_experts)

@@ -32,9 +32,11 @@ class PackedModel:
         kernels = model.context.kernels
         if load_config.packed_cache_bytes == 0 or not isinstance(kernels, KeepsPacked):
             return None
-        tensor = model.context.groups.tensor
+        tensor, experts = model.context.groups.tensor, model.context.groups.experts
         slots = {name: slot.shape for name, slot in weight_slots(model).items()}  # those of this rank's stage
-        digest = checkpoint_digest(Path(model.config.path), _FORM, kernels.layout, tensor.rank, tensor.size, slots)
+        digest = checkpoint_digest(
+            Path(model.config.path), _FORM, kernels.layout, tensor.rank, tensor.size, experts.size, slots
+        )
         return cls(model, PackedCache(cache_folder(), load_config.packed_cache_bytes), digest)
 
     def restore(self) -> bool:

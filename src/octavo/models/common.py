@@ -15,6 +15,7 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.layers.attention import Attention, AttentionStep, HeadNormWeights
 from octavo.layers.context import BuildContext
+from octavo.layers.dealt_experts import DealtExperts
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
 from octavo.layers.logits import LogitsHead
@@ -162,7 +163,8 @@ class DecoderForCausalLM(CausalLM):
     def build_mlp(self, layer: int) -> nn.Module:
         """Compose the MLP of block number `layer`, or its experts."""
         if self.config.moe is not None and self.config.moe.is_sparse[layer]:
-            return MixtureOfExperts(self.config.hidden_size, self.config.moe, context=self.context)
+            mixture = DealtExperts if self.context.groups.experts.size > 1 else MixtureOfExperts
+            return mixture(self.config.hidden_size, self.config.moe, context=self.context)
         return GatedMLP(self.config, self.context)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:

@@ -12,6 +12,7 @@ from octavo.attention.native import NativeAttention, NativePlan
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
 from octavo.layers.attention import AttentionStep
+from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 
@@ -39,7 +40,8 @@ class StepGraph:
             return None
         if not model.context.groups.tensor.is_recordable:
             return None
-        if model.num_experts and not kernels.records_experts:
+        mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+        if mixtures and not (kernels.records_experts and mixtures[0].is_recordable):
             return None
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)

@@ -24,7 +24,7 @@ _RESERVE_BYTES = 128 << 20
 _PREFIX_CACHE_FACTOR = 2
 
 
-def part_of_rank(model: ModelConfig, place: RankPlace) -> ModelConfig:
+def part_of_rank(model: ModelConfig, place: RankPlace, *, deals_experts: bool = False) -> ModelConfig:
     """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it."""
     rank, size = place.tp_rank, place.tp_size
     heads = HeadShare.of(model.num_heads, model.num_kv_heads, rank, size)
@@ -34,11 +34,16 @@ def part_of_rank(model: ModelConfig, place: RankPlace) -> ModelConfig:
         num_kv_heads=heads.kv.size,
         intermediate_size=Share.of_features(model.intermediate_size, rank, size).size,
         vocab_size=Share.of_features(model.vocab_size, rank, size).size,
-        moe=model.moe and _experts_of_rank(model.moe, rank, size),
+        moe=model.moe and (_dealt_experts if deals_experts else _sliced_experts)(model.moe, rank, size),
     )
 
 
-def _experts_of_rank(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
+def _dealt_experts(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
+    """Whole experts; a token brings no more work to one rank than to a rank alone. Rows of routers go with experts."""
+    return replace(moe, num_experts=Share.of(moe.num_experts, rank, size).size)
+
+
+def _sliced_experts(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
     shared = moe.shared_intermediate_size
     return replace(
         moe,

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 
 from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerKVCache
@@ -53,12 +54,15 @@ class Worker:
     def __init__(self, config: EngineConfig, place: RankPlace = ALONE, rendezvous: Rendezvous = _NOBODY_ELSE) -> None:
         self._config = config
         self.place = place
-        self._part = part_of_rank(config.model, place)
+        deals_experts = config.parallel.enable_expert_parallel
+        self._part = part_of_rank(config.model, place, deals_experts=deals_experts)
         self.devices = DeviceManager(config.device, config.threads)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
         self._groups = make_groups(place, rendezvous, self.devices.device)
+        if deals_experts:
+            self._groups = replace(self._groups, experts=self._groups.tensor)
         self._stage = stage_of(config.model, place)
         self._model: CausalLM | None = None
         self._runner: ModelRunner | None = None

@@ -1,0 +1,95 @@
+"""Experts dealt to ranks give what one rank gives, bit for bit; nothing has to divide."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.distributed.ranks import run_ranks
+from tests.models.paged import PagedRunner, load
+from tests.models.test_exactness import TOLERANCE, random_tokens
+from tests.models.test_moe import NAMES
+from tests.models.tiny import TINY_MODELS
+
+from octavo.distributed.groups import ParallelGroups
+from octavo.distributed.shares import Share
+from octavo.layers.dealt_experts import DealtExperts
+from octavo.layers.moe import Expert, MixtureOfExperts
+from octavo.models.interfaces import CausalLM
+
+PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
+
+
+def save(name: str, folder: Path) -> None:
+    next(case for case in TINY_MODELS if case.name == name).save(folder)
+
+
+def dealing(groups: ParallelGroups) -> ParallelGroups:
+    return replace(groups, experts=groups.tensor)
+
+
+def mixtures(model: CausalLM) -> list[MixtureOfExperts]:
+    return [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_and_four_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    alone = load(tmp_path)
+    tokens = PagedRunner(alone).generate(PROMPTS, num_tokens=12)
+    [logits] = PagedRunner(alone).step({0: PROMPTS[2]})
+    loads = [mixture.load for mixture in mixtures(alone)]
+
+    def body(groups: ParallelGroups) -> tuple[list[list[int]], torch.Tensor, list[torch.Tensor], int]:
+        model = load(tmp_path, groups=dealing(groups))
+        results = PagedRunner(model).generate(PROMPTS, num_tokens=12), PagedRunner(model).step({0: PROMPTS[2]})[0]
+        dealt = mixtures(model)
+        assert all(isinstance(mixture, DealtExperts) for mixture in dealt)
+        num_held = sum(isinstance(expert, Expert) for expert in dealt[0].experts)
+        return *results, [mixture.load for mixture in dealt], num_held
+
+    for size in (2, 4):
+        results = run_ranks(body, size)
+        assert alone.config.moe is not None
+        assert sum(num_held for *_, num_held in results) == alone.config.moe.num_experts
+        for rank_tokens, rank_logits, rank_loads, _ in results:
+            assert rank_tokens == tokens
+            torch.testing.assert_close(rank_logits, logits, atol=TOLERANCE, rtol=0)
+            assert torch.equal(rank_logits, results[0][1]), "ranks sample from the same logits"
+            assert all(torch.equal(*both) for both in zip(rank_loads, loads, strict=True)), "each rank counts all"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-one-of-13"])
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 37])
+def test_a_dealt_mixture_has_the_bits_of_a_whole_one(name: str, dtype: str, num_tokens: int, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    alone = load(tmp_path, dtype=dtype)
+    if not alone.context.kernels.is_row_invariant:
+        pytest.skip(f"{alone.context.kernels.name} does not promise it")
+    generator = torch.Generator().manual_seed(1)
+    x, residual = torch.randn(2, num_tokens, 36, generator=generator).to(alone.context.dtype)
+
+    def outputs(model: CausalLM) -> list[torch.Tensor]:
+        layers = [layer for layer in model.get_submodule("layers") if isinstance(layer.mlp, MixtureOfExperts)]  # type: ignore[attr-defined]
+        with torch.inference_mode():
+            return [part for layer in layers for part in layer.mlp(layer.mlp_norm, x, residual)]  # type: ignore[operator]
+
+    expected = outputs(alone)
+
+    def body(groups: ParallelGroups) -> list[torch.Tensor]:
+        return outputs(load(tmp_path, dtype=dtype, groups=dealing(groups)))
+
+    for results in run_ranks(body, 3):
+        assert all(torch.equal(*both) for both in zip(results, expected, strict=True))
+
+
+def test_more_ranks_than_experts(tmp_path: Path) -> None:
+    save("mixtral-window-all-experts", tmp_path)  # three
+    tokens = PagedRunner(load(tmp_path)).generate(PROMPTS, num_tokens=5)
+
+    def body(groups: ParallelGroups) -> list[list[int]]:
+        return PagedRunner(load(tmp_path, groups=dealing(groups))).generate(PROMPTS, num_tokens=5)
+
+    assert [Share.of(3, rank, 5).size for rank in range(5)].count(0) == 2
+    assert run_ranks(body, 5) == [tokens] * 5
