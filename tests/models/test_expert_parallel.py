@@ -15,6 +15,7 @@ from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.shares import Share
 from octavo.layers.dealt_experts import DealtExperts
 from octavo.layers.moe import Expert, MixtureOfExperts
+from octavo.models.common import DecoderLayer
 from octavo.models.interfaces import CausalLM
 
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
@@ -71,9 +72,14 @@ def test_a_dealt_mixture_has_the_bits_of_a_whole_one(name: str, dtype: str, num_
     x, residual = torch.randn(2, num_tokens, 36, generator=generator).to(alone.context.dtype)
 
     def outputs(model: CausalLM) -> list[torch.Tensor]:
-        layers = [layer for layer in model.get_submodule("layers") if isinstance(layer.mlp, MixtureOfExperts)]  # type: ignore[attr-defined]
         with torch.inference_mode():
-            return [part for layer in layers for part in layer.mlp(layer.mlp_norm, x, residual)]  # type: ignore[operator]
+            layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]
+            return [
+                part
+                for layer in layers
+                if isinstance(layer.mlp, MixtureOfExperts)
+                for part in layer.mlp.forward(layer.mlp_norm, x, residual)
+            ]
 
     expected = outputs(alone)
 

@@ -1,0 +1,40 @@
+"""Experts dealt to ranks in processes of their own: the answers of one rank, whatever else goes on."""
+
+from typing import Any
+
+import pytest
+from tests.end_to_end.conftest import MAX_LEN, MakeLLM
+from tests.end_to_end.support import answers, random_prompt, random_tokens
+
+from octavo.inputs import Prompt
+from octavo.sampling_params import SamplingParams
+
+PREFIX = random_tokens(24, seed=0)
+PROMPTS: list[Prompt] = [random_prompt(length, seed=length) for length in (1, 3, 8, 13, 21, 33)]
+PROMPTS += [{"prompt_token_ids": PREFIX[:length]} for length in (24, 20)]
+PARAMS = [
+    SamplingParams(seed=at, temperature=at % 2 * 0.8, max_tokens=12, ignore_eos=True) for at in range(len(PROMPTS))
+]
+
+
+def token_ids(llm: Any, order: int = 1) -> list[Any]:
+    outputs = llm.generate(PROMPTS[::order], PARAMS[::order], use_tqdm=False)
+    return [sample[0][0] for sample in answers(outputs)][::order]
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("qwen2-moe", 2), ("mixtral", 4)])  # of five experts
+def test_tokens_of_one_rank(name: str, num_ranks: int, make_llm: MakeLLM) -> None:
+    alone = token_ids(make_llm(name, enable_prefix_caching=False))
+    llm = make_llm(
+        name,
+        tensor_parallel_size=num_ranks,
+        enable_expert_parallel=True,
+        max_num_batched_tokens=14,  # chunked
+        num_kv_blocks=MAX_LEN // 4 + 1,  # preempted
+    )
+    assert token_ids(llm) == alone
+    assert token_ids(llm, order=-1) == alone  # prefixes are cached, and others are in the batch
+    for at, prompt in enumerate(PROMPTS):
+        llm.engine.abort_request(llm.engine.add_request(prompt, PARAMS[at]))
+        llm.engine.step()
+    assert token_ids(llm) == alone
