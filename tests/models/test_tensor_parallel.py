@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.distributed.rank_process import run_in_processes
 from tests.distributed.ranks import run_ranks
 from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import TOLERANCE, random_tokens
@@ -36,6 +37,20 @@ def test_every_architecture_on_two_and_four_ranks(case: TinyModel, tmp_path: Pat
             assert rank_tokens == tokens
             torch.testing.assert_close(rank_logits, logits, atol=TOLERANCE, rtol=0)
             assert torch.equal(rank_logits, results[0][1]), "ranks sample from the same logits"
+
+
+def greedy_tokens(groups: ParallelGroups, folders: list[str]) -> list[list[list[int]]]:
+    """Continue the prompts by each model: one rank's work."""
+    return [PagedRunner(load(Path(folder), groups=groups)).generate(PROMPTS, num_tokens=12) for folder in folders]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_architecture_in_processes(size: int, tmp_path: Path) -> None:
+    folders = [str(tmp_path / case.name) for case in TINY_MODELS]
+    for case, folder in zip(TINY_MODELS, folders, strict=True):
+        case.save(Path(folder))
+    alone = greedy_tokens(ParallelGroups(), folders)
+    assert run_in_processes("tests.models.test_tensor_parallel:greedy_tokens", [folders], size) == [alone] * size
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ _ODD = {
 }
 _MULTI_HEAD = {"num_key_value_heads": 6}
 _ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
+_THREE_KV_HEADS = {"num_key_value_heads": 3}
+_EIGHT_KV_HEADS = {"hidden_size": 48, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 6}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 21}
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 27}
@@ -73,6 +75,7 @@ TINY_MODELS = [
     TinyModel(name="llama", family="Llama"),
     TinyModel(name="llama-multi-head", family="Llama", settings=_MULTI_HEAD),
     TinyModel(name="llama-gqa-8", family="Llama", settings=_ONE_KV_HEAD_OF_8),
+    TinyModel(name="llama-gqa-2-of-6", family="Llama", settings=_THREE_KV_HEADS),
     TinyModel(name="llama-derived-head-dim", family="Llama", settings={"head_dim": None}),
     TinyModel(name="llama-tied", family="Llama", settings={"tie_word_embeddings": True}),
     TinyModel(name="llama-biases", family="Llama", settings={"attention_bias": True, "mlp_bias": True}),
@@ -110,6 +113,7 @@ TINY_MODELS = [
     TinyModel(name="qwen2-yarn", family="Qwen2", settings={"rope_parameters": _YARN, **_MULTI_HEAD}),
     TinyModel(name="qwen3", family="Qwen3"),
     TinyModel(name="qwen3-tied-gqa-8", family="Qwen3", settings={"tie_word_embeddings": True, **_ONE_KV_HEAD_OF_8}),
+    TinyModel(name="qwen3-gqa-2-of-16", family="Qwen3", settings=_EIGHT_KV_HEADS),
     TinyModel(name="qwen3-biases", family="Qwen3", settings={"attention_bias": True}),
     TinyModel(
         name="qwen3-mixed-windows",

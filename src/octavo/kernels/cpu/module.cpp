@@ -175,11 +175,18 @@ class Tape {
     return args;
   }
 
-  static void make(const Ops& ops, Pool& pool, const LinearArgs& args) { ops.linear(args, pool); }
-  static void make(const Ops& ops, Pool& pool, const MlpArgs& args) { ops.mlp(args, pool); }
-  static void make(const Ops& ops, Pool& pool, const MoeArgs& args) { ops.moe(args, pool); }
-  static void make(const Ops& ops, Pool& pool, const NormArgs& args) { ops.rms_norm(args, pool); }
-  static void make(const Ops& ops, Pool& pool, const AttentionArgs& args) { ops.attention(args, pool); }
+  static auto op_of(const Ops& ops, const LinearArgs&) { return ops.linear; }
+  static auto op_of(const Ops& ops, const MlpArgs&) { return ops.mlp; }
+  static auto op_of(const Ops& ops, const MoeArgs&) { return ops.moe; }
+  static auto op_of(const Ops& ops, const NormArgs&) { return ops.rms_norm; }
+  static auto op_of(const Ops& ops, const AttentionArgs&) { return ops.attention; }
+
+  template <class Args>
+  static void make(const Ops& ops, Pool& pool, const Args& args) {
+    const std::lock_guard<std::mutex> lock(pool.mutex());
+    op_of(ops, args)(args, pool);
+  }
+  // Without the pool: other ranks may be threads of this process, and want it before they come.
   static void make(const Ops&, Pool&, const AllReduceArgs& args) {
     args.collective->all_reduce(args.x, args.rows * args.size, args.is_float32);
   }
@@ -267,7 +274,6 @@ class Kernels {
 
   void replay(const Tape& tape, std::int64_t num_rows, const AttentionStep& step) {
     nb::gil_scoped_release released;
-    const std::lock_guard<std::mutex> lock(pool_.mutex());
     tape.replay(ops_, pool_, num_rows, step);
   }
 
