@@ -118,6 +118,15 @@ def test_arriving_while_others_run(name: str, alone: list[Any], make_llm: MakeLL
     assert {request_id: answers([output])[0] for request_id, output in seen.items()} == expected
 
 
+def test_where_nobody_sees_the_logits(name: str, make_llm: MakeLLM) -> None:
+    """A step whose rows are all greedy, without logprobs, asks for the largest logits alone."""
+    llm, greedy = make_llm(name), SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    unseen = llm.generate(PROMPTS, greedy, use_tqdm=False)
+    seen = llm.generate(PROMPTS, greedy.replace(logprobs=1), use_tqdm=False)
+    tokens = [[output.outputs[0].token_ids for output in outputs] for outputs in (unseen, seen)]
+    assert tokens[0] == tokens[1]
+
+
 def test_on_two_threads(name: str, alone: list[Any], make_llm: MakeLLM) -> None:
     llm = make_llm(name)
     torch.set_num_threads(2)

@@ -143,6 +143,39 @@ def test_a_row_with_nan_or_infinity_fails_alone() -> None:
     assert list(result.logprobs) == [3]
 
 
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("params", "takes_largest"),
+    [
+        ([GREEDY, GREEDY.replace(top_k=5)], True),
+        ([GREEDY, GREEDY.replace(temperature=1.0)], False),
+        ([GREEDY, GREEDY.replace(logprobs=0)], False),
+        ([GREEDY.replace(presence_penalty=0.5), GREEDY], False),
+        ([GREEDY, GREEDY.replace(min_tokens=2)], False),
+    ],
+)
+def test_the_largest_is_enough_where_all_rows_are_plain_and_greedy(
+    params: list[SamplingParams], takes_largest: bool
+) -> None:
+    rows = SamplingRows(len(params), 10, "cpu")
+    for row, row_params in enumerate(params):
+        rows.add(row, row_params, [5], [], np.array([1], dtype=np.int32), 1)
+    assert Sampler(rows).takes_largest(np.arange(len(params), dtype=np.int32)) is takes_largest
+
+
+def test_the_largest_alone_tells_what_all_logits_tell() -> None:
+    logits = torch.randn(6, 10, generator=torch.Generator().manual_seed(1))
+    logits[1, 3], logits[2, 4], logits[3], logits[4, 2] = math.nan, math.inf, -math.inf, -math.inf
+    whole = sample(logits, [GREEDY] * 6)
+    rows = SamplingRows(6, 10, "cpu")
+    largest = Sampler(rows).take_largest(*logits.max(-1))
+    assert largest.errors == whole.errors
+    assert sorted(whole.errors) == [1, 2, 3]
+    assert torch.equal(largest.token_ids, whole.token_ids)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("top_p", [0.5, 1.0])
 def test_a_row_that_bans_every_token_fails_alone(temperature: float, top_p: float) -> None:

@@ -82,6 +82,10 @@ class Kernels(Protocol):
         """Map x [T, K] to [T, N] float32."""
         ...
 
+    def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the largest of `logits_linear` [T] float32, and its first place [T] int64; NaN where any is."""
+        ...
+
     def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Like `pack_linear`, of weight [2 * I, K] and bias [2 * I], gates first, for `gated_linear`."""
         ...

@@ -165,6 +165,12 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.float32, self._cpu.Output.FLOAT32)
 
+    def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.contiguous()
+        largest = torch.empty(len(x), 2, dtype=torch.int32)  # a float32's bits, an index
+        self.native.largest(self._rows(x), _handle(packed), largest.data_ptr())
+        return largest[:, 0].contiguous().view(torch.float32), largest[:, 1].long()
+
     def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.GATED)
 

@@ -38,6 +38,8 @@ class IntegerNativeKernels(NativeKernels):
         self.name = f"{plain.name}-{quantization.name}"
         self._quantization = quantization
 
+    largest_logits = ReferenceKernels.largest_logits  # all of them, and then the largest
+
     # Experts are computed one by one, by the linear maps.
     records_experts = False
     expert_rows = ReferenceKernels.expert_rows

@@ -37,6 +37,11 @@ class ReferenceKernels:
         """As `linear`, to float32."""
         return self.linear(x, packed).float()
 
+    def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of equal ones `max` names the lowest id."""
+        values, ids = self.logits_linear(x, packed).max(-1)
+        return values, ids
+
     def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """As any linear map."""
         return self.pack_linear(weight, bias)

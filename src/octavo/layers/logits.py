@@ -50,5 +50,13 @@ class LogitsHead(MergedLinear):
             result.copy_(self._forward_slice(rows))
         return logits
 
+    def largest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the largest logit of each row of hidden [L, D], [L] float32, and the lowest id that has it, [L]."""
+        if self._group.size > 1:
+            values, ids = self(hidden).max(-1)
+            return values, ids
+        parts = [self._context.kernels.largest_logits(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
+        return torch.cat([values for values, _ in parts]), torch.cat([ids for _, ids in parts])
+
     def _forward_slice(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._group.all_gather(self._context.kernels.logits_linear(hidden, self.packed), self._sizes)

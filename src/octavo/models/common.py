@@ -194,3 +194,7 @@ class DecoderForCausalLM(CausalLM):
         """See `CausalLM.compute_logits`."""
         logits: torch.Tensor = self.logits_head(hidden)
         return logits
+
+    def largest_logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `CausalLM.largest_logits`."""
+        return self.logits_head.largest(hidden)

@@ -116,3 +116,8 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [L, D] to logits [L, V] float32; in slices when L is large. Only on the last stage."""
+
+    def largest_logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each row's largest logit [L] and the lowest id that has it [L]: less work, where that is enough."""
+        values, ids = self.compute_logits(hidden).max(-1)
+        return values, ids

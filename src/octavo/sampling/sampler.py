@@ -55,6 +55,17 @@ class Sampler:
         step.draw_all()
         return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
 
+    def takes_largest(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
+        """Say whether all that these rows want of their logits is the largest, so that nobody need write them all."""
+        records = self._rows.records(row_ids)
+        is_plain = (records["temperature"] == 0.0) & ~records["is_edited"] & (records["num_logprobs"] < 0)
+        return masks is None and bool(is_plain.all())
+
+    def take_largest(self, largest: Tensor, token_ids: Tensor) -> SamplerOutput:
+        """Do what `sample` does, for rows of which `takes_largest` is true: their largest logits [L], and whose [L]."""
+        errors = {at: _why_not(float(largest[at])) for at in _not_finite(largest)}
+        return SamplerOutput(token_ids=token_ids.to(self._rows.device), errors=errors)
+
 
 class _Step:
     """One call of the sampler: its inputs, and its results as they come."""
@@ -125,8 +136,13 @@ class _Step:
 
     def _check(self, part: NDArray[np.int64], largest: Tensor) -> None:
         """Note an error for each row whose largest logit, `largest` [S], is not finite."""
-        for at in largest.isfinite().logical_not_().nonzero()[:, 0].tolist():
+        for at in _not_finite(largest):
             self.errors[int(part[at])] = _why_not(float(largest[at]))
+
+
+def _not_finite(largest: Tensor) -> list[int]:
+    positions: list[int] = largest.isfinite().logical_not_().nonzero()[:, 0].tolist()
+    return positions
 
 
 def _why_not(largest: float) -> str:

@@ -12,10 +12,10 @@ import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.contracts.engine import TokenLogprobs
-from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.models.interfaces import CausalLM, IntermediateTensors
-from octavo.sampling.sampler import Sampler
+from octavo.sampling.sampler import Sampler, SamplerOutput
 from octavo.worker.graph import StepGraph
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptNews
@@ -103,9 +103,7 @@ class ModelRunner:
         if len(indices):
             rows = order.rows[indices]
             ends = (order.num_computed_tokens + order.num_scheduled_tokens)[indices]
-            logits = self.model.compute_logits(hidden[batch.logits_indices])  # [S, V]
-            output_indices = ends - self.rows.num_prompt_tokens[rows]
-            result = self._sampler.sample(logits, rows, output_indices, order.token_masks)
+            result = self._choose(order, rows, ends, hidden[batch.logits_indices])
             self.rows.append_sampled(rows, ends, result.token_ids)
             sampled[indices, 0] = result.token_ids.cpu().numpy()
             num_sampled[indices] = 1
@@ -121,6 +119,15 @@ class ModelRunner:
             prompt_logprobs=prompts.complete,
             errors=errors,
         )
+
+    def _choose(
+        self, order: SchedulerOutput, rows: Int32Array, ends: Int32Array, hidden: torch.Tensor
+    ) -> SamplerOutput:
+        """Choose the token behind each of `hidden` [S, D], which belong to `rows` [S] and stand in front of `ends`."""
+        if self._sampler.takes_largest(rows, order.token_masks):
+            return self._sampler.take_largest(*self.model.largest_logits(hidden))
+        logits = self.model.compute_logits(hidden)  # [S, V]
+        return self._sampler.sample(logits, rows, ends - self.rows.num_prompt_tokens[rows], order.token_masks)
 
 
 def _nothing() -> ModelRunnerOutput:

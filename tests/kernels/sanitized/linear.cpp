@@ -1,5 +1,6 @@
 // Linear maps, the MLP and norms under address and undefined-behaviour sanitizers, at every level that this machine has,
 // in odd sizes and buffers of exactly the size that they need. `make sanitize` builds and runs it.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -48,11 +49,18 @@ class Trial {
     const RowsArgs plain{x.data(), rows, in_size, nullptr, nullptr, 0.0f, nullptr};
     const RowsArgs normed{x.data(), rows, in_size, residual.data(), norm.data(), 1e-5f, total.data()};
     ops_.linear(LinearArgs{plain, {out_size, map.data(), nullptr}, Output::float32, wide.data()}, pool_);
+    std::vector<Largest> largest(rows);
+    ops_.largest(LargestArgs{plain, {out_size, map.data(), nullptr}, largest.data()}, pool_);
     ops_.linear(LinearArgs{normed, {out_size, map.data(), nullptr}, Output::bf16, out.data()}, pool_);
     ops_.linear(LinearArgs{plain, {out_size, gate_up.data(), nullptr}, Output::gated, out.data()}, pool_);
     ops_.mlp(MlpArgs{normed, {out_size, gate_up.data(), nullptr}, {in_size, down.data(), nullptr}, back.data()}, pool_);
     ops_.rms_norm(NormArgs{normed, back.data()}, pool_);
     double worst = 0.0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const float* logits = wide.data() + row * out_size;
+      const std::int64_t first = std::max_element(logits, logits + out_size) - logits;
+      if (largest[row].output != first || largest[row].value != logits[first]) worst = HUGE_VAL;
+    }
     for (int sample = 0; sample < 20; ++sample) {
       const std::int64_t row = source_() % rows, output = source_() % out_size;
       double sum = 0.0;

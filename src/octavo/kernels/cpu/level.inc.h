@@ -36,6 +36,7 @@ constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vecto
 #include "tiles.inc.h"
 #include "norm.inc.h"
 #include "sum.inc.h"
+#include "largest.inc.h"
 #include "linear.inc.h"
 #include "moe.inc.h"
 #include "integer_pack.inc.h"
@@ -68,6 +69,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .quantise = OCTAVO_LEVEL::quantise,
     .pack_integers = OCTAVO_LEVEL::pack_integers,
     .linear = OCTAVO_LEVEL::linear_of_any_weight,
+    .largest = OCTAVO_LEVEL::largest,
     .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
     .route = OCTAVO_LEVEL::route,
     .expert_rows = OCTAVO_LEVEL::expert_rows,

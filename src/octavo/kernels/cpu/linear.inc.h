@@ -59,6 +59,7 @@ struct Destination {
   std::int64_t out_size;  // N
   void* out;              // [T, N] bf16 or float32; or, gated:
   bf16* out_left;         // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
+  Largest* largest = nullptr;  // [groups of panels][T], in place of all results
 
   std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
   std::int64_t num_panels() const { return ceil_div(out_size, outputs_per_panel()); }
@@ -84,6 +85,10 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
   const std::int64_t count = smaller(width, to.out_size - column);
   if (to.output == Output::float32) {
     float* out = static_cast<float*>(to.out) + row * to.out_size + column;
+    if (streams && count == 64 && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
+      for (int i = 0; i < 4; ++i) stream_line(out + i * 16, (u16x32)values[i]);
+      return;
+    }
     alignas(64) float lanes[64];
     for (int i = 0; i < 4; ++i) store_f32(lanes + i * 16, values[i]);
     __builtin_memcpy(out, lanes, static_cast<std::size_t>(count) * sizeof(float));
@@ -116,6 +121,7 @@ struct Finish {
   const float* results;  // [2][row tiles first ...][2][16][16]
   std::int64_t panel_results, first, panel, num_panels;
   bool streams;
+  Leader* leaders;  // of the rows from `first` on, where they take the results
   std::int64_t row, end;
   std::int64_t num_steps;  // until they should be gone
   std::int64_t credit = 0;
@@ -128,7 +134,12 @@ struct Finish {
       values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
       if (bias) values[i] += load_f32(bias + panel * 32 + i * 16);
     }
-    store_row(product->to, row++, panel / kPair, values, streams);
+    if (leaders) {
+      leaders[row - first * 16].meet(values, panel * 32, product->to.out_size);
+    } else {
+      store_row(product->to, row, panel / kPair, values, streams);
+    }
+    ++row;
   }
   void do_all() {
     while (row < end) do_row();
@@ -177,6 +188,7 @@ struct ProductRows {
   std::int64_t first, end;  // row tiles
   bool streams;
   float* results;  // of `blocking.panels` panels, twice where these are a pair: one pair finishes beside the next one
+  Leader* leaders;
   Finish finish = {};
 
   std::int64_t num_tiles() const { return end - first; }
@@ -201,7 +213,7 @@ struct ProductRows {
         if (is_last_k && (i % kPair == kPair - 1 || i + 1 == num_panels)) {
           const std::int64_t pair = i / kPair * kPair;
           finish.do_all();
-          finish = {&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams,
+          finish = {&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams, leaders,
                     first * 16, first * 16 + num_rows(), kPair * ceil_div(num_tiles(), 2) * (are_a_pair ? product.num_k : count)};
         }
       }
@@ -254,12 +266,18 @@ static inline void multiply_chunk(const Product& product, const Cut& cut, std::i
   const std::int64_t first_panel = chunk % cut.num_groups * cut.group;
   const std::int64_t end_panel = smaller(product.to.num_panels(), first_panel + cut.group);
   const std::int64_t num_results = larger(blocking.panels, 2 * kPair) * (end - first) * 2 * kResultElements;
-  float* results = static_cast<float*>(thread_scratch().bytes(num_results * sizeof(float)));
-  ProductRows rows = {product, blocking, first, end, cut.streams, results};
+  const std::int64_t num_leaders = product.to.largest ? (end - first) * 16 : 0;
+  void* memory = thread_scratch().bytes(num_results * sizeof(float) + num_leaders * sizeof(Leader));
+  float* results = static_cast<float*>(memory);
+  Leader* leaders = num_leaders ? reinterpret_cast<Leader*>(results + num_results) : nullptr;
+  for (std::int64_t i = 0; i < num_leaders; ++i) leaders[i] = Leader();
+  ProductRows rows = {product, blocking, first, end, cut.streams, results, leaders};
   begin_tiles(smaller(16, product.rows));
   for (std::int64_t panel = first_panel; panel < end_panel; panel += blocking.panels)
     rows.multiply(panel, smaller(blocking.panels, end_panel - panel));
   rows.finish.do_all();
+  for (std::int64_t i = 0; leaders && i < rows.num_rows(); ++i)
+    product.to.largest[chunk % cut.num_groups * product.rows + first * 16 + i] = leaders[i].largest();
   end_tiles();
   if (cut.streams) end_stream();
 }
@@ -279,6 +297,26 @@ static void linear(const LinearArgs& args, Pool& pool) {
   bf16* left = static_cast<bf16*>(pool.scratch().bytes(left_elements(rows.rows, rows.size) * sizeof(bf16)));
   pack_rows(rows, left, pool);
   multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, {args.output, args.packed.out_size, args.out, nullptr}}, pool);
+}
+
+static void largest(const LargestArgs& args, Pool& pool) {
+  const RowsArgs& rows = args.rows;
+  if (rows.rows == 0) return;
+  Product product = {nullptr, rows.rows, ceil_div(rows.size, 32), args.packed, {Output::float32, args.packed.out_size, nullptr, nullptr}};
+  const Cut cut = cut_product(product, pool.num_threads() * kChunksPerThread);
+  const std::int64_t left_bytes = left_elements(rows.rows, rows.size) * sizeof(bf16);
+  char* memory = static_cast<char*>(pool.scratch().bytes(left_bytes + cut.num_groups * rows.rows * sizeof(Largest)));
+  bf16* left = reinterpret_cast<bf16*>(memory);
+  product.left = left, product.to.largest = reinterpret_cast<Largest*>(memory + left_bytes);
+  pack_rows(rows, left, pool);
+  pool.run(cut.num_chunks, [&](std::int64_t chunk) { multiply_chunk(product, cut, chunk); });
+  for (std::int64_t row = 0; row < rows.rows; ++row) {
+    args.out[row] = product.to.largest[row];
+    for (std::int64_t group = 1; group < cut.num_groups; ++group) {
+      const Largest other = product.to.largest[group * rows.rows + row];
+      if (leads(other, args.out[row])) args.out[row] = other;
+    }
+  }
 }
 
 // down(silu(gate(x)) * up(x)). What lies between the two maps never leaves the layout of tiles.

@@ -236,6 +236,11 @@ class Kernels {
     run(ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }
 
+  void largest(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
+    if (packed.integers.bits) throw std::invalid_argument("the largest results are of bf16 weights only");
+    run_now(ops_.largest, LargestArgs{rows, packed, at<Largest>(out)});
+  }
+
   void mlp(const RowsArgs& rows, const PackedWeight& gate_up, const PackedWeight& down, std::uintptr_t out) {
     run(ops_.mlp, MlpArgs{rows, gate_up, down, at<bf16>(out)});
   }
@@ -376,6 +381,7 @@ NB_MODULE(_cpu, m) {
       .def("pack_weight", &Kernels::pack_weight)
       .def("pack_integers", &Kernels::pack_integers)
       .def("linear", &Kernels::linear)
+      .def("largest", &Kernels::largest)
       .def("mlp", &Kernels::mlp)
       .def("route", &Kernels::route)
       .def("expert_rows", &Kernels::expert_rows)

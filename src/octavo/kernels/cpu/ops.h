@@ -56,6 +56,18 @@ struct LinearArgs {
   void* out;  // [T, N] bf16 or float32
 };
 
+// The largest result of a row, and the first output that has it; NaN where any result is.
+struct Largest {
+  float value;
+  std::int32_t output;
+};
+
+struct LargestArgs {
+  RowsArgs rows;
+  PackedWeight packed;  // bf16, not gated
+  Largest* out;         // [T]
+};
+
 struct MlpArgs {
   RowsArgs rows;
   PackedWeight gate_up;  // gated
@@ -159,6 +171,7 @@ struct Ops {
   void (*quantise)(const PackIntegersArgs&, Pool&);
   void (*pack_integers)(const PackIntegersArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
+  void (*largest)(const LargestArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
   void (*route)(const RouteArgs&, Pool&);
   void (*expert_rows)(const ExpertRowsArgs&, Pool&);

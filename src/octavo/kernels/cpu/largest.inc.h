@@ -1,0 +1,34 @@
+// The largest of a row's results, without writing them all. Included inside namespace octavo::OCTAVO_LEVEL, in front of
+// the linear maps.
+
+static inline bool leads(Largest a, Largest b) {
+  if (b.value != b.value) return false;
+  return a.value != a.value || a.value > b.value || (a.value == b.value && a.output < b.output);
+}
+
+// Of one row and some panels, in 16 lanes, each with the first output of its largest value. NaN stays.
+struct Leader {
+  f32x16 values = splat(-__builtin_inff());
+  i32x16 outputs = {};
+
+  // Results of outputs [first, first + 64), of which `out_size` bounds those that are there.
+  void meet(const f32x16* results, std::int64_t first, std::int64_t out_size) {
+    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int i = 0; i < 4; ++i) {
+      const i32x16 now = lanes + static_cast<std::int32_t>(first + i * 16);
+      const i32x16 is_nan = results[i] != results[i], is_larger = results[i] > values;
+      const i32x16 takes = (is_nan | is_larger) & (now < static_cast<std::int32_t>(out_size));
+      values = (f32x16)(((i32x16)results[i] & takes) | ((i32x16)values & ~takes));
+      outputs = (now & takes) | (outputs & ~takes);
+    }
+  }
+
+  Largest largest() const {
+    Largest best = {values[0], outputs[0]};
+    for (int lane = 1; lane < 16; ++lane) {
+      const Largest other = {values[lane], outputs[lane]};
+      if (leads(other, best)) best = other;
+    }
+    return best;
+  }
+};
