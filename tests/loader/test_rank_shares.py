@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.config.hf import read_model_config
 from octavo.config.parallel import ParallelConfig, RankPlace
 from octavo.distributed.groups import ParallelGroups, SingleRank
-from octavo.worker.memory import count_parameters, part_of_rank
+from octavo.worker.memory import part_of_rank
+from octavo.worker.parameters import count_parameters
 
 _LARGE: dict[str, Any] = {
     "vocab_size": 3000,
