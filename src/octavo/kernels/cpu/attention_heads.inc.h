@@ -29,38 +29,53 @@ static inline void prefetch_head(const AttentionArgs& args, const Element* head)
     __builtin_prefetch(head + i);
 }
 
-// One head, cut in halves whose elements are rotated in pairs: normalised where `norm` is not null, then turned.
-// Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros behind E.
-template <class Element>
-static inline void make_head(const AttentionArgs& args, const Element* from, const float* norm, std::int64_t token,
-                             Element* to) {
-  constexpr std::int64_t kMaxVectors = kMaxHeadDim / 2 / 16;
-  const std::int64_t half = args.head_dim / 2, num_vectors = ceil_div(half, 16);
-  f32x16 first[kMaxVectors], second[kMaxVectors], squares = splat(0.0f);
-  for (std::int64_t i = 0; i < num_vectors; ++i) {
-    const std::int64_t count = smaller(16, half - i * 16);
-    first[i] = load_some(from + i * 16, count);
-    second[i] = load_some(from + half + i * 16, count);
+// Half of a head in registers: `kVectors` whole vectors, or any number up to the most.
+template <int kVectors>
+struct HeadHalf {
+  static constexpr std::int64_t kMost = kVectors ? kVectors : kMaxHeadDim / 2 / 16;
+  std::int64_t size;
+
+  std::int64_t num_vectors() const { return kVectors ? kVectors : ceil_div(size, 16); }
+  std::int64_t count(std::int64_t vector) const { return kVectors ? 16 : smaller(16, size - vector * 16); }
+};
+
+template <int kVectors, class Element>
+static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& args, const Element* from,
+                                const float* norm, std::int64_t token, Element* to) {
+  const float* cos = args.cos + token * half.size;
+  const float* sin = args.sin + token * half.size;
+  f32x16 first[HeadHalf<kVectors>::kMost], second[HeadHalf<kVectors>::kMost], squares = splat(0.0f);
+  for (std::int64_t i = 0; i < half.num_vectors(); ++i) {
+    first[i] = load_some(from + i * 16, half.count(i));
+    second[i] = load_some(from + half.size + i * 16, half.count(i));
     squares += first[i] * first[i];
     squares += second[i] * second[i];
   }
   if (norm) {
     const float mean = sum_of_lanes(squares) / static_cast<float>(args.head_dim);
     const float factor = 1.0f / __builtin_sqrtf(mean + args.norm_eps);
-    for (std::int64_t i = 0; i < num_vectors; ++i) {
-      const std::int64_t count = smaller(16, half - i * 16);
-      first[i] *= factor * load_some(norm + i * 16, count);
-      second[i] *= factor * load_some(norm + half + i * 16, count);
+    for (std::int64_t i = 0; i < half.num_vectors(); ++i) {
+      first[i] *= factor * load_some(norm + i * 16, half.count(i));
+      second[i] *= factor * load_some(norm + half.size + i * 16, half.count(i));
     }
   }
-  for (std::int64_t i = half * 2; i < padded_head(args); ++i) to[i] = Element{0};
-  for (std::int64_t i = 0; i < num_vectors; ++i) {
-    const std::int64_t count = smaller(16, half - i * 16);
-    const f32x16 cos = load_some(args.cos + token * half + i * 16, count);
-    const f32x16 sin = load_some(args.sin + token * half + i * 16, count);
-    store_some(to + i * 16, first[i] * cos - second[i] * sin, count);
-    store_some(to + half + i * 16, second[i] * cos + first[i] * sin, count);
+  for (std::int64_t i = 0; i < half.num_vectors(); ++i) {
+    const f32x16 across = load_some(cos + i * 16, half.count(i)), along = load_some(sin + i * 16, half.count(i));
+    store_some(to + i * 16, first[i] * across - second[i] * along, half.count(i));
+    store_some(to + half.size + i * 16, second[i] * across + first[i] * along, half.count(i));
   }
+}
+
+// One head, cut in halves whose elements are rotated in pairs: normalised where `norm` is not null, then turned.
+// Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros behind E.
+template <class Element>
+static inline void make_head(const AttentionArgs& args, const Element* from, const float* norm, std::int64_t token,
+                             Element* to) {
+  const std::int64_t half = args.head_dim / 2;
+  if (half == 64) return make_head_of(HeadHalf<4>{half}, args, from, norm, token, to);
+  for (std::int64_t i = half * 2; i < padded_head(args); ++i) to[i] = Element{0};
+  if (half == 32) return make_head_of(HeadHalf<2>{half}, args, from, norm, token, to);
+  make_head_of(HeadHalf<0>{half}, args, from, norm, token, to);
 }
 
 static inline bool has_tiles(const AttentionArgs& args) { return args.block_size % kTilePositions == 0; }

@@ -72,6 +72,23 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
 
 #endif
 
+// Element i of vector j changes places with element j of vector i.
+static inline void transpose(u32x16* rows) {
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int width = 8; width > 0; width /= 2) {
+    // Squares of `width` x `width` that lie across each other change places.
+    const i32x16 is_right = (lanes & width) != 0;
+    const u32x16 upper = (u32x16)(is_right ? lanes + 16 - width : lanes);
+    const u32x16 lower = (u32x16)(is_right ? lanes + 16 : lanes + width);
+    for (int row = 0; row < 16; ++row) {
+      if (row & width) continue;
+      const u32x16 first = rows[row], second = rows[row + width];
+      rows[row] = __builtin_shuffle(first, second, upper);
+      rows[row + width] = __builtin_shuffle(first, second, lower);
+    }
+  }
+}
+
 // A token's key [P], into position `at` of a tile.
 static inline void put_key(bf16* tile, std::int64_t at, const bf16* key, std::int64_t padded) {
   bf16* to = tile + at / 16 * kTileElements + at % 16 * 2;
@@ -93,6 +110,32 @@ static inline void put_value(bf16* tile, std::int64_t at, const bf16* value, std
 #else
     for (std::int64_t lane = 0; lane < 16; ++lane) to[lane * 2 + at % 2] = value[i + lane];
 #endif
+  }
+}
+
+// Keys [16][`stride`] of 16 tokens, into one half of a tile, and their values: whole lines instead of one token's share.
+static inline void put_16_keys(bf16* tile, std::int64_t first, const bf16* keys, std::int64_t stride,
+                               std::int64_t padded) {
+  bf16* to = tile + first / 16 * kTileElements;
+  for (std::int64_t part = 0; part < padded; part += kPart, to += kRightElements) {
+    u32x16 rows[16];
+    for (std::int64_t row = 0; row < 16; ++row) __builtin_memcpy(&rows[row], keys + row * stride + part, 64);
+    transpose(rows);
+    __builtin_memcpy(to, rows, sizeof rows);
+  }
+}
+
+static inline void put_16_values(bf16* tile, std::int64_t first, const bf16* values, std::int64_t stride,
+                                 std::int64_t padded) {
+  bf16* to = tile + first / 2 * 32;
+  for (std::int64_t i = 0; i < padded; i += 16, to += kTileElements) {
+    for (std::int64_t pair = 0; pair < 8; ++pair) {
+      u16x16 even, odd;
+      __builtin_memcpy(&even, values + 2 * pair * stride + i, sizeof even);
+      __builtin_memcpy(&odd, values + (2 * pair + 1) * stride + i, sizeof odd);
+      const u32x16 both = (u32x16)widen(odd) | (u32x16)widen(even) >> 16;
+      __builtin_memcpy(to + pair * 32, &both, sizeof both);
+    }
   }
 }
 

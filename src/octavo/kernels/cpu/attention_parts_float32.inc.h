@@ -48,6 +48,17 @@ static inline void put_value(float* tile, std::int64_t at, const float* value, s
     __builtin_memcpy(tile + part * kRightElements + at * kPart, value + part * kPart, kPart * sizeof(float));
 }
 
+static inline void put_16_keys(float* tile, std::int64_t first, const float* keys, std::int64_t stride,
+                               std::int64_t padded) {
+  for (std::int64_t i = 0; i < padded; ++i)
+    for (std::int64_t row = 0; row < 16; ++row) tile[i * kPart + first + row] = keys[row * stride + i];
+}
+
+static inline void put_16_values(float* tile, std::int64_t first, const float* values, std::int64_t stride,
+                                 std::int64_t padded) {
+  for (std::int64_t row = 0; row < 16; ++row) put_value(tile, first + row, values + row * stride, padded);
+}
+
 static inline bool is_finite(const float* values, std::int64_t count) {
   i32x16 any = {};
   for (std::int64_t i = 0; i < count; i += 16) {

@@ -1,5 +1,7 @@
 // A step's keys and values into paged memory. Included inside namespace octavo::OCTAVO_LEVEL.
 
+constexpr std::int64_t kRunSlots = 16;
+
 // One token's key and value [P] each, of one kv head, to their slot.
 template <class Element>
 static inline void store_slot(const AttentionArgs& args, std::int64_t slot, std::int64_t head, const Element* key,
@@ -17,23 +19,63 @@ static inline void store_slot(const AttentionArgs& args, std::int64_t slot, std:
   }
 }
 
-// Head by head: the tile that tokens share stays in the first-level cache.
+// Whether this token's slot begins a row of slots that are written together: 16 of a tile, or what there is of them.
+static inline bool begins_run(const AttentionArgs& args, std::int64_t token) {
+  return token == 0 || args.slots[token] % kRunSlots == 0 || args.slots[token] != args.slots[token - 1] + 1;
+}
+
+// The tokens of one run, for one kv head.
+template <class Element>
+static inline void write_run(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token,
+                             std::int64_t head) {
+  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, size = args.head_dim, count = end_token - first_token;
+  const std::int64_t padded = padded_head(args), slot = args.slots[first_token];
+  alignas(64) Element keys[kRunSlots * kMaxHeadDim], values[kRunSlots * kMaxHeadDim];
+  const Element* from = static_cast<const Element*>(args.qkv) + (first_token * width + args.num_heads + head) * size;
+  for (std::int64_t at = 0; at < count; ++at, from += width * size) {
+    Element *key = keys + at * padded, *value = values + at * padded;
+    make_head(args, from, args.key_norm, first_token + at, key);
+    __builtin_memcpy(value, from + args.num_kv_heads * size, static_cast<std::size_t>(size) * sizeof(Element));
+    for (std::int64_t i = size; i < padded; ++i) value[i] = Element{0};
+  }
+  if (count == kRunSlots && has_tiles(args) && !args.has_int8_kv) {
+    const std::int64_t tile = tile_index(args, slot, head) * kTilePositions * padded, first = slot % kTilePositions;
+    put_16_keys(static_cast<Element*>(args.keys) + tile, first, keys, padded, padded);
+    put_16_values(static_cast<Element*>(args.values) + tile, first, values, padded, padded);
+    return;
+  }
+  for (std::int64_t at = 0; at < count; ++at) {
+    const Element *key = keys + at * padded, *value = values + at * padded;
+    args.has_int8_kv ? store_slot_int8(args, slot + at, head, key, value) : store_slot(args, slot + at, head, key, value);
+  }
+}
+
+// What lies far apart, and is needed soon: a run's keys and values.
+template <class Element>
+static inline void prefetch_run(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token,
+                                std::int64_t head) {
+  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads;
+  const Element* qkv = static_cast<const Element*>(args.qkv);
+  for (std::int64_t token = first_token; token < end_token; ++token) {
+    const Element* key = qkv + (token * width + args.num_heads + head) * args.head_dim;
+    prefetch_head(args, key);
+    prefetch_head(args, key + args.num_kv_heads * args.head_dim);
+  }
+}
+
+// Runs that begin among these tokens.
 template <class Element>
 static inline void write_kv(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token) {
-  const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, size = args.head_dim;
-  alignas(64) Element key[kMaxHeadDim], value[kMaxHeadDim] = {};
-  const Element* qkv = static_cast<const Element*>(args.qkv);
-  for (std::int64_t head = 0; head < args.num_kv_heads; ++head) {
-    for (std::int64_t token = first_token; token < end_token; ++token) {
-      const Element* of_head = qkv + (token * width + args.num_heads + head) * size;
-      prefetch_head(args, of_head + width * size);  // the next token's
-      make_head(args, of_head, args.key_norm, token, key);
-      __builtin_memcpy(value, of_head + args.num_kv_heads * size, static_cast<std::size_t>(size) * sizeof(Element));
-      if (args.has_int8_kv) {
-        store_slot_int8(args, args.slots[token], head, key, value);
-      } else {
-        store_slot(args, args.slots[token], head, key, value);
+  for (std::int64_t token = first_token; token < end_token;) {
+    std::int64_t end = token + 1;
+    while (end < args.num_tokens && !begins_run(args, end)) ++end;
+    if (begins_run(args, token)) {
+      prefetch_run<Element>(args, token, end, 0);
+      for (std::int64_t head = 0; head < args.num_kv_heads; ++head) {
+        if (head + 1 < args.num_kv_heads) prefetch_run<Element>(args, token, end, head + 1);
+        write_run<Element>(args, token, end, head);
       }
     }
+    token = end;
   }
 }

@@ -104,11 +104,19 @@ static inline void end_stream() {
 
 // Always in the same order.
 static inline float sum_of_lanes(f32x16 value) {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  const __m512d all = (__m512d)value;
+  const __m256 eight = _mm256_add_ps(_mm256_castpd_ps(_mm512_castpd512_pd256(all)), _mm256_castpd_ps(_mm512_extractf64x4_pd(all, 1)));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float lanes[16];
   store_f32(lanes, value);
   for (int width = 8; width > 0; width /= 2)
     for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   return lanes[0];
+#endif
 }
 
 static inline float max_of_lanes(f32x16 value) {
