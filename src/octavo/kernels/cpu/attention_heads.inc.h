@@ -23,6 +23,16 @@ static inline void store_some(float* to, f32x16 value, std::int64_t count) {
   __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
 }
 
+static inline void store_both(bf16* to, f32x16 first, f32x16 second) {
+  const u16x32 both = narrow_both(first, second);
+  __builtin_memcpy(to, &both, sizeof both);
+}
+
+static inline void store_both(float* to, f32x16 first, f32x16 second) {
+  store_f32(to, first);
+  store_f32(to + 16, second);
+}
+
 template <class Element>
 static inline void prefetch_head(const AttentionArgs& args, const Element* head) {
   for (std::int64_t i = 0; i < args.head_dim; i += 64 / static_cast<std::int64_t>(sizeof(Element)))

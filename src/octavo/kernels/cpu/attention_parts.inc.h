@@ -17,9 +17,9 @@ static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column
 #if defined(OCTAVO_HAS_AMX)
 
 // One row tile, or two.
-template <bool kIsDouble, class Right>
+template <bool kIsDouble, class Right, class Next>
 static inline void multiply_tiles(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_k,
-                                  const Right& right) {
+                                  const Right& right, const Next& next) {
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kIsDouble) {
@@ -27,7 +27,8 @@ static inline void multiply_tiles(float* result, const bf16* left, std::int64_t 
     _tile_zero(3);
   }
   for (std::int64_t k = 0; k < num_k; ++k) {
-    const bf16* part = right(k);
+    const bf16 *part = right(k), *coming = next(k);
+    for (int line = 0; line < 32; ++line) __builtin_prefetch(coming + line * 32);
     _tile_loadd(6, part, 64);
     _tile_loadd(4, left + k * kLeftElements, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -47,22 +48,23 @@ static inline void multiply_tiles(float* result, const bf16* left, std::int64_t 
   }
 }
 
-// result = sum over k of left part k * right(k).
-template <class Right>
+// result = sum over k of left part k * right(k). next(k) is what is multiplied by after right(k), here or in the next
+// product: it comes into the first-level cache meanwhile.
+template <class Right, class Next>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
-                                  std::int64_t num_k, const Right& right) {
+                                  std::int64_t num_k, const Right& right, const Next& next) {
   if (num_rows > 16) {
-    multiply_tiles<true>(result, left, row_tile_stride, num_k, right);
+    multiply_tiles<true>(result, left, row_tile_stride, num_k, right, next);
   } else {
-    multiply_tiles<false>(result, left, row_tile_stride, num_k, right);
+    multiply_tiles<false>(result, left, row_tile_stride, num_k, right, next);
   }
 }
 
 #else
 
-template <class Right>
+template <class Right, class Next>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
-                                  std::int64_t num_k, const Right& right) {
+                                  std::int64_t num_k, const Right& right, const Next&) {
   for (std::int64_t k = 0; k < num_k; ++k) {
     for (std::int64_t row = 0; row < num_rows; row += 16)
       multiply_1x2(result + row / 16 * 2 * kResultElements, left + row / 16 * row_tile_stride + k * kLeftElements,

@@ -23,9 +23,9 @@ static inline void multiply_rows(float* result, const float* left, std::int64_t 
   }
 }
 
-template <class Right>
+template <class Right, class Next>
 static inline void multiply_parts(float* result, const float* left, std::int64_t row_tile_stride, std::int64_t num_rows,
-                                  std::int64_t num_k, const Right& right) {
+                                  std::int64_t num_k, const Right& right, const Next&) {
   for (std::int64_t row = 0; row < num_rows;) {
     float* to = result + row / 16 * 2 * kResultElements + row % 16 * 16;
     const float* from = left + row / 16 * row_tile_stride + row % 16 * kPart;

@@ -9,7 +9,11 @@ static inline void mix_values(const Span& span, std::int64_t head, const Tiles<E
     multiply_parts(
         work.mixed + part * 2 * kPairElements + head * rows_per_head * 16, work.weights + head * rows_per_head * kPart,
         kSpanTiles * kLeftElements, rows_per_head, span.num_tiles,
-        [&](std::int64_t tile) { return values.of[tile] + part * kRightElements; });
+        [&](std::int64_t tile) { return values.of[tile] + part * kRightElements; },
+        [&](std::int64_t tile) {
+          const bool is_last = tile + 1 == span.num_tiles;
+          return values.of[is_last ? 0 : tile + 1] + (part + (is_last && part + 1 < num_parts)) * kRightElements;
+        });
 }
 
 // Adds the span's mix of values of one row to what the row has.

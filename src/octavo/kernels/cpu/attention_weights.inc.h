@@ -61,7 +61,10 @@ static inline void score_span(const AttentionArgs& args, const Span& span, Works
       multiply_parts(
           work.scores + i * 2 * kPairElements + head * rows_per_head * 16, work.queries + head * rows_per_head * kPart,
           num_parts * kLeftElements, rows_per_head, num_parts,
-          [&](std::int64_t part) { return keys.of[i] + part * kRightElements; });
+          [&](std::int64_t part) { return keys.of[i] + part * kRightElements; },
+          [&](std::int64_t part) {
+            return part + 1 < num_parts ? keys.of[i] + (part + 1) * kRightElements : keys.of[i + (i + 1 < span.num_tiles)];
+          });
   }
 }
 
@@ -107,6 +110,12 @@ static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, 
   return max;
 }
 
+// A scale that nobody has written, or a NaN that others see, is not looked at.
+static inline f32x16 scaled(f32x16 weight, const float* scales) {
+  const f32x16 product = weight * load_f32(scales);
+  return weight == 0.0f ? weight : product;
+}
+
 // One row's scores to weights, rounded as products take them; returns their sum before rounding.
 template <class Element>
 static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element>& work, std::int64_t row,
@@ -115,17 +124,16 @@ static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element
   const f32x16 base = splat(work.bases[row]);
   f32x16 sum = splat(0.0f);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
-    for (std::int64_t half = 0; half < 2; ++half) {
-      const f32x16 score = load_f32(scores_of(work, row, i, half));
-      f32x16 weight = weight_of(Element{}, (score - base) * factor);
-      sum += weight;
-      if (scales) {
-        // A scale that nobody has written, or a NaN that others see, is not looked at.
-        const f32x16 scaled = weight * load_f32(scales + i * kTilePositions + half * 16);
-        weight = weight == 0.0f ? weight : scaled;
-      }
-      store_some(weights + i * kLeftElements + half * 16, weight, 16);
+    const float* scores = scores_of(work, row, i, 0);
+    f32x16 first = weight_of(Element{}, (load_f32(scores) - base) * factor);
+    f32x16 second = weight_of(Element{}, (load_f32(scores + kResultElements) - base) * factor);
+    sum += first;
+    sum += second;
+    if (scales) {
+      first = scaled(first, scales + i * kTilePositions);
+      second = scaled(second, scales + i * kTilePositions + 16);
     }
+    store_both(weights + i * kLeftElements, first, second);
   }
   return sum;
 }
