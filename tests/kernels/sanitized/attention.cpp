@@ -1,0 +1,161 @@
+// Attention under address and undefined-behaviour sanitizers, at every level that this machine has: prompts, chunks and
+// decodes in one step, keys and values as bf16, float32 and int8, in tiles and in slots, in odd sizes and buffers of
+// exactly the size that they need. `make sanitize` builds and runs it; with a level's name it runs that level alone.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "level.h"
+#include "ops.h"
+
+using namespace octavo;
+
+namespace {
+
+// One step after the other of some requests that grow: T tokens of a step, H query heads, G kv heads, E head size.
+struct Shape {
+  std::int64_t num_heads, num_kv_heads, head_dim, block_size, sliding_window;
+  bool is_float32, has_int8_kv;
+};
+
+struct Request {
+  std::vector<std::int32_t> blocks;
+  std::int64_t length = 0;
+};
+
+class Trial {
+ public:
+  Trial(const Ops& ops, Pool& pool, Shape shape, std::mt19937& source)
+      : ops_(ops), pool_(pool), shape_(shape), source_(source), requests_(3) {
+    const std::int64_t padded = (shape.head_dim + 31) / 32 * 32;
+    const std::int64_t slot_bytes = shape.has_int8_kv ? padded + 4 : padded * (shape.is_float32 ? 4 : 2);
+    const std::int64_t num_blocks = (kMostPositions + shape.block_size - 1) / shape.block_size;
+    std::int32_t free = 0;
+    for (Request& request : requests_)
+      for (std::int64_t i = 0; i < num_blocks; ++i) request.blocks.push_back(free++);
+    // What nobody has written: NaN in every dtype.
+    keys_.assign(free * shape.block_size * shape.num_kv_heads * slot_bytes, 0xff);
+    values_ = keys_;
+    query_norm_ = floats(shape.head_dim), key_norm_ = floats(shape.head_dim);
+  }
+
+  // Whether every result of all steps is a number that a mean of values can be.
+  bool run() {
+    bool is_well = true;
+    for (const std::int64_t most_new : {200, 1, 40, 1}) is_well &= step(most_new);
+    return is_well;
+  }
+
+ private:
+  static constexpr std::int64_t kMostPositions = 600;
+
+  bool step(std::int64_t most_new) {
+    std::vector<std::int32_t> starts{0}, lengths, table, row_blocks[2];
+    std::vector<std::int64_t> slots;
+    const std::int64_t group = shape_.num_heads / shape_.num_kv_heads;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      Request& request = requests_[i];
+      const std::int64_t num_new = 1 + source_() % most_new;
+      for (std::int64_t at = request.length; at < request.length + num_new; ++at)
+        slots.push_back(request.blocks[at / shape_.block_size] * shape_.block_size + at % shape_.block_size);
+      request.length += num_new;
+      starts.push_back(starts.back() + num_new);
+      lengths.push_back(request.length);
+      table.insert(table.end(), request.blocks.begin(), request.blocks.end());
+      for (std::int64_t row = 0; row < num_new * group; row += kMaxRowsOfBlock) {
+        const std::int64_t count = std::min(kMaxRowsOfBlock, num_new * group - row);
+        for (const std::int64_t value : {static_cast<std::int64_t>(i), row, count})
+          row_blocks[count <= 16].push_back(static_cast<std::int32_t>(value));
+      }
+    }
+    row_blocks[0].insert(row_blocks[0].end(), row_blocks[1].begin(), row_blocks[1].end());
+    return attend(starts, lengths, table, row_blocks[0], slots);
+  }
+
+  bool attend(const std::vector<std::int32_t>& starts, const std::vector<std::int32_t>& lengths,
+              const std::vector<std::int32_t>& table, const std::vector<std::int32_t>& row_blocks,
+              const std::vector<std::int64_t>& slots) {
+    const std::int64_t num_tokens = starts.back(), width = shape_.num_heads + 2 * shape_.num_kv_heads;
+    const std::vector<float> cos = floats(num_tokens * shape_.head_dim / 2), sin = floats(num_tokens * shape_.head_dim / 2);
+    const std::vector<float> wide = floats(num_tokens * width * shape_.head_dim);
+    std::vector<bf16> narrow(shape_.is_float32 ? 0 : wide.size());
+    for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = bits(wide[i]) >> 16;
+    const std::int64_t out_size = num_tokens * shape_.num_heads * shape_.head_dim;
+    std::vector<float> wide_out(shape_.is_float32 ? out_size : 0);
+    std::vector<bf16> narrow_out(shape_.is_float32 ? 0 : out_size);
+    AttentionArgs args{};
+    args.num_heads = shape_.num_heads, args.num_kv_heads = shape_.num_kv_heads, args.head_dim = shape_.head_dim;
+    args.block_size = shape_.block_size, args.sliding_window = shape_.sliding_window;
+    args.query_norm = query_norm_.data(), args.key_norm = key_norm_.data(), args.norm_eps = 1e-6f;
+    args.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+    args.is_float32 = shape_.is_float32, args.has_int8_kv = shape_.has_int8_kv;
+    args.num_tokens = num_tokens, args.num_row_blocks = static_cast<std::int64_t>(row_blocks.size()) / 3;
+    args.num_blocks_per_request = static_cast<std::int64_t>(requests_[0].blocks.size());
+    args.cos = cos.data(), args.sin = sin.data(), args.slots = slots.data();
+    args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
+    args.block_table = table.data(), args.row_blocks = row_blocks.data();
+    args.qkv = shape_.is_float32 ? static_cast<const void*>(wide.data()) : narrow.data();
+    args.out = shape_.is_float32 ? static_cast<void*>(wide_out.data()) : narrow_out.data();
+    args.keys = keys_.data(), args.values = values_.data();
+    ops_.attention(args, pool_);
+    bool is_well = true;
+    for (const float value : wide_out) is_well &= std::fabs(value) <= 1.01f;
+    for (const bf16 half : narrow_out) is_well &= (half & 0x7fff) <= 0x3f82;  // 1.016; NaN is more
+    return is_well;
+  }
+
+  static std::uint32_t bits(float value) {
+    std::uint32_t result;
+    std::memcpy(&result, &value, sizeof result);
+    return result;
+  }
+
+  std::vector<float> floats(std::int64_t count) {
+    std::uniform_real_distribution<float> distribution(-1.0f, 1.0f);
+    std::vector<float> result(count);
+    for (float& value : result) value = distribution(source_);
+    return result;
+  }
+
+  const Ops& ops_;
+  Pool& pool_;
+  Shape shape_;
+  std::mt19937& source_;
+  std::vector<Request> requests_;
+  std::vector<std::uint8_t> keys_, values_;
+  std::vector<float> query_norm_, key_norm_;
+};
+
+bool check(const Ops& ops) {
+  std::mt19937 source(1);
+  Pool pool(3);
+  bool is_well = true;
+  for (const std::int64_t head_dim : {12, 64, 80, 128, 256})
+    for (const std::int64_t block_size : {32, 8, 96})
+      for (const int dtype : {0, 1, 2, 3}) {
+        const std::int64_t num_kv_heads = 1 + source() % 4, group = 1 + source() % 5;
+        const Shape shape{num_kv_heads * group, num_kv_heads, head_dim, block_size, source() % 2 ? 50 : 0,
+                          dtype % 2 == 1, dtype >= 2};
+        is_well &= Trial(ops, pool, shape, source).run();
+      }
+  std::printf("%s: attention is %s\n", ops.name, is_well ? "well" : "not a mean of values");
+  return is_well;
+}
+
+}  // namespace
+
+int main(int count, char** names) {
+  std::vector<const Ops*> all{&ops_portable};
+#if defined(__x86_64__)
+  const Level best = best_level();
+  if (best >= Level::avx2) all.push_back(&ops_avx2);
+  if (best >= Level::avx512) all.push_back(&ops_avx512);
+  if (best >= Level::amx) all.push_back(&ops_amx);
+#endif
+  bool is_well = true;
+  for (const Ops* ops : all)
+    if (count < 2 || std::strcmp(names[1], ops->name) == 0) is_well &= check(*ops);
+  return is_well ? 0 : 1;
+}
