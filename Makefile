@@ -18,7 +18,7 @@ TEST := .venv/installed/test-$(KEY)
 # Other projects' clients, in an environment of their own: what they bring along must not meet ours.
 CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test test-clients lint sanitize bench clean
+.PHONY: help demo test test-clients lint sanitized-folder sanitize valgrind bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make sanitize    the C++ kernels under address and undefined-behaviour sanitizers"
+	@echo "make valgrind    attention at the AVX2 level under valgrind, which has to be installed"
 	@echo "make bench   host cost of a step, ops beside the roofline, Octavo beside transformers, the server; quiet machine"
 	@echo "             (a model of your own: .venv/bin/octavo bench throughput --model FOLDER)"
 	@echo "make clean   remove .venv and all that tools have left"
@@ -56,13 +57,20 @@ bench: $(TEST)
 	$(BIN)/python -m benchmarks.http.serve
 
 SANITIZED := build/sanitized
-sanitize: $(TEST)
+sanitized-folder: $(TEST)
 	$(BIN)/python -m pip install --quiet cmake ninja nanobind
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOCTAVO_SANITIZE=ON \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(BIN)/cmake --build $(SANITIZED) --target sanitized_linear sanitized_moe
+
+sanitize: sanitized-folder
+	$(BIN)/cmake --build $(SANITIZED) --target sanitized_linear sanitized_moe sanitized_attention
 	$(SANITIZED)/sanitized_linear
 	$(SANITIZED)/sanitized_moe
+	$(SANITIZED)/sanitized_attention
+
+valgrind: sanitized-folder
+	$(BIN)/cmake --build $(SANITIZED) --target plain_attention
+	valgrind --quiet --error-exitcode=1 $(SANITIZED)/plain_attention avx2
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

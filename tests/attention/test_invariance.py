@@ -96,6 +96,20 @@ def test_many_alike_in_one_step(name: str, shape: Shape) -> None:
         assert torch.equal(result, expected[start:stop])
 
 
+@pytest.mark.parametrize("num_heads", [8, 24])
+def test_heads_taken_together_do_not_show(backend: tuple[str, torch.dtype], num_heads: int) -> None:
+    """One thread with many decodes takes several kv heads of a block at a time, as many as fit into a tile of rows."""
+    name, dtype = backend
+    shape = Shape(num_heads=num_heads, num_kv_heads=8, head_dim=64, block_size=32, dtype=dtype)
+    pool = Pool(name, shape, num_threads=1)
+    sequences = [pool.sequence(301 - 17 * number, seed=1) for number in range(9)]
+    run_step(pool, [(sequence, 0, len(sequence.query) - 1) for sequence in sequences])
+    parts = [(sequence, len(sequence.query) - 1, len(sequence.query)) for sequence in sequences]
+    expected = alone(name, shape, None, length=301)
+    for result, (_, start, stop) in zip(run_step(pool, parts), parts, strict=True):
+        assert torch.equal(result, expected[start:stop])
+
+
 def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tiled backend gathers at once is limited, and where the cut falls does not show."""
     pool = Pool("tiled", Shape())
