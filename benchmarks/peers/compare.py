@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,15 @@ def run_once(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[
 
 
 def run_process(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
-    arguments = [str(row.peer.python()), "-m", row.peer.module, str(model), "--precision", row.precision]
+    output = run_module(row, row.peer.module, model, ["--begun", str(time.time()), "--cells", *cells], timeout_s)
+    results: dict[str, float] = json.loads(output.splitlines()[-1])
+    return results
+
+
+def run_module(row: Row, module: str, model: Path, arguments: list[str], timeout_s: float) -> str:
+    """Return what a module printed in the environment of the row's peer."""
     done = subprocess.run(
-        [*arguments, "--begun", str(time.time()), "--cells", *cells],
+        [str(row.peer.python()), "-m", module, str(model), "--precision", row.precision, *arguments],
         check=False,
         cwd=ROOT,
         env=environment(row.peer),
@@ -79,19 +86,30 @@ def run_process(row: Row, model: Path, cells: list[str], timeout_s: float) -> di
     )
     if done.returncode != 0:
         raise RuntimeError(f"{row.name}: exit {done.returncode}: {done.stderr[-2000:]}")
-    results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return results
+    return done.stdout
+
+
+def export(rows: list[Row], model: Path, timeout_s: float) -> None:
+    """Write the checkpoint in the form of each peer, where that is missing, so that no measured start pays for it."""
+    for row in rows:
+        if row.peer.export is not None:
+            attempt(row, lambda row=row: run_module(row, row.peer.export, model, [], timeout_s))
+
+
+def attempt(row: Row, action: Callable[[], object]) -> None:
+    """A row that fails says so in the report and is not tried again."""
+    try:
+        action()
+    except (PeerMissingError, RuntimeError, subprocess.TimeoutExpired) as error:
+        row.failure = str(error)
 
 
 def take_turns(rows: list[Row], model: Path, cells: list[str], repeats: int, timeout_s: float) -> None:
-    """Fill the rows. One that fails says so in the report and is not tried again."""
+    """Fill the rows."""
     for turn in range(repeats):
         for row in rows:
             if row.failure is None:
-                try:
-                    row.runs.append(run_once(row, model, cells, timeout_s))
-                except (PeerMissingError, RuntimeError, subprocess.TimeoutExpired) as error:
-                    row.failure = str(error)
+                attempt(row, lambda row=row: row.runs.append(run_once(row, model, cells, timeout_s)))
                 print(f"turn {turn + 1}: {row.name}: {row.failure or show(row.runs[-1])}", file=sys.stderr, flush=True)
 
 
@@ -156,6 +174,7 @@ def main() -> None:
     model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
     machine = probe()
     rows = chosen_rows(options.engines, options.groups, options.precisions)
+    export(rows, model, options.timeout)
     take_turns(rows, model, cells, options.repeats, options.timeout)
     found = report(rows, cells, machine, max(machine))
     print(tables(found))

@@ -2,9 +2,9 @@
 
 import os
 
-from benchmarks.peers.registry import LLAMA_CPP, ROOT, Peer
+from benchmarks.peers.registry import LLAMA_CPP, ROOT, VLLM, Peer
 
-_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "OCTAVO_PEERS", "OCTAVO_CPU_LEVEL")
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "OCTAVO_CPU_LEVEL")
 
 
 def environment(peer: Peer) -> dict[str, str]:
@@ -14,4 +14,8 @@ def environment(peer: Peer) -> dict[str, str]:
     always = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     if peer is LLAMA_CPP:
         always["LLAMA_CPP_LIB_PATH"] = str(peer.home / "build" / "bin")
+    if peer is VLLM:
+        # What its manual recommends and its environment holds, and no word home.
+        always["LD_PRELOAD"] = str(peer.home / "venv" / "lib" / "libiomp5.so")
+        always |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(peer.home / "cache")}
     return kept | always

@@ -1,6 +1,6 @@
 """The engines of a comparison: where each one's environment is, and what its precisions are called.
 
-Environments are folders `NAME/venv` under what the environment variable OCTAVO_PEERS names, by default `.venv/peers`.
+Environments are folders `NAME/venv` under what the environment variable BENCHMARK_PEERS names: else `.venv/peers`.
 """
 
 import os
@@ -27,6 +27,7 @@ class Peer:
     name: str
     module: str
     precisions: dict[str, tuple[str, ...]]
+    export: str | None = None  # module that writes the checkpoint in this peer's form
     has_environment: bool = True
 
     @property
@@ -48,7 +49,7 @@ class Peer:
 
 
 def peers_home() -> Path:
-    return Path(os.environ.get("OCTAVO_PEERS", ROOT / ".venv" / "peers")).absolute()
+    return Path(os.environ.get("BENCHMARK_PEERS", ROOT / ".venv" / "peers")).absolute()
 
 
 OCTAVO = Peer(
@@ -60,6 +61,7 @@ OCTAVO = Peer(
 LLAMA_CPP = Peer(
     name="llama.cpp",
     module="benchmarks.peers.llama_cpp_peer",
+    export="benchmarks.peers.gguf_file",
     precisions={"bf16": ("bf16",), "int8": ("q8_0",), "int4": ("q4_0", "q4_k_m")},
 )
 TRANSFORMERS = Peer(
@@ -71,11 +73,13 @@ TRANSFORMERS = Peer(
 OPENVINO = Peer(
     name="openvino",
     module="benchmarks.peers.openvino_peer",
-    precisions={"bf16": ("bf16",), "int8": ("int8",), "int4": ("int4",)},
+    export="benchmarks.peers.openvino_export",
+    precisions={"bf16": ("bf16", "bf16+kv8"), "int8": ("int8+kv8",), "int4": ("int4+kv8",)},
 )
 VLLM = Peer(
     name="vllm",
     module="benchmarks.peers.vllm_peer",
+    export="benchmarks.peers.vllm_export",
     precisions={"bf16": ("bf16",), "int8": ("w8a8",)},
 )
 ENGINES = {peer.name: peer for peer in (OCTAVO, LLAMA_CPP, TRANSFORMERS, OPENVINO, VLLM)}
