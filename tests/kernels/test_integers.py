@@ -15,13 +15,16 @@ from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, get_quantization
 
 MOST_ROWS = 70
-FORMS = [IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)]
+NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
+FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), NESTED]
 SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300)]  # N, K
 # Tiles, vectors, and both sides of each border between them.
 SOME_ROWS = [(0, 1), (3, 2), (5, 4), (1, 5), (20, 9), (0, 16), (2, 17), (7, 33)]
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.bits}-bit-{form.group_size}")
+every_form = pytest.mark.parametrize(
+    "form", FORMS, ids=lambda form: "nested" if form.is_nested else f"{form.bits}-bit-{form.group_size}"
+)
 every_level = pytest.mark.parametrize("level", LEVELS)
 
 
@@ -57,7 +60,17 @@ def random_integers(form: IntegerFormat, num_outputs: int, in_size: int, *, has_
         values=torch.randint(-most, most, (num_outputs, in_size), generator=generator).to(torch.int8),
         scales=torch.rand(shape, generator=generator) / most,
         offsets=torch.randn(shape, generator=generator) if has_offsets else None,
+        multipliers=random_multipliers(form, num_outputs, in_size),
     )
+
+
+def random_multipliers(form: IntegerFormat, num_outputs: int, in_size: int) -> torch.Tensor | None:
+    """Return some of the whole range, at its ends more often than elsewhere."""
+    if not form.is_nested:
+        return None
+    generator = torch.Generator().manual_seed(in_size)
+    shape = num_outputs, form.num_multipliers(in_size)
+    return torch.randint(-200, 201, shape, generator=generator).clamp(-127, 127).to(torch.int8)
 
 
 @every_form
@@ -224,3 +237,4 @@ def test_what_cannot_be_had_is_refused_with_what_it_needs() -> None:
 def test_formats_know_their_size() -> None:
     assert IntegerFormat(bits=8, group_size=None).num_bytes(100, 1000) == 100 * 1004
     assert IntegerFormat(bits=4, group_size=128).num_bytes(100, 1000) == 100 * (500 + 8 * 4)
+    assert NESTED.num_bytes(100, 1000) == 100 * (500 + 32 + 4)

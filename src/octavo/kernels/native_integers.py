@@ -61,8 +61,11 @@ class IntegerNativeKernels(NativeKernels):
         values = torch.empty(num_outputs, in_size, dtype=torch.int8)
         scales = torch.empty(num_outputs, form.num_groups(in_size), dtype=torch.float32)
         integers = self._integers(form, weight.shape, is_gated=False)
-        self.native.quantise(integers, weight.data_ptr(), values.data_ptr(), scales.data_ptr())
-        return QuantizedWeight(format=form, values=values, scales=scales)
+        num_multipliers = form.num_multipliers(in_size)
+        multipliers = torch.empty(num_outputs, num_multipliers, dtype=torch.int8) if num_multipliers else None
+        addresses = values.data_ptr(), scales.data_ptr(), _address(multipliers)
+        self.native.quantise(integers, weight.data_ptr(), *addresses)
+        return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)
 
     def pack(
         self,
@@ -118,16 +121,22 @@ class IntegerNativeKernels(NativeKernels):
     ) -> None:
         values, scales = weight.values.contiguous(), weight.scales.contiguous()
         offsets = None if weight.offsets is None else weight.offsets.contiguous()
-        offsets_address = _NO_ADDRESS if offsets is None else offsets.data_ptr()
-        self.native.pack_integers(integers, values.data_ptr(), scales.data_ptr(), offsets_address, *addresses)
+        multipliers = None if weight.multipliers is None else weight.multipliers.contiguous()
+        plain = values.data_ptr(), scales.data_ptr(), _address(offsets), _address(multipliers)
+        self.native.pack_integers(integers, *plain, *addresses)
 
     def _integers(self, form: IntegerFormat, shape: torch.Size, *, is_gated: bool) -> "_cpu.Integers":
         num_outputs, in_size = shape
         integers: _cpu.Integers = self._cpu.Integers(
             bits=form.bits,
             group_size=form.group_size or 0,
+            is_nested=form.is_nested,
             in_size=in_size,
             out_size=num_outputs // 2 if is_gated else num_outputs,
             is_gated=is_gated,
         )
         return integers
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return _NO_ADDRESS if tensor is None else tensor.data_ptr()

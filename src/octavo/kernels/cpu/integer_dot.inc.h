@@ -4,9 +4,6 @@
 // up to k = 132,000. Where an instruction wants an unsigned side, weights are taken kBias8 or 8 too large, and sums begin
 // with as much less: bias * (sum of the row's q).
 
-typedef std::int8_t i8x64 __attribute__((vector_size(64)));
-typedef std::uint8_t u8x64 __attribute__((vector_size(64)));
-
 static inline u8x64 load_line(const std::uint8_t* from) {
   u8x64 line;
   __builtin_memcpy(&line, from, sizeof line);
@@ -103,6 +100,11 @@ struct IntegerProduct {
   const float* scales(std::int64_t panel, std::int64_t group) const {
     return form().scales + (panel * groups() + group) * 32;
   }
+  // What one scale for all of k makes of a sum.
+  f32x16 scaled(i32x16 sum, std::int64_t panel, int half, std::int64_t row) const {
+    const f32x16 product = multiply_add(__builtin_convertvector(sum, f32x16), load_f32(scales(panel, 0) + half * 16), splat(0.0f));
+    return with_offset(product, panel, 0, half, row);
+  }
   // Sums of floats go from group to group: sum += scale * q-sum, then += offset * (sum of the row's q).
   f32x16 with_offset(f32x16 sum, std::int64_t panel, std::int64_t group, int half, std::int64_t row) const {
     if (form().offsets == nullptr) return sum;
@@ -111,7 +113,14 @@ struct IntegerProduct {
   }
 };
 
-constexpr std::int64_t kPrefetchBytes = 8192;  // ahead of weights that come from memory
+// Weights that come from memory are asked for twice: far ahead into the second-level cache, which has room for many
+// requests at once, and shortly before they are needed into the first.
+constexpr std::int64_t kFarBytes = 16384, kNearBytes = 2048;
+
+static inline void prefetch_line(const std::uint8_t* from) {
+  __builtin_prefetch(from + kFarBytes, 0, 2);
+  __builtin_prefetch(from + kNearBytes);
+}
 
 // Adds up one unit of k, 8 quads, of rows that follow one another within a row tile.
 template <int kBits, int kRows>
@@ -121,7 +130,7 @@ static inline void add_unit(i32x16 (*sums)[2], const std::int8_t* left, const st
     for (int tile = 0; tile < 2; ++tile) {
       const std::uint8_t* from = right + tile * kRightTile + line * 64;
       const u8x64 weights = load_line(from);
-      __builtin_prefetch(from + kPrefetchBytes);
+      prefetch_line(from);
       for (int row = 0; row < kRows; ++row) {
         std::uint32_t quads[2];
         __builtin_memcpy(quads, left + row * kTileK + line * 32 / kBits, sizeof(std::uint32_t) * 8 / kBits);
@@ -162,4 +171,33 @@ static inline void multiply_panel(const IntegerProduct& product, std::int64_t ro
   }
   for (int i = 0; i < kRows; ++i)
     for (int half = 0; half < 2; ++half) results[i * stride + half] = totals[i][half];
+}
+
+// The same of nested integers: results are scale * sum over all of k.
+template <int kRows>
+static inline void multiply_nested_panel(const IntegerProduct& product, std::int64_t row, std::int64_t panel,
+                                         f32x16* results, std::int64_t stride) {
+  const std::int8_t* left = product.rows.left + row / 16 * product.num_k() * kTileBytes + row % 16 * kTileK;
+  const std::uint8_t* right = product.panel(panel);
+  i32x16 sums[kRows][2];
+  for (int i = 0; i < kRows; ++i) sums[i][0] = sums[i][1] = i32x16{} - kBias8 * product.rows.sums[row + i];
+  for (std::int64_t k = 0; k < product.num_k(); ++k, right += kNestedBytes, left += kTileBytes) {
+    prefetch_line(right + 2 * kNestedTileBytes);
+    for (int tile = 0; tile < 2; ++tile) {
+      for (std::int64_t line = 0; line < 8; ++line) {
+        const std::uint8_t* from = right + tile * kNestedTileBytes + line * 64;
+        prefetch_line(from);
+        const Multipliers m = load_multipliers(right + 2 * kNestedTileBytes + line / 4 * 32 + tile * 16);
+        const ExpandedLine expanded = expand_line(from, m);
+        for (int i = 0; i < kRows; ++i) {
+          std::uint32_t quads[2];
+          __builtin_memcpy(quads, left + i * kTileK + line * 8, sizeof quads);
+          sums[i][tile] = add_quad8(sums[i][tile], with_bias8((u8x64)expanded.first), quads[0]);
+          sums[i][tile] = add_quad8(sums[i][tile], with_bias8((u8x64)expanded.second), quads[1]);
+        }
+      }
+    }
+  }
+  for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < kRows; ++i) results[i * stride + half] = product.scaled(sums[i][half], panel, half, row + i);
 }

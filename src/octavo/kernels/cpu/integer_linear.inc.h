@@ -19,8 +19,11 @@ template <int kBits, int kRows>
 static inline void multiply_pair_of_panels(const IntegerProduct& product, std::int64_t row, std::int64_t pair, bool streams) {
   const std::int64_t num_panels = smaller(kPair, product.to.num_panels() - pair * kPair);
   f32x16 results[kRows][4] = {};
-  for (std::int64_t i = 0; i < num_panels; ++i)
-    multiply_panel<kBits, kRows>(product, row, pair * kPair + i, results[0] + i * 2, 4);
+  for (std::int64_t i = 0; i < num_panels; ++i) {
+    f32x16* of_panel = results[0] + i * 2;
+    product.form().is_nested ? multiply_nested_panel<kRows>(product, row, pair * kPair + i, of_panel, 4)
+                             : multiply_panel<kBits, kRows>(product, row, pair * kPair + i, of_panel, 4);
+  }
   for (int i = 0; i < kRows; ++i) finish_row(product, row + i, pair, results[i], streams);
 }
 
@@ -62,35 +65,85 @@ static void multiply_by_vectors(const IntegerProduct& product, Pool& pool) {
 
 #if defined(OCTAVO_HAS_AMX)
 
-// Row tiles [first, end) times k tiles [k, k + count) of one panel: into results [row tiles][2][16][16], integers or, in
-// groups, floats.
-static inline void multiply_panel_tiles(const IntegerProduct& product, std::int64_t first, std::int64_t end,
-                                        std::int64_t panel, std::int64_t k, std::int64_t count, float* results,
-                                        std::uint8_t* expanded) {
-  const std::int64_t stride = product.num_k() * kTileBytes;
-  const std::uint8_t* right = product.panel(panel) + k * 2 * kTileBytes * product.form().bits / 8;
-  if (product.form().bits == 4) {
-    expand_nibbles(right, count, expanded);
-    right = expanded;
-  }
-  Ahead ahead = {right + kPrefetchBytes, 32};
-  const auto multiply = [&](auto row_tiles, std::int64_t tile) {
-    constexpr int kRowTiles = decltype(row_tiles)::value;
-    float* result = results + (tile - first) * 2 * kResultElements;
-    const std::int8_t* left = product.rows.left + tile * stride + k * kTileBytes;
-    if (product.form().group_size == 0) {
-      multiply_integers<kRowTiles>(reinterpret_cast<std::int32_t*>(result), left, stride, right, count, k > 0, ahead);
-      ahead = {};
-    } else {
-      const std::int64_t groups_end = product.groups() * product.units_per_group();
-      multiply_groups<kRowTiles>(result, left, stride, right, k * 2, smaller(count * 2, groups_end - k * 2),
-                                 GroupScales{product, panel, tile * 16});
+// Some row tiles of a product, in the hands of one thread.
+struct RowsByTiles {
+  const IntegerProduct& product;
+  std::int64_t first, end;      // row tiles
+  const std::uint8_t* right;    // what is multiplied now: k tiles [k, k + count) of a panel, as they are stored
+  const std::uint8_t* next;     // what is multiplied after that
+  std::int64_t panel, k, count;
+  float* results;               // [row tiles][2][16][16], integers or, in groups, floats
+  std::uint8_t* expanded;       // room for `count` k tiles of bytes
+
+  void multiply() {
+    const Integers& form = product.form();
+    if (form.group_size != 0) return multiply_in_groups();
+    const std::int64_t num_pairs = ceil_div(end - first, 2), lines = k_tile_bytes(form) / 64;
+    if (num_pairs <= kFewPairs) {
+      for_each_pair(first, smaller(end, first + 2), [&](std::int64_t at) {
+        for (std::int64_t line = 0; line < lines; ++line) prefetch_line(right + (at * lines + line) * 64);
+        expand(at + 1);
+      });
+      return for_each_pair(first + 2, end, [](std::int64_t) {});
     }
-  };
-  std::int64_t tile = first;
-  for (; tile + 1 < end; tile += 2) multiply(Constant<2>{}, tile);
-  if (tile < end) multiply(Constant<1>{}, tile);
-}
+    Ahead ahead = {next, ceil_div(lines, num_pairs)};
+    for (std::int64_t tile = first; tile < end; tile += 2) {
+      for_each_pair(tile, smaller(end, tile + 2), [&](std::int64_t at) {
+        for (std::int64_t i = 0; i < ahead.lines; ++i) __builtin_prefetch(ahead.line(at * ahead.lines + i), 0, 2);
+        if (tile == first) expand(at + 1);
+      });
+      ahead.from = ahead.line(count * ahead.lines);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kFewPairs = 2;  // of row tiles: memory decides, not products
+
+  const std::int8_t* left(std::int64_t tile) const {
+    return product.rows.left + (tile * product.num_k() + k) * kTileBytes;
+  }
+  std::int64_t left_stride() const { return product.num_k() * kTileBytes; }
+
+  // Expands k tile number `at` of these from 4 bits, just before it is wanted.
+  void expand(std::int64_t at) const {
+    const Integers& form = product.form();
+    if (form.bits == 8 || at >= count) return;
+    const std::uint8_t* from = right + at * k_tile_bytes(form);
+    std::uint8_t* to = expanded + at * 2 * kTileBytes;
+    form.is_nested ? expand_nested(from, to) : expand_nibbles(from, 1, to);
+  }
+
+  // One scale for all k, two row tiles at a time.
+  template <class Beside>
+  void for_each_pair(std::int64_t tile, std::int64_t last, const Beside& beside) const {
+    if (tile == first) expand(0);
+    const std::uint8_t* bytes = product.form().bits == 4 ? expanded : right;
+    for (; tile < last; tile += 2) {
+      std::int32_t* sums = reinterpret_cast<std::int32_t*>(results + (tile - first) * 2 * kResultElements);
+      if (tile + 1 < last) {
+        multiply_integers<2>(sums, left(tile), left_stride(), bytes, count, k > 0, beside);
+      } else {
+        multiply_integers<1>(sums, left(tile), left_stride(), bytes, count, k > 0, beside);
+      }
+    }
+  }
+
+  void multiply_in_groups() const {
+    const std::int64_t groups_end = product.groups() * product.units_per_group();
+    const std::int64_t num_units = smaller(count * 2, groups_end - k * 2);
+    const std::uint8_t* bytes = right;
+    if (product.form().bits == 4) expand_nibbles(right, count, expanded), bytes = expanded;
+    for (std::int64_t tile = first; tile < end; tile += 2) {
+      float* totals = results + (tile - first) * 2 * kResultElements;
+      const GroupScales scales = {product, panel, tile * 16};
+      if (tile + 1 < end) {
+        multiply_groups<2>(totals, left(tile), left_stride(), bytes, k * 2, num_units, scales);
+      } else {
+        multiply_groups<1>(totals, left(tile), left_stride(), bytes, k * 2, num_units, scales);
+      }
+    }
+  }
+};
 
 // The results of a pair of panels [2][row tiles][2][16][16], to the output.
 static inline void finish_pair(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t pair,
@@ -102,26 +155,42 @@ static inline void finish_pair(const IntegerProduct& product, std::int64_t first
     for (std::int64_t i = 0; i < num_panels * 2; ++i) {
       values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
       if (product.form().group_size == 0)
-        values[i] = product.with_offset(
-            multiply_add(__builtin_convertvector((i32x16)values[i], f32x16),
-                         load_f32(product.scales(pair * kPair + i / 2, 0) + i % 2 * 16), splat(0.0f)),
-            pair * kPair + i / 2, 0, i % 2, row);
+        values[i] = product.scaled((i32x16)values[i], pair * kPair + i / 2, i % 2, row);
     }
     finish_row(product, row, pair, values, streams);
   }
 }
 
+// How a product of integers is cut: see `Blocking`. Where activations of all k fit into a cache, they stay there while
+// pair after pair of panels passes by; where they do not, a block of k meets many panels, whose sums wait meanwhile.
+static inline Blocking choose_integer_blocking(std::int64_t num_row_tiles, std::int64_t num_k) {
+  constexpr std::int64_t kFewest = 16;
+  const std::int64_t fitting = kIntegerLeftBytes / (num_k * kTileBytes);
+  const std::int64_t most = larger(kFewest, smaller(kMostRowTiles, fitting));
+  const std::int64_t num_blocks = ceil_div(num_row_tiles, most);
+  const std::int64_t row_tiles = ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2;
+  return {row_tiles, row_tiles <= larger(2, fitting) ? kPair : kMostPanels, smaller(kIntegerTilesOfK, num_k)};
+}
+
 static inline void multiply_by_tiles(const IntegerProduct& product, const Blocking& blocking, std::int64_t first,
                                      std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams) {
   const std::int64_t panel = pair * kPair, num_panels = smaller(end_pair * kPair, product.to.num_panels()) - panel;
-  const std::int64_t panel_results = (end - first) * 2 * kResultElements;
+  const std::int64_t panel_results = (end - first) * 2 * kResultElements, tile_bytes = k_tile_bytes(product.form());
   const std::int64_t result_bytes = num_panels * panel_results * 4, expanded_bytes = blocking.num_k * 2 * kTileBytes;
   float* results = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(result_bytes + expanded_bytes)));
   std::uint8_t* expanded = reinterpret_cast<std::uint8_t*>(results) + result_bytes;
-  for (std::int64_t k = 0; k < product.num_k(); k += blocking.num_k)
-    for (std::int64_t i = 0; i < num_panels; ++i)
-      multiply_panel_tiles(product, first, end, panel + i, k, smaller(blocking.num_k, product.num_k() - k),
-                           results + i * panel_results, expanded);
+  for (std::int64_t k = 0; k < product.num_k(); k += blocking.num_k) {
+    const std::int64_t next_k = k + blocking.num_k;
+    for (std::int64_t i = 0; i < num_panels; ++i) {
+      const std::uint8_t* right = product.panel(panel + i) + k * tile_bytes;
+      const std::uint8_t* next = i + 1 < num_panels         ? product.panel(panel + i + 1) + k * tile_bytes
+                                 : next_k < product.num_k() ? product.panel(panel) + next_k * tile_bytes
+                                                            : product.panel(panel + num_panels);
+      RowsByTiles{product, first, end, right, next, panel + i, k, smaller(blocking.num_k, product.num_k() - k),
+                  results + i * panel_results, expanded}
+          .multiply();
+    }
+  }
   for (std::int64_t i = 0; i < num_panels; i += kPair)
     finish_pair(product, first, end, (panel + i) / kPair, smaller(kPair, num_panels - i), results + i * panel_results, streams);
 }
@@ -133,8 +202,7 @@ static inline void begin_integer_tiles(const IntegerProduct& product) {
 
 static void multiply_by_tiles(const IntegerProduct& product, Pool& pool) {
   const std::int64_t num_row_tiles = ceil_div(product.num_rows, 16);
-  Blocking blocking = choose_blocking(num_row_tiles, product.num_k());
-  if (product.form().bits == 4) blocking.num_k = smaller(kTilesOfK, blocking.num_k);  // what is expanded, not more
+  const Blocking blocking = choose_integer_blocking(num_row_tiles, product.num_k());
   for_each_block(product, blocking.row_tiles * 16, blocking.panels / kPair, pool,
                  [&](std::int64_t row, std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams) {
                    begin_integer_tiles(product);
@@ -149,7 +217,8 @@ static void multiply_by_tiles(const IntegerProduct& product, Pool& pool) {
 
 static void multiply(const IntegerProduct& product, Pool& pool) {
 #if defined(OCTAVO_HAS_AMX)
-  if (product.num_rows > (product.form().bits == 8 ? kFewRows8 : kFewRows4)) return multiply_by_tiles(product, pool);
+  const std::int64_t few = product.form().is_nested ? kFewRowsNested : product.form().bits == 8 ? kFewRows8 : kFewRows4;
+  if (product.num_rows > few) return multiply_by_tiles(product, pool);
 #endif
   product.form().bits == 8 ? multiply_by_vectors<8>(product, pool) : multiply_by_vectors<4>(product, pool);
 }

@@ -10,8 +10,11 @@ static inline std::int64_t num_k_tiles(std::int64_t in_size) { return ceil_div(i
 static inline std::int64_t num_groups(const Integers& form, std::int64_t in_size) {
   return form.group_size ? ceil_div(in_size, form.group_size) : 1;
 }
+static inline std::int64_t k_tile_bytes(const Integers& form) {
+  return form.is_nested ? kNestedBytes : 2 * kTileBytes * form.bits / 8;
+}
 static inline std::int64_t panel_bytes(const Integers& form, std::int64_t in_size) {
-  return num_k_tiles(in_size) * 2 * kTileBytes * form.bits / 8;
+  return num_k_tiles(in_size) * k_tile_bytes(form);
 }
 
 // To the nearest, ties to even; for |value| < 2^22.
@@ -88,26 +91,86 @@ static inline float quantise_group(const float* values, std::int64_t count, int 
   return scale;
 }
 
-// One output [K]: its integers, and a scale for each group. `wide` has room for a group and 16 more.
-static inline void quantise_output(const bf16* from, const PackIntegersArgs& args, float* wide, std::int8_t* values,
-                                   float* scales) {
+// By how much a group of 32 differs from what nested integers of one multiplier make of it. `values` are in steps of 8
+// bits; the integers go to `to`.
+static inline float nest_group(const float* values, std::int32_t multiplier, i32x16* to) {
+  const float inverse = 8.0f / static_cast<float>(multiplier);
+  f32x16 sum = splat(0.0f);
+  for (int half = 0; half < 2; ++half) {
+    const f32x16 value = load_f32(values + half * 16);
+    to[half] = __builtin_convertvector(bounded(round_to_integers(value * inverse), -8.0f, 7.0f), i32x16);
+    const f32x16 error = value - __builtin_convertvector((to[half] * multiplier + 4) >> 3, f32x16);
+    sum += error * error;
+  }
+  return sum_of_lanes(sum);
+}
+
+// The multiplier of a group of 32, chosen as `best_scale` chooses.
+static inline std::int8_t quantise_nested_group(const float* values, std::int8_t* to) {
+  const float extreme = farthest_from_zero(values, kNestedGroup);
+  i32x16 best[2] = {}, found[2];
+  std::int32_t multiplier = 0;
+  float least = __builtin_inff();
+  for (const float reach : {8.0f, 6.5f, 7.0f, 7.5f, 8.5f, 9.0f, 9.5f, 10.0f}) {
+    const float wanted = extreme * -8.0f / reach, magnitude = __builtin_fabsf(wanted) + 0.5f;
+    const std::int32_t rounded = static_cast<std::int32_t>(magnitude < 127.0f ? magnitude : 127.0f);
+    const std::int32_t candidate = wanted < 0.0f ? -rounded : rounded;
+    if (candidate == 0) continue;  // all of the group vanishes beside the output's largest
+    const float error = nest_group(values, candidate, found);
+    if (error < least) least = error, multiplier = candidate, best[0] = found[0], best[1] = found[1];
+  }
+  for (int i = 0; i < 32; ++i) to[i] = static_cast<std::int8_t>(best[i / 16][i % 16]);
+  return static_cast<std::int8_t>(multiplier);
+}
+
+// One output [K] as nested integers. `wide` has room for K and 32 more.
+static inline void quantise_nested_output(const bf16* from, std::int64_t in_size, float* wide, std::int8_t* values,
+                                          std::int8_t* multipliers, float* scale) {
+  for (std::int64_t i = 0; i < in_size + 16; i += 16)
+    store_f32(wide + i, load_bf16_part(from + i, larger(0, smaller(16, in_size - i))));
+  const float largest = __builtin_fabsf(farthest_from_zero(wide, in_size));
+  const bool vanishes = largest < 1e-30f;
+  *scale = vanishes ? 0.0f : largest / 127.0f;
+  const float inverse = vanishes ? 0.0f : 127.0f / largest;
+  for (std::int64_t i = 0; i < in_size; i += kNestedGroup) {
+    std::int8_t group[kNestedGroup];
+    for (std::int64_t half = 0; half < kNestedGroup; half += 16) store_f32(wide + i + half, load_f32(wide + i + half) * inverse);
+    multipliers[i / kNestedGroup] = quantise_nested_group(wide + i, group);
+    __builtin_memcpy(values + i, group, static_cast<std::size_t>(smaller(kNestedGroup, in_size - i)));
+  }
+}
+
+// Where one output's integers go.
+struct OutputIntegers {
+  std::int8_t *values, *multipliers;
+  float* scales;
+};
+
+// One output [K]: its integers, and a scale for each group. `wide` has room for K and 32 more.
+static inline void quantise_output(const bf16* from, const PackIntegersArgs& args, float* wide, const OutputIntegers& to) {
+  if (args.form.is_nested)
+    return quantise_nested_output(from, args.in_size, wide, to.values, to.multipliers, to.scales);
   const std::int64_t group_size = args.form.group_size ? args.form.group_size : args.in_size;
   for (std::int64_t first = 0; first < args.in_size; first += group_size) {
     const std::int64_t count = smaller(group_size, args.in_size - first);
     for (std::int64_t i = 0; i < count; i += 16)
       store_f32(wide + i, load_bf16_part(from + first + i, smaller(16, count - i)));
-    scales[first / group_size] = quantise_group(wide, count, args.form.bits, values + first);
+    to.scales[first / group_size] = quantise_group(wide, count, args.form.bits, to.values + first);
   }
+}
+
+static inline OutputIntegers integers_of(const PackIntegersArgs& args, std::int64_t row, std::int64_t groups) {
+  std::int8_t* multipliers = args.form.is_nested ? args.multipliers + row * ceil_div(args.in_size, kNestedGroup) : nullptr;
+  return {args.values + row * args.in_size, multipliers, args.scales + row * groups};
 }
 
 static void quantise(const PackIntegersArgs& args, Pool& pool) {
   const std::int64_t groups = num_groups(args.form, args.in_size), num_rows = args.out_size * (args.is_gated ? 2 : 1);
   const std::int64_t together = ceil_div(num_rows, 1024);
   pool.run(ceil_div(num_rows, together), [&](std::int64_t chunk) {
-    float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(args.in_size + 16) * sizeof(float)));
+    float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(args.in_size + 32) * sizeof(float)));
     for (std::int64_t row = chunk * together; row < smaller(num_rows, (chunk + 1) * together); ++row)
-      quantise_output(args.weight + row * args.in_size, args, wide, args.values + row * args.in_size,
-                      args.scales + row * groups);
+      quantise_output(args.weight + row * args.in_size, args, wide, integers_of(args, row, groups));
   });
 }
 
@@ -128,45 +191,51 @@ static inline void put_column(int bits, std::uint8_t* tile, std::int64_t column,
   }
 }
 
-static inline void put_output(const PackIntegersArgs& args, std::uint8_t* panel, std::int64_t column, const std::int8_t* from) {
+static inline void put_output(const PackIntegersArgs& args, std::uint8_t* panel, std::int64_t column,
+                              const OutputIntegers& from) {
   const std::int64_t tile_bytes = kTileBytes * args.form.bits / 8;
-  for (std::int64_t k = 0; k < args.in_size; k += kTileK) {
+  for (std::int64_t k = 0; k < args.in_size; k += kTileK, panel += k_tile_bytes(args.form)) {
     std::int8_t values[kTileK] = {};
-    __builtin_memcpy(values, from + k, static_cast<std::size_t>(smaller(kTileK, args.in_size - k)));
-    put_column(args.form.bits, panel + (k / kTileK * 2 + column / 16) * tile_bytes, column % 16, values);
+    __builtin_memcpy(values, from.values + k, static_cast<std::size_t>(smaller(kTileK, args.in_size - k)));
+    std::uint8_t* tile = panel + column / 16 * tile_bytes;
+    args.form.is_nested ? put_nested_column(tile, column % 16, values) : put_column(args.form.bits, tile, column % 16, values);
+    if (!args.form.is_nested) continue;
+    const std::int64_t num_groups_here = smaller(2, ceil_div(args.in_size - k, kNestedGroup));
+    for (std::int64_t group = 0; group < num_groups_here; ++group)
+      panel[2 * kNestedTileBytes + group * 32 + column] = static_cast<std::uint8_t>(from.multipliers[k / kNestedGroup + group]);
   }
 }
 
 // Room for one output while it is quantised.
 struct OutputScratch {
-  float *wide, *scales;
-  std::int8_t* values;
+  float* wide;
+  OutputIntegers integers;
 };
 
 static inline OutputScratch make_output_scratch(const PackIntegersArgs& args) {
-  const std::int64_t groups = num_groups(args.form, args.in_size), wide_size = args.in_size + 16;
+  const std::int64_t groups = num_groups(args.form, args.in_size), wide_size = args.in_size + 32;
+  const std::int64_t num_multipliers = ceil_div(args.in_size, kNestedGroup);
   float* wide = static_cast<float*>(
-      thread_scratch().bytes(static_cast<std::size_t>((wide_size + groups) * 4 + args.in_size)));
-  return {wide, wide + wide_size, reinterpret_cast<std::int8_t*>(wide + wide_size + groups)};
+      thread_scratch().bytes(static_cast<std::size_t>((wide_size + groups) * 4 + args.in_size + num_multipliers)));
+  std::int8_t* values = reinterpret_cast<std::int8_t*>(wide + wide_size + groups);
+  return {wide, {values, values + args.in_size, wide + wide_size}};
 }
 
 static inline void pack_integer_panel(const PackIntegersArgs& args, std::int64_t panel, const OutputScratch& scratch) {
-  const std::int64_t groups = num_groups(args.form, args.in_size);
-  std::uint8_t* to = args.packed + panel * panel_bytes(args.form, args.in_size);
-  __builtin_memset(to, args.form.bits == 8 ? 0 : 0x88, static_cast<std::size_t>(panel_bytes(args.form, args.in_size)));
+  const std::int64_t groups = num_groups(args.form, args.in_size), size = panel_bytes(args.form, args.in_size);
+  std::uint8_t* to = args.packed + panel * size;
+  __builtin_memset(to, args.form.bits == 8 || args.form.is_nested ? 0 : 0x88, static_cast<std::size_t>(size));
   for (std::int64_t column = 0; column < 32; ++column) {
     // A gated panel: 16 gates, then the ups that belong to them.
     const std::int64_t output = args.is_gated ? panel * 16 + column % 16 : panel * 32 + column;
     const std::int64_t row = args.is_gated && column >= 16 ? args.out_size + output : output;
     const bool is_there = output < args.out_size;
-    const std::int8_t* values = args.weight ? scratch.values : args.values + row * args.in_size;
-    const float* scales = args.weight ? scratch.scales : args.scales + row * groups;
-    if (is_there && args.weight)
-      quantise_output(args.weight + row * args.in_size, args, scratch.wide, scratch.values, scratch.scales);
-    if (is_there) put_output(args, to, column, values);
+    const OutputIntegers integers = args.weight ? scratch.integers : integers_of(args, row, groups);
+    if (is_there && args.weight) quantise_output(args.weight + row * args.in_size, args, scratch.wide, integers);
+    if (is_there) put_output(args, to, column, integers);
     for (std::int64_t group = 0; group < groups; ++group) {
       const std::int64_t at = (panel * groups + group) * 32 + column;
-      args.packed_scales[at] = is_there ? scales[group] : 0.0f;
+      args.packed_scales[at] = is_there ? integers.scales[group] : 0.0f;
       if (args.packed_offsets) args.packed_offsets[at] = is_there ? args.offsets[row * groups + group] : 0.0f;
     }
   }

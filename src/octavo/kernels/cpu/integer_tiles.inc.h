@@ -18,7 +18,7 @@ static constexpr HalfTileConfigs kHalfTileConfigs;
 static inline void expand_nibbles(const std::uint8_t* from, std::int64_t num_k, std::uint8_t* to) {
   for (std::int64_t line = 0; line < num_k * 2 * 8; ++line, from += 64, to += 128) {
     const u8x64 pair = load_line(from);
-    __builtin_prefetch(from + kPrefetchBytes);
+    prefetch_line(from);
     const u8x64 first = (pair & 0x0f) - 8, second = (pair >> 4) - 8;
     __builtin_memcpy(to, &first, sizeof first);
     __builtin_memcpy(to + 64, &second, sizeof second);
@@ -54,28 +54,30 @@ static inline void end_sums(std::int32_t* results) {
   }
 }
 
-// Adds left * right of one tile's depth, or half of it.
+// Adds left * right of one tile's depth, or half of it. Left tiles pass by the first-level cache, where right ones wait for
+// the next rows.
 template <int kRowTiles>
 static inline void add_tiles(const std::int8_t* left, std::int64_t left_stride, const std::uint8_t* right) {
   _tile_loadd(6, right, 64);
-  _tile_loadd(4, left, 64);
+  _tile_stream_loadd(4, left, 64);
   _tile_dpbssd(0, 4, 6);
   _tile_loadd(7, right + kTileBytes, 64);
   _tile_dpbssd(1, 4, 7);
   if constexpr (kRowTiles == 2) {
-    _tile_loadd(5, left + left_stride, 64);
+    _tile_stream_loadd(5, left + left_stride, 64);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbssd(3, 5, 7);
   }
 }
 
-// One scale for all k: results [row tiles][2][16][16] stay integers until the last k is added.
-template <int kRowTiles>
+// One scale for all k: results [row tiles][2][16][16] stay integers until the last k is added. `beside(k)` is done before
+// each k tile.
+template <int kRowTiles, class Beside>
 static inline void multiply_integers(std::int32_t* results, const std::int8_t* left, std::int64_t left_stride,
-                                     const std::uint8_t* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
+                                     const std::uint8_t* right, std::int64_t num_k, bool accumulates, const Beside& beside) {
   begin_sums<kRowTiles>(accumulates ? results : nullptr);
   for (std::int64_t k = 0; k < num_k; ++k) {
-    ahead.fetch(k);
+    beside(k);
     add_tiles<kRowTiles>(left + k * kTileBytes, left_stride, right + k * 2 * kTileBytes);
   }
   end_sums<kRowTiles>(results);

@@ -31,6 +31,9 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together:
 constexpr int kIntegerRowsAtOnce = OCTAVO_ROWS_AT_ONCE / 2;  // of a product of integers that is made of vectors
 constexpr std::int64_t kIntegerRowsOfBlock = 128;            // rows that stay in a cache while panels pass by
 constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vectors do better than tiles
+constexpr std::int64_t kFewRowsNested = 1;                   // the same of 4 bits that stand for 8
+constexpr std::int64_t kIntegerTilesOfK = 16;                // 32 KiB of a panel, in the first-level cache
+constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations that are to stay in the second-level cache
 
 #include "simd.inc.h"
 #include "tiles.inc.h"
@@ -39,6 +42,7 @@ constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vecto
 #include "largest.inc.h"
 #include "linear.inc.h"
 #include "moe.inc.h"
+#include "integer_nested.inc.h"
 #include "integer_pack.inc.h"
 #include "integer_rows.inc.h"
 #include "integer_dot.inc.h"

@@ -31,7 +31,8 @@ static std::int64_t num_panels(const PackIntegersArgs& args) {
 }
 
 std::int64_t packed_integers_size(const PackIntegersArgs& args) {
-  return num_panels(args) * ((args.in_size + 63) / 64) * 2048 * args.form.bits / 8;
+  const std::int64_t k_tile_bytes = 256 * args.form.bits + (args.form.is_nested ? 64 : 0);
+  return num_panels(args) * ((args.in_size + 63) / 64) * k_tile_bytes;
 }
 
 std::int64_t packed_scales_size(const PackIntegersArgs& args) {
@@ -88,14 +89,15 @@ RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, std::
   return {at<const bf16>(x), rows, size, at<const bf16>(residual), at<const bf16>(norm_weight), eps, at<bf16>(total)};
 }
 
-PackIntegersArgs make_integers(int bits, std::int64_t group_size, std::int64_t in_size, std::int64_t out_size,
-                               bool is_gated) {
+PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_nested, std::int64_t in_size,
+                               std::int64_t out_size, bool is_gated) {
   const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
   if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits, and groups of 32, 64, 128 or 0 (all)");
+  if (is_nested && (bits != 4 || group_size != 0)) throw std::invalid_argument("nested integers have 4 bits and one scale");
   // Sums of products of 8 bits stay within 32.
   if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("a map of integers takes at most 131072 inputs");
   PackIntegersArgs args = {};
-  args.form.bits = bits, args.form.group_size = group_size;
+  args.form.bits = bits, args.form.group_size = group_size, args.form.is_nested = is_nested;
   args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
   return args;
 }
@@ -103,7 +105,7 @@ PackIntegersArgs make_integers(int bits, std::int64_t group_size, std::int64_t i
 PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uintptr_t values, std::uintptr_t scales,
                                   std::uintptr_t offsets, std::uintptr_t bias) {
   return {args.out_size, nullptr, at<const float>(bias),
-          {args.form.bits, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
+          {args.form.bits, args.form.is_nested, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
            at<const float>(offsets)}};
 }
 
@@ -213,7 +215,9 @@ class Kernels {
     run(ops_.pack_linear, PackArgs{at<const bf16>(weight), in_size, out_size, is_gated, at<bf16>(packed)});
   }
 
-  void quantise(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales) {
+  void quantise(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales,
+                std::uintptr_t multipliers) {
+    args.multipliers = at<std::int8_t>(multipliers);
     args.weight = at<const bf16>(weight), args.values = at<std::int8_t>(values), args.scales = at<float>(scales);
     run_now(ops_.quantise, args);
   }
@@ -225,7 +229,9 @@ class Kernels {
   }
 
   void pack_integers(PackIntegersArgs args, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t offsets,
-                     std::uintptr_t packed, std::uintptr_t packed_scales, std::uintptr_t packed_offsets) {
+                     std::uintptr_t multipliers, std::uintptr_t packed, std::uintptr_t packed_scales,
+                     std::uintptr_t packed_offsets) {
+    args.multipliers = at<std::int8_t>(multipliers);
     args.values = at<std::int8_t>(values), args.scales = at<float>(scales), args.offsets = at<const float>(offsets);
     args.packed = at<std::uint8_t>(packed), args.packed_scales = at<float>(packed_scales);
     args.packed_offsets = at<float>(packed_offsets);
@@ -357,7 +363,8 @@ NB_MODULE(_cpu, m) {
       .def_static("of_integers", &make_packed_integers)
       .def_ro("out_size", &PackedWeight::out_size);
   nb::class_<PackIntegersArgs>(m, "Integers")
-      .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "in_size"_a, "out_size"_a, "is_gated"_a)
+      .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_nested"_a, "in_size"_a, "out_size"_a,
+           "is_gated"_a)
       .def_prop_ro("packed_size", &packed_integers_size)
       .def_prop_ro("scales_size", &packed_scales_size);
   nb::class_<ExpertWeights>(m, "Experts").def(nb::init<std::vector<PackedWeight>, std::vector<PackedWeight>>());

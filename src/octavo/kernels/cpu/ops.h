@@ -31,8 +31,12 @@ struct RowsArgs {
 // A weight as integers of 8 or 4 bits: w = scale * q + offset, with a scale (and offset) for each output and group of k.
 // Panels of 32 outputs, each [ceil(K / 64)][2 tiles][16 quads of k][16 outputs][4]; of 4 bits, lines of two quads in one:
 // q + 8 in a nibble, the first quad in the lower ones. q is -127 ... 127, or -8 ... 7.
+//
+// Nested: 4 bits that stand for 8, a multiplier for each output and 32 of k: q = (q4 * m + 4) >> 3. See
+// integer_nested.inc.h.
 struct Integers {
   int bits;                    // 8 or 4; 0: the weight is no integers
+  bool is_nested;              // then 4 bits, and one scale for all of k
   std::int64_t group_size;     // 32, 64 or 128; 0: all of k
   const std::uint8_t* values;
   const float* scales;         // [panels][groups][32]
@@ -92,6 +96,7 @@ struct PackIntegersArgs {
   bool is_gated;
   const bf16* weight;      // [N, K]; gated: [2 * I, K], gates first; null where values are packed
   std::int8_t* values;     // [N, K] or [2 * I, K]
+  std::int8_t* multipliers;  // [N or 2 * I, ceil(K / 32)], of nested ones
   float* scales;           // [N or 2 * I, groups]
   const float* offsets;    // the same, or null
   std::uint8_t* packed;

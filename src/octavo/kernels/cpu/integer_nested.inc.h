@@ -1,0 +1,111 @@
+// Nested integers: weights of 4 bits that stand for ones of 8. Included inside namespace octavo::OCTAVO_LEVEL.
+//
+// i = (q * m + 4) >> 3, with q in -8 ... 7 for each weight, m in -127 ... 127 for each output and group of 32 k; i is in
+// -127 ... 127, and w = scale * i. Products are those of 8 bits, exact over all of k, whatever the number of rows: what 4
+// bits cost is that tiles are expanded once before they are multiplied.
+//
+// A k tile is two tiles of nibbles, [8 lines][32 words], and a line of m [2 groups][32 outputs]. A line holds two quads of k
+// of 16 outputs. Of the word 8 * b + j, nibble 0 is output 4 * b + j / 4 and nibble 1 the output two behind, both k = j % 4
+// of the first quad; nibbles 2 and 3 are the same of the second. So two vectors of words, narrowed, are a line of bytes.
+
+typedef std::int8_t i8x64 __attribute__((vector_size(64)));
+typedef std::uint8_t u8x64 __attribute__((vector_size(64)));
+typedef std::int16_t i16x32 __attribute__((vector_size(64)));
+
+constexpr std::int64_t kNestedGroup = 32, kNestedTileBytes = 512, kNestedBytes = 2 * kNestedTileBytes + 64;
+
+static inline std::int32_t nested_value(std::int32_t q, std::int32_t m) { return (q * m + 4) >> 3; }
+
+// m of 16 outputs, as their words want it: nibbles 0 and 2, and nibbles 1 and 3.
+struct Multipliers {
+  i16x32 even, odd;
+};
+
+// A line's two quads of k [16 outputs][4].
+struct ExpandedLine {
+  i8x64 first, second;
+};
+
+#if defined(OCTAVO_HAS_AVX512_BF16)
+
+static inline Multipliers load_multipliers(const std::uint8_t* from) {
+  const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m512i even = _mm512_set4_epi32(0x05040504, 0x05040504, 0x01000100, 0x01000100);
+  const __m512i odd = _mm512_set4_epi32(0x0d0c0d0c, 0x0d0c0d0c, 0x09080908, 0x09080908);
+  return {(i16x32)_mm512_shuffle_epi8(wide, even), (i16x32)_mm512_shuffle_epi8(wide, odd)};
+}
+
+static inline ExpandedLine expand_line(const std::uint8_t* from, const Multipliers& m) {
+  const __m512i words = _mm512_loadu_si512(from), top = _mm512_set1_epi16(static_cast<short>(0xf000));
+  const __m512i nibbles[4] = {_mm512_slli_epi16(words, 12), _mm512_and_si512(_mm512_slli_epi16(words, 8), top),
+                              _mm512_and_si512(_mm512_slli_epi16(words, 4), top), _mm512_and_si512(words, top)};
+  // (4096 * q * m + 2^14) >> 15
+  const __m512i values[4] = {_mm512_mulhrs_epi16(nibbles[0], (__m512i)m.even), _mm512_mulhrs_epi16(nibbles[1], (__m512i)m.odd),
+                             _mm512_mulhrs_epi16(nibbles[2], (__m512i)m.even), _mm512_mulhrs_epi16(nibbles[3], (__m512i)m.odd)};
+  return {(i8x64)_mm512_packs_epi16(values[0], values[1]), (i8x64)_mm512_packs_epi16(values[2], values[3])};
+}
+
+#else
+
+static inline Multipliers load_multipliers(const std::uint8_t* from) {
+  std::int16_t lanes[2][32];
+  for (int word = 0; word < 32; ++word)
+    for (int odd = 0; odd < 2; ++odd)
+      lanes[odd][word] = static_cast<std::int8_t>(from[word / 8 * 4 + odd * 2 + word % 8 / 4]);
+  Multipliers result;
+  __builtin_memcpy(&result.even, lanes[0], sizeof result.even);
+  __builtin_memcpy(&result.odd, lanes[1], sizeof result.odd);
+  return result;
+}
+
+static inline i16x32 nested_values(i16x32 words, int shift, i16x32 m) {
+  return (((i16x32)((words << shift) & static_cast<std::int16_t>(0xf000)) >> 12) * m + 4) >> 3;
+}
+
+// Words 8 * b + j of both become bytes 16 * b + j and 16 * b + 8 + j.
+static inline i8x64 narrow_words(i16x32 even, i16x32 odd) {
+  i8x64 result;
+#if defined(__AVX2__)
+  __m256i from[2][2], to[2];
+  __builtin_memcpy(from[0], &even, sizeof even);
+  __builtin_memcpy(from[1], &odd, sizeof odd);
+  for (int half = 0; half < 2; ++half) to[half] = _mm256_packs_epi16(from[0][half], from[1][half]);
+  __builtin_memcpy(&result, to, sizeof result);
+#else
+  for (int word = 0; word < 32; ++word) {
+    result[word / 8 * 16 + word % 8] = static_cast<std::int8_t>(even[word]);
+    result[word / 8 * 16 + 8 + word % 8] = static_cast<std::int8_t>(odd[word]);
+  }
+#endif
+  return result;
+}
+
+static inline ExpandedLine expand_line(const std::uint8_t* from, const Multipliers& m) {
+  i16x32 words;
+  __builtin_memcpy(&words, from, sizeof words);
+  return {narrow_words(nested_values(words, 12, m.even), nested_values(words, 8, m.odd)),
+          narrow_words(nested_values(words, 4, m.even), nested_values(words, 0, m.odd))};
+}
+
+#endif
+
+// One k tile: [2 tiles][16 quads][16 outputs][4].
+static inline void expand_nested(const std::uint8_t* from, std::uint8_t* to) {
+  for (std::int64_t tile = 0; tile < 2; ++tile) {
+    for (std::int64_t group = 0; group < 2; ++group) {
+      const Multipliers m = load_multipliers(from + 2 * kNestedTileBytes + group * 32 + tile * 16);
+      for (std::int64_t line = group * 4; line < group * 4 + 4; ++line) {
+        const ExpandedLine expanded = expand_line(from + tile * kNestedTileBytes + line * 64, m);
+        __builtin_memcpy(to + tile * 1024 + line * 128, &expanded, sizeof expanded);
+      }
+    }
+  }
+}
+
+// Puts 64 q of an output into its column of a tile of zeros.
+static inline void put_nested_column(std::uint8_t* tile, std::int64_t column, const std::int8_t* values) {
+  for (std::int64_t k = 0; k < 64; ++k) {
+    const std::int64_t word = column / 4 * 8 + column % 2 * 4 + k % 4, nibble = k / 4 % 2 * 2 + column % 4 / 2;
+    tile[k / 8 * 64 + word * 2 + nibble / 2] |= static_cast<std::uint8_t>((values[k] & 15) << (nibble % 2 * 4));
+  }
+}
