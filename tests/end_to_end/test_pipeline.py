@@ -3,19 +3,26 @@
 Ranks are threads here, which leaves nothing out but processes: those are in tests/executor.
 """
 
+import threading
 from typing import Any
 
 import pytest
 from tests.end_to_end.conftest import GetCheckpoint, MakeLLM, open_llm
-from tests.end_to_end.support import answers
+from tests.end_to_end.support import answers, random_prompt
 from tests.end_to_end.test_greedy import GREEDY, assert_greedy
 from tests.end_to_end.test_greedy import PROMPTS as GREEDY_PROMPTS
 from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS, one_by_one
+from tests.end_to_end.test_storm import weather_storm
+from tests.end_to_end.test_structured import PROMPT, mixed_params
 from tests.models.tiny import TINY_MODELS
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo.config.engine import EngineConfig
 from octavo.kernels.native import native_kernels
+from octavo.models.interfaces import CausalLM
+from octavo.outputs import CompletionOutput
+from octavo.sampling_params import SamplingParams
+from octavo.worker import model_runner
 
 MODELS = ["llama", "qwen3-tied-gqa-8", "qwen3-mixed-windows", "demo"]
 if native_kernels() is not None:
@@ -73,3 +80,74 @@ def test_stages_give_the_bytes_of_one_rank(
 def test_greedy_is_that_of_transformers(name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
     llm = make_llm(name, pipeline_parallel_size=3)
     assert_greedy(checkpoint(name).reference, llm.generate(GREEDY_PROMPTS, GREEDY, use_tqdm=False))
+
+
+@pytest.mark.parametrize(("seed", "num_stages"), [(0, 2), (1, 3)])
+def test_a_storm(seed: int, num_stages: int, checkpoint: GetCheckpoint) -> None:
+    """Aborts, preemptions, stop strings and prompt logprobs, at any moment of a pipeline."""
+    weather_storm(seed, checkpoint, pipeline_parallel_size=num_stages)
+
+
+def test_prompt_logprobs_come_from_the_last_stage(make_llm: MakeLLM) -> None:
+    params = SamplingParams(max_tokens=3, prompt_logprobs=2, seed=1, ignore_eos=True)
+    outputs = [
+        answers(make_llm("qwen3", max_num_batched_tokens=9, **stages).generate(PROMPTS, params, use_tqdm=False))
+        for stages in ({}, {"pipeline_parallel_size": 3})
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_answers_under_a_grammar(make_llm: MakeLLM) -> None:
+    """A row under a grammar needs the mask that its last token made; others decode beside it."""
+    params = mixed_params()[::5]
+    prompts = [PROMPT] * len(params)
+    outputs = [
+        answers(make_llm("demo", max_model_len=512, **stages).generate(prompts, params, use_tqdm=False))
+        for stages in ({}, {"pipeline_parallel_size": 2})
+    ]
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("work", ["make_forward_batch", "run_stage"])
+def test_a_step_that_fails_on_one_stage_ends_its_own_requests_only(
+    stage: int, work: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a stage takes what the one before has sent, and behind."""
+    llm = make_llm("qwen3", pipeline_parallel_size=3)
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    prompts = [random_prompt(7, seed=seed) for seed in range(8)]
+    alone = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    ids = [llm.engine.add_request(prompt, params) for prompt in prompts]
+    for _ in range(6):
+        llm.engine.step()
+    fail_once(work, f"rank-{stage}", 11, monkeypatch)
+    sick = llm.engine.add_request({"prompt_token_ids": list(range(3, 14))}, params)
+    last: dict[str, CompletionOutput] = {}
+    while llm.engine.has_unfinished_requests():
+        last |= {output.request_id: output.outputs[0] for output in llm.engine.step()[0]}
+    failed = {request_id for request_id, output in last.items() if output.finish_reason == "error"}
+    assert sick in failed
+    words = "ValueError: bad luck" if stage == 2 else f"stage {stage}: ValueError: bad luck"
+    assert all(words in str(last[request_id].error) for request_id in failed)
+    assert 5 <= len(set(ids) - failed) < 8  # a few had tokens in that very step
+    for request_id, token_ids in zip(ids, alone, strict=True):
+        assert request_id in failed or last[request_id].token_ids == token_ids
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)] == alone
+
+
+def fail_once(work: str, thread: str, num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one rank raise, at its next step of at least so many tokens."""
+    owner: Any = CausalLM if work == "run_stage" else model_runner
+    do, bad_luck = getattr(owner, work), ["here"]
+
+    def do_or_fail(*arguments: Any) -> Any:
+        order: Any = arguments[0] if owner is model_runner else None
+        count = order.total_num_scheduled_tokens if order is not None else len(arguments[1].input_ids)
+        if threading.current_thread().name.startswith(thread) and count >= num_tokens and bad_luck:
+            bad_luck.pop()
+            raise ValueError("bad luck")
+        return do(*arguments)
+
+    monkeypatch.setattr(owner, work, do_or_fail)

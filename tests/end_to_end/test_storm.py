@@ -47,6 +47,11 @@ def step(llm: LLM, last: dict[str, RequestOutput]) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whoever_finishes_finishes_as_if_alone(seed: int, checkpoint: GetCheckpoint) -> None:
+    weather_storm(seed, checkpoint)
+
+
+def weather_storm(seed: int, checkpoint: GetCheckpoint, **more_options: Any) -> None:
+    """Let a storm of requests loose on an engine with these options, and look at every answer."""
     rng = random.Random(seed)
     requests = [(random_prompt(rng), random_params(rng)) for _ in range(NUM_REQUESTS)]
     with open_llm(checkpoint, "qwen3-mixed-windows", enable_prefix_caching=False) as llm:
@@ -55,7 +60,7 @@ def test_whoever_finishes_finishes_as_if_alone(seed: int, checkpoint: GetCheckpo
     ids: dict[str, int] = {}
     last: dict[str, RequestOutput] = {}
     options = {"num_kv_blocks": 20, "max_num_batched_tokens": rng.choice([9, 30, 200]), "priority_ageing_s": 0.05}
-    with open_llm(checkpoint, "qwen3-mixed-windows", **options) as llm:
+    with open_llm(checkpoint, "qwen3-mixed-windows", **{**options, **more_options}) as llm:
         for at, (prompt, params) in enumerate(requests):
             request_id = llm.engine.add_request(prompt, params, priority=rng.choice(list(RequestPriority)))
             ids[request_id] = at

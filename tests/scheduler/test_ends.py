@@ -188,6 +188,70 @@ def test_who_shares_blocks_of_a_failed_step_is_computed_again() -> None:
     assert_idle(scheduler)
 
 
+def test_what_followed_blocks_of_a_failed_step_is_not_found_behind_good_ones() -> None:
+    """`b` wrote a block behind those that `a` should have written, and left. Later, others write the first two."""
+    scheduler = make_scheduler(num_batches=2)
+    worker = FakeWorker.of(scheduler, has_first_stage=True)
+    scheduler.add_request(make_request("a", range(9), max_tokens=3))
+    failing = scheduler.schedule()
+    scheduler.add_request(make_request("b", range(14), max_tokens=3))
+    behind = scheduler.schedule()
+    scheduler.abort(["b"])
+    worker.lose(failing)
+    scheduler.fail_step(failing, "boom")
+    scheduler.update_from_output(behind, worker.execute(behind))
+    for name, num_tokens, num_cached in (("c", 9, 0), ("d", 14, 8)):
+        scheduler.add_request(make_request(name, range(num_tokens), max_tokens=1))
+        order = scheduler.schedule()
+        assert order.num_computed_tokens.tolist() == [num_cached]
+        scheduler.update_from_output(order, worker.execute(order))
+    assert_idle(scheduler)
+
+
+def test_a_block_named_when_its_request_left_is_as_good_as_the_step_that_fills_it() -> None:
+    """`a` leaves while its last step is in flight; `c` finds what that step should have written, and it fails."""
+    scheduler = make_scheduler(num_batches=3)
+    worker = FakeWorker.of(scheduler, has_first_stage=True)
+    scheduler.add_request(make_request("a", range(7), max_tokens=9))
+    [token_id] = run_step(scheduler, worker).new_token_ids
+    failing = scheduler.schedule()  # fills the second block
+    scheduler.add_request(make_request("b", range(50, 53), max_tokens=1))
+    orders = [scheduler.schedule()]
+    scheduler.abort(["a"])
+    request = make_request("c", [*range(7), token_id, 1], max_tokens=1)
+    scheduler.add_request(request)
+    orders.append(scheduler.schedule())
+    assert orders[-1].num_computed_tokens.tolist() == [8]
+    worker.lose(failing)
+    scheduler.fail_step(failing, "boom")
+    news = [scheduler.update_from_output(order, worker.execute(order)) for order in orders]
+    assert [outputs.req_ids for outputs in news] == [["b"], []]
+    assert run_step(scheduler, worker).new_token_ids == expected_tokens(request, 128, worker.vocab_size)[0]
+    assert_idle(scheduler)
+
+
+def test_a_failed_step_does_not_make_forget_who_came_back() -> None:
+    """`b` is preempted by the step that fails, and in a row again by the step behind it."""
+    scheduler = make_scheduler(num_blocks=5, max_model_len=20)
+    worker = FakeWorker.of(scheduler)
+    requests = [make_request(name, prompt, max_tokens=6) for name, prompt in (("a", range(7)), ("b", range(20, 27)))]
+    for request in requests:
+        scheduler.add_request(request)
+    orders = [scheduler.schedule()]
+    while not orders[-1].finished_req_ids:
+        scheduler.update_from_output(orders[-1], worker.execute(orders[-1]))
+        orders.append(scheduler.schedule())
+    failing = orders[-1]
+    assert failing.finished_req_ids == ["b"]
+    scheduler.abort(["a"])
+    behind = scheduler.schedule()
+    assert [new.request_id for new in behind.scheduled_new_reqs] == ["b"]
+    worker.lose(failing)
+    scheduler.fail_step(failing, "boom")
+    scheduler.update_from_output(behind, worker.execute(behind))
+    assert "b" not in scheduler.schedule().finished_req_ids
+
+
 def test_ends_that_a_failed_step_carried_are_told_again() -> None:
     """The step may have failed before the worker read it."""
     scheduler, worker = two_requests()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
+from octavo.config.parallel import RankPlace
 from octavo.contracts.ranks import (
     FromRank,
     RankCall,
@@ -213,17 +214,23 @@ class DistributedExecutor:
             self._results[rank] = message
 
     def _settle_failure(self, rank: int, failure: RankFailure) -> None:
-        """A step fails, and no more than the step, where it fails on every rank: then none waits for another."""
+        """A step fails, and no more than the step, where it fails on every rank: then none waits for another.
+
+        Of a pipeline that is every rank of the last stage; those before hand a failure on (`worker/stage_links.py`).
+        """
         step = next((step for step in self._steps if step.order.step == failure.step), None)
         if step is None:  # answered, so other ranks got through
             raise self._give_up(rank, failure)
         if not step.failures:
             step.failed_s = time.monotonic()
         step.failures[rank] = failure
-        if len(step.failures) == self._num_ranks:
+        if sum(map(self._is_last, step.failures)) == self._config.parallel.tensor_parallel_size:
             self._steps.remove(step)
             step.set_exception(EngineError(f"rank {rank}: {failure.error_type}: {failure.message}"))
             logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
+
+    def _is_last(self, rank: int) -> bool:
+        return RankPlace.of(rank, self._config.parallel).is_last_stage
 
     def _raise_lone_failure(self, now_s: float) -> None:
         """Raise EngineDeadError when some rank's step failed and time is up for the others to say the same."""
