@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
@@ -15,7 +16,7 @@ from tests.end_to_end.test_same_bytes import PROMPTS as ALL_WAYS
 from tests.server.http_server import HttpServer
 
 from octavo import LLM
-from octavo.errors import CheckpointError, InvalidParameterError
+from octavo.errors import CheckpointError, EngineDeadError, InvalidParameterError
 from octavo.kernels.native import native_kernels
 from octavo.sampling_params import SamplingParams
 
@@ -92,6 +93,20 @@ def test_what_is_wrong_with_a_checkpoint_is_said_by_the_engine(checkpoint: GetCh
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         LLM(str(folder), tokenizer="demo", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_waits_in_a_sum_for_a_rank_that_was_killed_does_not_wait_for_ever(victim: int) -> None:
+    llm = LLM("demo", tensor_parallel_size=2, max_model_len=MAX_LEN)
+    llm.engine.add_request(PROMPTS[8], SamplingParams.from_options(GREEDY_OPTIONS))
+    llm.engine.step()
+    ranks = psutil.Process().children()  # in the order in which they were started
+    assert len(ranks) == 2
+    ranks[victim].kill()
+    with pytest.raises(EngineDeadError, match=f"rank {victim}"):
+        llm.engine.step()
+    llm.exit()
+    assert not psutil.Process().children()
 
 
 def test_more_ranks_than_heads_are_refused(checkpoint: GetCheckpoint) -> None:
