@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from tests.executor.processes import descendants
 from tests.executor.ranks import make_config
 
 from octavo.executor.multiproc import MultiprocExecutor
@@ -38,6 +38,6 @@ def possessions() -> dict[str, object]:
     fds = (os.path.realpath(f"/proc/self/fd/{fd}").split(":")[0] for fd in os.listdir("/proc/self/fd"))
     return {
         "descriptors": sorted(kind for kind in fds if not kind.startswith("/proc")),
-        "children": [child.pid for child in psutil.Process().children(recursive=True)],
+        "children": descendants(os.getpid()),
         "shared memory": sorted(os.listdir("/dev/shm")),
     }

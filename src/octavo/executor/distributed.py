@@ -148,7 +148,7 @@ class DistributedExecutor:
         while len(self._results) < self._num_ranks:
             if not self._receive(_PROGRESS_S):
                 self._report_progress(method, time.monotonic() - start_s)
-            self._raise_failed_call(method)
+            self._raise_failed_call()
         return [result.value for _, result in sorted(self._results.items()) if isinstance(result, RankResult)]
 
     def _report_progress(self, method: str, elapsed_s: float) -> None:
@@ -162,13 +162,10 @@ class DistributedExecutor:
             ", ".join(late),
         )
 
-    def _raise_failed_call(self, method: str) -> None:
+    def _raise_failed_call(self) -> None:
         for rank, result in self._results.items():
             if isinstance(result, RankFailure):
-                error = _as_error(rank, result)
-                if isinstance(error, EngineDeadError):
-                    logger.error("rank %d failed in %s:\n%s", rank, method, result.traceback)
-                raise error
+                raise _as_error(rank, result)
 
     def _receive_step(self, step: StepFuture, timeout_s: float | None) -> None:
         """Listen until `step` is answered.
@@ -239,9 +236,9 @@ class DistributedExecutor:
                 raise self._give_up(*next(iter(step.failures.items())))
 
     def _give_up(self, rank: int, failure: RankFailure) -> EngineDeadError:
-        logger.error("rank %d failed where others did not:\n%s", rank, failure.traceback)
+        what = f"{failure.error_type}: {failure.message}"
         return self._watch.give_up(
-            EngineDeadError(f"rank {rank} failed: {failure.error_type}: {failure.message}\n{failure.traceback}")
+            EngineDeadError(f"rank {rank} failed where others did not: {what}\n{failure.traceback}")
         )
 
 
