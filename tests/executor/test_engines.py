@@ -56,8 +56,8 @@ def test_an_engine_in_a_child_process_leaves_nothing_when_that_is_killed() -> No
 
 
 def test_a_program_that_is_killed_takes_all_along() -> None:
-    code = f"from octavo import LLM; llm = LLM('demo', engine_process=True, **{TWO_RANKS!r}); print(flush=True); input()"
-    command = [sys.executable, "-c", code]
+    code = f"from octavo import LLM; llm = LLM('demo', engine_process=True, **{TWO_RANKS!r}); print(flush=True)"
+    command = [sys.executable, "-c", f"{code}; input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"\n"

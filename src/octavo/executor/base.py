@@ -69,4 +69,6 @@ def make_executor(config: EngineConfig) -> Executor:
 
             return MultiprocExecutor(config)
         case "ray":
-            raise InvalidParameterError("distributed_executor_backend", "ray", "uniproc or mp, so far")
+            from octavo.executor.ray_executor import RayExecutor
+
+            return RayExecutor(config)

@@ -88,7 +88,7 @@ class DeathWatch:
         poll.register(self._stop_reader, 0)  # hang-ups are always reported
         fds = {connection.fileno(): rank for rank, connection in enumerate(self._ranks.replies)}
         for fd in fds:
-            poll.register(fd, 0)
+            poll.register(fd, select.POLLRDHUP)  # of sockets; pipes hang up
         ready = [fd for fd, _ in poll.poll()]
         if self._stop_reader not in ready:
             rank = fds[ready[0]]
