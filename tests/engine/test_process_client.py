@@ -89,6 +89,16 @@ async def test_a_killed_core_is_told_to_everyone_who_waits() -> None:
             await llm.generate("Hello")
 
 
+def test_a_request_to_a_core_that_has_just_been_killed() -> None:
+    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
+    pid = client_of(engine).pid
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone(pid, within_s=10.0)  # and the listener may not know yet
+    with pytest.raises(EngineDeadError, match="killed by signal 9"):
+        engine.generate("Hi", PARAMS)
+    engine.exit()
+
+
 def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import time; from octavo import LLMEngine; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"

@@ -4,6 +4,7 @@ The child is `python -m octavo.engine.core_proc`, so no program needs a `__main_
 through standard input, and that pipe stays open: when it closes, the parent is gone and the child ends.
 """
 
+import contextlib
 import itertools
 import queue
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -37,6 +39,7 @@ from octavo.engine.core_client import CoreMethod
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 
 _POLL_MS = 100  # how often a quiet wait looks whether the child still lives
+_UNHEARD_S = 0.01  # between tries to send to a child that has just gone
 _CLOSE_S = 5.0  # how long the child may take to leave on its own
 
 
@@ -109,7 +112,7 @@ class ProcessClient:
         if self._is_closing:
             return
         self._is_closing = True
-        if self._child.poll() is None and self._death is None:
+        with contextlib.suppress(OctavoError):  # gone already
             self._send(Shutdown())
         assert self._child.stdin is not None
         self._child.stdin.close()
@@ -140,10 +143,18 @@ class ProcessClient:
         return child
 
     def _send(self, message: ToCore) -> None:
-        if self._death is not None:
-            raise self._death
-        with self._send_lock:
-            self._to_core.send(msgspec.msgpack.encode(message))
+        data = msgspec.msgpack.encode(message)
+        while True:
+            if self._death is not None:
+                raise self._death
+            try:
+                with self._send_lock:
+                    self._to_core.send(data, zmq.NOBLOCK)
+                return
+            except (
+                zmq.Again
+            ):  # nobody at the other end: a plain send would wait for ever, the listener is about to know
+                time.sleep(_UNHEARD_S)
 
     def _listen(self) -> None:
         """Sort what comes from the child, until it is gone."""

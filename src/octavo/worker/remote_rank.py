@@ -33,7 +33,8 @@ class RemoteRank:
     def open_store(self, host: str) -> int:
         """Listen where the ranks will meet, on any free port; return the port. For rank 0."""
         self._store = socket.create_server((host, 0))
-        return self._store.getsockname()[1]
+        port: int = self._store.getsockname()[1]
+        return port
 
     def run(self, setup: bytes, executor: tuple[str, int], token: bytes) -> None:
         """Connect to the executor and serve. Ends with the process: when the executor hangs up, or is gone."""
