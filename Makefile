@@ -18,13 +18,17 @@ TEST := .venv/installed/test-$(KEY)
 # Other projects' clients, in an environment of their own: what they bring along must not meet ours.
 CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test test-clients lint sanitized-folder sanitize valgrind bench clean
+# Ray, in an environment of its own on top of ours.
+RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.txt | cksum | tr ' ' '-')
+
+.PHONY: help demo test test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    install Octavo into .venv and generate text from the bundled model"
 	@echo "make test    run the tests                (ARGS='-k scheduler' is handed to pytest)"
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
+	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
 	@echo "make sanitize    the C++ kernels under address and undefined-behaviour sanitizers"
 	@echo "make valgrind    attention at the AVX2 level under valgrind, which has to be installed"
@@ -43,6 +47,9 @@ test: $(TEST)
 
 test-clients: $(TEST) $(CLIENTS)
 	.venv/clients/bin/python -m pytest -W default tests/clients $(ARGS)
+
+test-ray: $(TEST) $(RAY)
+	.venv/ray/bin/python -m pytest -W default tests/ray $(ARGS)
 
 lint: $(TEST)
 	$(BIN)/ruff check .
@@ -90,6 +97,15 @@ $(CLIENTS): | $(BIN)/python
 	@echo "Installing other projects' clients into .venv/clients; the first time takes a minute."
 	@$(BIN)/python -m venv .venv/clients
 	@.venv/clients/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt
+	@touch $@
+
+# The packages of .venv are seen from there too, so only Ray and what it needs are installed.
+$(RAY): $(TEST)
+	@echo "Installing Ray into .venv/ray; the first time takes a minute."
+	@$(BIN)/python -m venv .venv/ray
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	    > $$(.venv/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/octavo.pth
+	@.venv/ray/bin/python -m pip install --quiet --requirement tests/ray/requirements.txt
 	@touch $@
 
 # What is wrong with the Python at hand, in words; nothing when all is well.

@@ -35,7 +35,7 @@ def executor() -> Iterator[RayExecutor]:
 
 
 def num_free_cores() -> float:
-    free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]  # Ray's
+    free: dict[str, float] = ray.available_resources()
     return free.get("CPU", 0.0)
 
 
