@@ -38,3 +38,13 @@ def test_tokens_of_one_rank(name: str, num_ranks: int, make_llm: MakeLLM) -> Non
         llm.engine.abort_request(llm.engine.add_request(prompt, PARAMS[at]))
         llm.engine.step()
     assert token_ids(llm) == alone
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}])
+def test_every_choice_of_an_expert_is_counted_once(options: dict[str, Any], make_llm: MakeLLM) -> None:
+    llm = make_llm("qwen2-moe-windows", enable_prefix_caching=False, **options)  # layer 1 of three has experts
+    outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    # The last token of an answer is not computed any further.
+    num_tokens = sum(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs)
+    [load] = llm.engine._front.outputs.metrics.expert_load_by_replica.values()
+    assert {layer: sum(counts) for layer, counts in load.of_layers().items()} == {1: 2 * num_tokens}

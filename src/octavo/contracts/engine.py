@@ -6,7 +6,7 @@ scheduling. Legend: R = requests with news in this step.
 
 import msgspec
 
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.stats import ExpertLoad, SchedulerStats
 from octavo.sampling_params import SamplingParams
 
 
@@ -67,4 +67,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     logprobs: dict[str, list[TokenLogprobs]] = {}  # one entry for each new token of the request
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # whole prompt at once; [0] is None
     stats: SchedulerStats | None = None
+    expert_load: ExpertLoad | None = None
     replica: int = 0  # of the engine, where it has several cores; the client that joins them sets it

@@ -30,3 +30,16 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
         """Return the numbers of several cores as if they were one."""
         rows = [msgspec.structs.astuple(part) for part in parts]
         return cls(**dict(zip(cls.__struct_fields__, map(sum, zip(*rows, strict=True)), strict=True)))
+
+
+class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens have chosen each expert since the start, a shared one aside. Bytes: there may be thousands."""
+
+    layers: list[int]  # those that have experts, on the stage that answers
+    counts: bytes  # [layers, experts] int64, in the machine's order
+
+    def of_layers(self) -> dict[int, list[int]]:
+        """Return the tokens of each expert, by layer."""
+        counts = memoryview(self.counts).cast("q").tolist()
+        num_experts = len(counts) // len(self.layers)
+        return {layer: counts[at * num_experts : (at + 1) * num_experts] for at, layer in enumerate(self.layers)}

@@ -5,6 +5,7 @@ from functools import cached_property
 
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import Int32Array
+from octavo.contracts.stats import ExpertLoad
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # when the prompt is complete
     errors: dict[str, str] = field(default_factory=dict)  # requests that failed alone (NaN logits, ...), and why
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    expert_load: ExpertLoad | None = None  # of models with experts
 
     @cached_property
     def req_id_to_index(self) -> dict[str, int]:

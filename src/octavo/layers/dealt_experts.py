@@ -27,11 +27,11 @@ class DealtExperts(MixtureOfExperts):
 
     is_recordable = False  # who gets how many rows is known when tokens have chosen
 
-    def __init__(self, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
+    def __init__(self, layer: int, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
         self._ranks = context.groups.experts
         self._dealt = [Share.of(moe.num_experts, rank, self._ranks.size) for rank in range(self._ranks.size)]
         # Experts are whole, so what is inside them knows of no other rank.
-        super().__init__(hidden_size, moe, context=replace(context, groups=ParallelGroups()))
+        super().__init__(layer, hidden_size, moe, context=replace(context, groups=ParallelGroups()))
 
     def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertElsewhere:
         """See `MixtureOfExperts.build_expert`."""

@@ -77,15 +77,16 @@ class ExpertElsewhere(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """In place of an MLP. `load` [X] int64 counts the tokens that chose each expert, since the start.
+    """In place of the MLP of a layer. `load` [X] int64 counts the tokens that chose each expert, since the start.
 
     Several ranks hold a slice of each expert; `layers/dealt_experts.py` deals out whole ones instead.
     """
 
     is_recordable = True
 
-    def __init__(self, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
+    def __init__(self, layer: int, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
         super().__init__()
+        self.layer = layer
         self._context, self._kernels, self._group = context, context.kernels, context.groups.tensor
         self._routing = Routing(
             num_experts=moe.num_experts,

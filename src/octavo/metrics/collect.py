@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from octavo.contracts.engine import EngineCoreOutputs
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.stats import ExpertLoad, SchedulerStats
 from octavo.metrics.histogram import Histogram, powers_of_two
 from octavo.metrics.log import StatsLog
 from octavo.outputs import RequestMetrics
@@ -42,6 +42,7 @@ class EngineMetrics:
     def __init__(self, stats_interval_s: float = 0.0) -> None:
         self.stats: SchedulerStats | None = None  # as of the latest step, of all replicas together
         self.stats_by_replica: dict[int, SchedulerStats] = {}
+        self.expert_load_by_replica: dict[int, ExpertLoad] = {}  # of models with experts
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.finished: Counter[str] = Counter()  # samples, by how they ended
@@ -73,6 +74,8 @@ class EngineMetrics:
         if outputs.stats is not None:
             self.stats_by_replica[outputs.replica] = outputs.stats
             self.stats = SchedulerStats.sum(self.stats_by_replica.values())
+        if outputs.expert_load is not None:
+            self.expert_load_by_replica[outputs.replica] = outputs.expert_load
         if self.stats is not None:
             self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
 

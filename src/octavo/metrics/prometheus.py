@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from octavo._version import __version__
 from octavo.contracts.stats import SchedulerStats
 from octavo.metrics.collect import EngineMetrics
+from octavo.metrics.experts import about_experts
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.http import HttpMetrics
 
@@ -69,10 +70,16 @@ class Exposition:
     """All metrics of one server as text."""
 
     def __init__(
-        self, http: HttpMetrics, engine: Callable[[], EngineMetrics | None], model_name: str, *, with_vllm_names: bool
+        self,
+        http: HttpMetrics,
+        engine: Callable[[], EngineMetrics | None],
+        model_name: str,
+        *,
+        with_vllm_names: bool,
+        with_each_expert: bool = False,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Collector(http, engine, model_name, with_vllm_names))
+        self._registry.register(_Collector(http, engine, model_name, with_vllm_names, with_each_expert))
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -83,12 +90,18 @@ class Exposition:
 
 class _Collector(Collector):
     def __init__(
-        self, http: HttpMetrics, engine: Callable[[], EngineMetrics | None], model_name: str, with_vllm_names: bool
+        self,
+        http: HttpMetrics,
+        engine: Callable[[], EngineMetrics | None],
+        model_name: str,
+        with_vllm_names: bool,
+        with_each_expert: bool,
     ) -> None:
         self._http = http
         self._engine = engine
         self._model_name = model_name
         self._with_vllm_names = with_vllm_names
+        self._with_each_expert = with_each_expert
 
     def collect(self) -> Iterator[Metric]:
         yield from self._about_http()
@@ -97,6 +110,8 @@ class _Collector(Collector):
             yield from _about_engine(engine, "octavo_", 0, {"model_name": self._model_name})
             yield _ends("octavo_requests_finished", "reason", engine, {"model_name": self._model_name})
             yield from _about_replicas(engine, {"model_name": self._model_name})
+            loads = list(engine.expert_load_by_replica.values())
+            yield from about_experts(loads, {"model_name": self._model_name}, with_each_expert=self._with_each_expert)
             if self._with_vllm_names:
                 labels = {"model_name": self._model_name, "engine": "0"}
                 yield from _about_engine(engine, "vllm:", 1, labels)

@@ -164,7 +164,7 @@ class DecoderForCausalLM(CausalLM):
         """Compose the MLP of block number `layer`, or its experts."""
         if self.config.moe is not None and self.config.moe.is_sparse[layer]:
             mixture = DealtExperts if self.context.groups.experts.size > 1 else MixtureOfExperts
-            return mixture(self.config.hidden_size, self.config.moe, context=self.context)
+            return mixture(layer, self.config.hidden_size, self.config.moe, context=self.context)
         return GatedMLP(self.config, self.context)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:

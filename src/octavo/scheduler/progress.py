@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo.contracts.engine import EngineCoreOutputs, FinishedRequest, TokenLogprobs
 from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput
-from octavo.contracts.stats import SchedulerStats
+from octavo.contracts.stats import ExpertLoad, SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.draft import StepInFlight
 from octavo.scheduler.running import RowIndices, RunningRows
@@ -28,6 +28,7 @@ class StepNews:
     errors: dict[str, str] = field(default_factory=dict)  # requests that failed alone, and why
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
+    expert_load: ExpertLoad | None = None
 
     @classmethod
     def of(cls, step: StepInFlight, answer: ModelRunnerOutput, running: RunningRows) -> Self:
@@ -50,6 +51,7 @@ class StepNews:
             errors={rid: why for rid, why in answer.errors.items() if is_current[answer.req_id_to_index[rid]]},
             logprobs=_of(req_ids, answer.logprobs),
             prompt_logprobs=_of(req_ids, answer.prompt_logprobs),
+            expert_load=answer.expert_load,
         )
 
     @classmethod
@@ -83,6 +85,7 @@ class StepNews:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             stats=stats,
+            expert_load=self.expert_load,
         )
 
 

@@ -28,7 +28,11 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         lifespan=_lifespan(lifecycle),
     )
     exposition = Exposition(
-        http_metrics, lambda: lifecycle.metrics, lifecycle.served_name, with_vllm_names=args.vllm_metrics
+        http_metrics,
+        lambda: lifecycle.metrics,
+        lifecycle.served_name,
+        with_vllm_names=args.vllm_metrics,
+        with_each_expert=args.expert_metrics,
     )
     Routes(lifecycle, args, exposition).add_to(app)
     describe(app)

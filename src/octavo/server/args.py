@@ -67,6 +67,7 @@ class ServerArgs:
     log_level: LogLevel = option("info", "least important messages to log")
     log_format: LogFormat = option("text", "lines for people, or JSON for programs")
     access_log: bool = option(True, "log each request (but no probe of /health or /ready): status, time, tokens")
+    expert_metrics: bool = option(False, "show in metrics how many tokens chose each expert, not only how evenly")
     vllm_metrics: bool = option(False, "show metrics under vLLM's names too, for its dashboards")
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.rows import SamplingRows
+from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import allocate_kv_caches
 from octavo.worker.memory import (
@@ -65,6 +66,7 @@ class Worker:
             self._groups = replace(self._groups, experts=self._groups.tensor)
         self._stage = stage_of(config.model, place)
         self._model: CausalLM | None = None
+        self._expert_loads: ExpertLoads | None = None
         self._runner: ModelRunner | None = None
 
     @property
@@ -109,6 +111,7 @@ class Worker:
             stage=self._stage,
         )
         self._model = get_model_loader(self._config.load).load_model(model, context)
+        self._expert_loads = ExpertLoads.of(self._model)
         give_back_freed_memory()  # what no step will want again
         logger.info("model %s ready in %.2f s", model.model, time.perf_counter() - start_s)
 
@@ -173,11 +176,17 @@ class Worker:
 
     def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step."""
-        return self.runner.execute_model(order)
+        answer = self.runner.execute_model(order)
+        if self._expert_loads is None or not self.place.answers:
+            return answer
+        return replace(answer, expert_load=self._expert_loads.totals())
 
     def warmup(self) -> WarmupReport:
         """Run a small prefill and a few decode steps that leave no trace; return how long each took."""
-        return Warmup(self.runner, self._config).run()
+        report = Warmup(self.runner, self._config).run()
+        if self._expert_loads is not None:
+            self._expert_loads.reset()
+        return report
 
     @property
     def _kv_layout(self) -> KVLayout:
