@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
-from tests.end_to_end.conftest import MAX_LEN, MakeLLM
+from tests.end_to_end.conftest import MAX_LEN, GetCheckpoint, MakeLLM
 from tests.end_to_end.support import answers, random_prompt, random_tokens
+from tests.server.http_server import HttpServer
 
 from octavo.inputs import Prompt
 from octavo.sampling_params import SamplingParams
@@ -48,3 +49,20 @@ def test_every_choice_of_an_expert_is_counted_once(options: dict[str, Any], make
     num_tokens = sum(len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs)
     [load] = llm.engine._front.outputs.metrics.expert_load_by_replica.values()
     assert {layer: sum(counts) for layer, counts in load.of_layers().items()} == {1: 2 * num_tokens}
+
+
+def test_a_server_answers_as_one_rank_does_and_shows_its_experts(checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    alone = make_llm("qwen3-moe").generate(PROMPTS, params, use_tqdm=False)
+    body = {"prompt": [output.prompt_token_ids for output in alone], "temperature": 0, "max_tokens": 12}
+    flags = ["--tokenizer", "demo", "--dtype", "float32", "--max-model-len", str(MAX_LEN), "--num-kv-blocks", "64"]
+    flags += ["--tensor-parallel-size", "2", "--enable-expert-parallel", "--expert-metrics"]
+    with HttpServer(*flags, model=str(checkpoint("qwen3-moe").folder)) as server:
+        options = {"model": server.client.get("/v1/models").json()["data"][0]["id"], "ignore_eos": True}
+        reply = server.post("/v1/completions", {**body, **options}).raise_for_status().json()
+        metrics = server.client.get("/metrics").text
+    assert [choice["text"] for choice in reply["choices"]] == [output.outputs[0].text for output in alone]
+    each = [line for line in metrics.splitlines() if line.startswith("octavo_expert_tokens_total{")]
+    counts = [float(line.rpartition(" ")[2]) for line in each]
+    assert len(counts) == 3 * 5  # layers, experts
+    assert sum(counts) > 2 * 3 * len(PROMPTS)
