@@ -2,10 +2,9 @@
 
     python -m benchmarks.host.executor_cost [--ranks 2 4] [--running 1 32 256] [--steps 1000] [--json FILE]
 
-The same steps (`testing.FakeRank`: rows are kept and checked, tokens are hashes) run by one rank in this process and by
-ranks behind `MultiprocExecutor`; each figure is the wall time from `execute_model` to the answer, the fake model
-included. Aim at two ranks: at most 60 us over one. Then ranks are killed: how long until the executor says which one it
-was, with all others gone. Quiet machine.
+The same steps, answered at once by one rank in this process and by ranks behind `MultiprocExecutor`; each figure is the
+wall time from `execute_model` to the answer. Aim at two ranks: at most 60 us over one. Then ranks are killed: how long
+until the executor has said which one it was, with all others gone. Quiet machine.
 """
 
 import argparse
@@ -27,12 +26,19 @@ from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError
 from octavo.executor.multiproc import LocalRanks, MultiprocExecutor
 from octavo.scheduler.scheduler import Scheduler
-from octavo.testing import FakeRank, make_request, make_scheduler
+from octavo.testing import FakeRank, answer_to, make_request, make_scheduler
 
-FAKE_RANK = "octavo.testing:FakeRank"
+FREE_RANK = "benchmarks.host.executor_cost:FreeRank"
 BLOCK_SIZE = 32
 WARM_STEPS = 50
 Execute = Callable[[SchedulerOutput], ModelRunnerOutput]
+
+
+class FreeRank(FakeRank):
+    """Samples token 1 everywhere."""
+
+    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
+        return answer_to(order, [1] * len(order.req_ids))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +95,14 @@ def step_times_us(scheduler: Scheduler, execute: Execute, num_steps: int) -> lis
 
 def one_rank(num_running: int, num_steps: int) -> list[float]:
     engine = args(1, num_running, num_steps)
-    rank = FakeRank(engine.resolve(), ALONE, Rendezvous())
+    rank = FreeRank(engine.resolve(), ALONE, Rendezvous())
     rank.initialize_kv_cache(rank.count_kv_blocks())
     return step_times_us(make_decoding(engine, num_running, num_steps), rank.execute_model, num_steps)
 
 
 def several_ranks(num_ranks: int, num_running: int, num_steps: int) -> list[float]:
     engine = args(num_ranks, num_running, num_steps)
-    executor = MultiprocExecutor(engine.resolve(), FAKE_RANK)
+    executor = MultiprocExecutor(engine.resolve(), FREE_RANK)
     executor.start()
     try:
         scheduler = make_decoding(engine, num_running, num_steps)
@@ -124,7 +130,7 @@ def notice_ms(num_ranks: int) -> float:
     """Return the worst time, over all ranks, from the kill of an idle rank to the error, with no rank left."""
     worst = 0.0
     for rank in range(num_ranks):
-        executor = MultiprocExecutor(args(num_ranks, 1, 1).resolve(), FAKE_RANK)
+        executor = MultiprocExecutor(args(num_ranks, 1, 1).resolve(), FREE_RANK)
         executor.start()
         assert isinstance(executor.ranks, LocalRanks)
         start_s = time.perf_counter()
