@@ -2,7 +2,9 @@
 
     python -m benchmarks.peers.http [--servers octavo:bf16 llama.cpp:q8_0] [--repeats 3] [--out FILE]
 
-32 streams at a time, 128 random tokens in and 64 out; server and client share this machine's cores.
+32 streams at once, 128 random tokens in and 64 out; server and client share this machine's cores. One wave of them:
+llama-server closes a connection after an answer that was streamed without announcing it, so that a client which keeps
+connections loses the request it sends next.
 """
 
 import argparse
@@ -46,7 +48,15 @@ def llama_command(model: Path, precision: str, port: int) -> list[str]:
     room = STREAMS * 256
     flags = ["--port", str(port), "--parallel", str(STREAMS), "--ctx-size", str(room), "--threads", "2"]
     program = LLAMA_CPP.home / "build" / "bin" / "llama-server"
-    return [str(program), "--model", str(model / f"{precision}.gguf"), *flags, "--flash-attn", "on", "--no-webui"]
+    return [
+        str(program),
+        "--model",
+        str(model / f"{precision}.gguf"),
+        *flags,
+        "--flash-attn",
+        "on",
+        "--no-cache-prompt",
+    ]
 
 
 COMMANDS = {"octavo": (OCTAVO, octavo_command, "/ready"), "llama.cpp": (LLAMA_CPP, llama_command, "/health")}
@@ -81,9 +91,15 @@ def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
 
 
 def measure(url: str, num_prompts: int) -> dict[str, float]:
+    """Warm the server up with a quarter of the streams, then measure it; return the client's report."""
+    ask(url, num_prompts=STREAMS // 4, seed=1)
+    return ask(url, num_prompts=num_prompts, seed=0)
+
+
+def ask(url: str, *, num_prompts: int, seed: int) -> dict[str, float]:
     """Run `octavo bench serve`; return its report."""
-    command = [sys.executable, "-m", "octavo.cli.main", "bench", "serve", "--url", url, "--json"]
-    load = ["--concurrency", str(STREAMS), "--num-prompts", str(num_prompts), "--warmup", "8"]
+    command = [sys.executable, "-m", "octavo.cli.main", "bench", "serve", "--url", url, "--json", "--seed", str(seed)]
+    load = ["--concurrency", str(STREAMS), "--num-prompts", str(num_prompts), "--warmup", "0"]
     lengths = ["--input-len", str(NUM_IN), "--output-len", str(NUM_OUT)]
     done = subprocess.run(
         [*command, *load, *lengths], check=False, capture_output=True, text=True, cwd=ROOT, env=environment(OCTAVO)
@@ -116,7 +132,7 @@ def main() -> None:
     parser.add_argument(
         "--servers", nargs="+", default=["octavo:bf16", "octavo:int8", "llama.cpp:bf16", "llama.cpp:q8_0"]
     )
-    parser.add_argument("--num-prompts", type=int, default=64)
+    parser.add_argument("--num-prompts", type=int, default=STREAMS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write every report as JSON")
     options = parser.parse_args()
