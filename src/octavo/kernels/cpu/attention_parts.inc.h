@@ -48,8 +48,8 @@ static inline void multiply_tiles(float* result, const bf16* left, std::int64_t 
   }
 }
 
-// result = sum over k of left part k * right(k). next(k) is what is multiplied by after right(k), here or in the next
-// product: it comes into the first-level cache meanwhile.
+// result = sum over k of left part k * right(k). next(k) is what is multiplied by soon after right(k), here or in the
+// next product: it comes into the first-level cache meanwhile.
 template <class Right, class Next>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
                                   std::int64_t num_k, const Right& right, const Next& next) {

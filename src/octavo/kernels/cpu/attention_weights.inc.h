@@ -63,7 +63,7 @@ static inline void score_span(const AttentionArgs& args, const Span& span, Works
           num_parts * kLeftElements, rows_per_head, num_parts,
           [&](std::int64_t part) { return keys.of[i] + part * kRightElements; },
           [&](std::int64_t part) {
-            return part + 1 < num_parts ? keys.of[i] + (part + 1) * kRightElements : keys.of[i + (i + 1 < span.num_tiles)];
+            return keys.of[i + (i + 1 < span.num_tiles)] + part * kRightElements;
           });
   }
 }
