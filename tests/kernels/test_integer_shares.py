@@ -1,8 +1,8 @@
 """Weights in integers that ranks share: where a part, quantised alone, is the same part of the whole quantised.
 
 Scales belong to an output and a group of inputs. Parts by outputs are always the same. Parts by inputs are where they
-begin and end with groups: 4-bit maps of layers have groups of 128, the unit in which features are dealt. With 8 bits
-all inputs of an output share a scale, so each rank has a scale of its own for its part: finer, and not the same.
+begin and end with groups: of 128, say, the unit in which features are dealt. With 8 bits, or 4 that are nested, all
+inputs of an output share a scale, so each rank has a scale of its own for its part: finer, and not the same.
 
 Legend: N = outputs, K = inputs.
 """
@@ -13,7 +13,7 @@ from tests.kernels.conftest import LEVELS, native
 
 from octavo.distributed.shares import Share
 from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import QUANTIZATIONS, Quantization, QuantizedWeight
+from octavo.kernels.quantization import QUANTIZATIONS, IntegerFormat, Quantization, QuantizedWeight
 
 OUTPUTS, INPUTS = 1100, 2560
 
@@ -43,15 +43,14 @@ def test_parts_by_outputs_are_the_same_integers(quantization: Quantization, size
 
 @pytest.mark.parametrize("size", [2, 4, 5])
 def test_parts_by_inputs_are_the_same_integers_where_groups_stay_whole(size: int) -> None:
-    weight, quantization = random_weight(), QUANTIZATIONS["int4"]
+    form = IntegerFormat(bits=4, group_size=128)
+    weight, quantization = random_weight(), Quantization(name="grouped", linear=form, logits=form)
     whole = quantize(weight, quantization)
-    group_size = quantization.linear.group_size
-    assert group_size is not None
     for rank in range(size):
         share = Share.of_features(INPUTS, rank, size)
         part = quantize(weight[:, share.start : share.stop], quantization)
         assert torch.equal(part.values, whole.values[:, share.start : share.stop])
-        assert torch.equal(part.scales, whole.scales[:, share.start // group_size : share.stop // group_size])
+        assert torch.equal(part.scales, whole.scales[:, share.start // 128 : share.stop // 128])
 
 
 @each
