@@ -54,13 +54,12 @@ def decode_to_rank(message: bytes | bytearray) -> ToRank:
 
 def encode_from_rank(message: FromRank) -> bytearray:
     """Return the bytes of a reply. The ids of an answer stay behind: whoever gave the order knows them."""
-    kind = next(kind for kind, (cls, _) in _REPLIES.items() if isinstance(message, cls))
-    return _encode(bytes([kind]), message)
+    return _encode(_KINDS[type(message)], message)
 
 
 def decode_from_rank(message: bytes) -> FromRank:
     """Return the reply in `message`."""
-    decoded: FromRank = _REPLIES[message[0]][1](memoryview(message)[1:])
+    decoded: FromRank = _REPLIES[message[0]](memoryview(message)[1:])
     return decoded
 
 
@@ -105,8 +104,5 @@ def _decoder(cls: Any) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_from_array)
 _decode_order = _decoder(SchedulerOutput)
 _decode_call = _decoder(RankCall)
-_REPLIES: dict[int, tuple[type, Any]] = {
-    ord("a"): (ModelRunnerOutput, _decoder(ModelRunnerOutput)),
-    ord("r"): (RankResult, _decoder(RankResult)),
-    ord("f"): (RankFailure, _decoder(RankFailure)),
-}
+_KINDS: dict[type, bytes] = {ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f"}
+_REPLIES: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _KINDS.items()}

@@ -2,7 +2,7 @@
 
 Memory is a ring of slots; a message longer than a slot takes several. Who may go on is told by two counters of the
 kernel (eventfd) for each reader: slots that are full, added to by the writer, and slots that are free again, added to
-by the reader. Whoever finds nothing sleeps in the kernel; nobody spins. Writing one wakes the other side, and orders
+by the reader. Whoever finds nothing sleeps in the kernel. Writing one wakes the other side, and orders
 memory on every processor, so there is nothing here to get wrong about fences. Measured on two cores: 3.4 us there and
 back with two readers awake, 11 us with both asleep; a futex on a word of the ring, called from Python, took 5.8 us.
 
@@ -11,6 +11,8 @@ Nothing has a name: memory and counters are inherited as file descriptors and go
 
 import mmap
 import os
+import select
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ NUM_SLOTS = 16
 SLOT_BYTES = 1 << 18  # untouched pages cost nothing; masks of 256 rows over 152k tokens take 19 slots
 _HEADER_BYTES = 8  # of a slot: bytes of the message from here to its end
 _ROOM = SLOT_BYTES - _HEADER_BYTES
+_SPIN_S = 100e-6  # see `RingReader.read`
 _RETURNED_AT_ONCE = NUM_SLOTS // 2
 
 
@@ -96,9 +99,15 @@ class RingReader:
         self._next = 0
         self._num_full = 0
         self._num_owed = 0  # read, and not yet given back
+        self._poll = select.poll()
+        self._poll.register(end.full_fd, select.POLLIN)
 
     def read(self) -> bytes:
-        """Return the next message; sleep until there is one."""
+        """Return the next message; look for one for 100 us, letting others run, then sleep until it comes.
+
+        A scheduler that has its answer gives the next order within that time, and to wake a core that went idle takes
+        longer than the order itself: a step of two ranks without a model took 75 us without the look, 53 with it.
+        """
         piece, num_left = self._read_slot()
         if not num_left:
             return piece
@@ -111,6 +120,7 @@ class RingReader:
     def _read_slot(self) -> tuple[bytes, int]:
         """Return a piece of a message and how many bytes come behind it."""
         if not self._num_full:
+            self._spin()
             self._num_full = os.eventfd_read(self._end.full_fd)
         self._num_full -= 1
         at = self._next * SLOT_BYTES
@@ -123,3 +133,8 @@ class RingReader:
             os.eventfd_write(self._end.free_fd, self._num_owed)
             self._num_owed = 0
         return piece, num_bytes - len(piece)
+
+    def _spin(self) -> None:
+        deadline_s = time.perf_counter() + _SPIN_S
+        while not self._poll.poll(0) and time.perf_counter() < deadline_s:
+            os.sched_yield()

@@ -4,15 +4,12 @@ An order goes to every rank at once; the answer of a step comes from one. Steps 
 when the order is on its way, and answers come in the order of steps. A rank that dies ends all, with its name.
 """
 
-import dataclasses
 import logging
+import math
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
-from octavo.config.parallel import RankPlace
 from octavo.contracts.ranks import (
     FromRank,
     RankCall,
@@ -24,36 +21,15 @@ from octavo.contracts.ranks import (
 )
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
+from octavo.errors import EngineDeadError, OctavoError, named_error
 from octavo.executor.ranks import Ranks
 from octavo.executor.replies import DeathWatch, Replies
+from octavo.executor.steps import StepFuture, StepsUnderWay
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS_S = 5.0  # between lines about ranks that take their time
 _LEAVE_S = 5.0  # how long ranks may take to leave once nobody talks to them
-_OTHERS_S = 1.0  # a rank's step has failed; when the others' has too, they say so within this time
-
-
-class StepFuture(Future[ModelRunnerOutput]):
-    """The answer of one step. Nobody listens in the background: who asks for the result receives it."""
-
-    def __init__(self, order: SchedulerOutput, receive: Callable[["StepFuture", float | None], None]) -> None:
-        super().__init__()
-        self.order = order
-        self.failures: dict[int, RankFailure] = {}  # by rank, the first to fail first
-        self.failed_s = 0.0  # when it was
-        self._receive = receive
-
-    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        if not self.done():
-            self._receive(self, timeout)
-        return super().result(0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        if not self.done():
-            self._receive(self, timeout)
-        return super().exception(0)
 
 
 class DistributedExecutor:
@@ -65,7 +41,7 @@ class DistributedExecutor:
         self._ranks: Ranks | None = None
         self._replies: Replies
         self._watch: DeathWatch
-        self._steps: deque[StepFuture] = deque()  # not answered yet, oldest first
+        self._steps = StepsUnderWay(config.parallel)
         self._results: dict[int, FromRank] = {}  # of the call under way, by rank
         self.profile = ""
 
@@ -106,8 +82,9 @@ class DistributedExecutor:
         if self._watch.death is not None:
             raise self._watch.death
         self._broadcast(encode_to_rank(order))
-        self._steps.append(StepFuture(order, self._receive_step))
-        return self._steps[-1]
+        step = StepFuture(order, self._receive_step)
+        self._steps.add(step)
+        return step
 
     def warmup(self) -> None:
         self._call("warmup")
@@ -117,6 +94,7 @@ class DistributedExecutor:
         if self._watch.death is not None:
             raise self._watch.death
         self._receive(0.0)
+        self._check_steps(time.monotonic())
 
     def exit(self) -> None:
         if self._ranks is None:
@@ -174,20 +152,19 @@ class DistributedExecutor:
             EngineDeadError: a rank is gone, or failed where others did not.
             TimeoutError: `timeout_s` is over.
         """
-        limit_s = self._config.parallel.step_timeout_s
         asked_s = time.monotonic()
+        stuck_s = asked_s + self._config.parallel.step_timeout_s
+        timeout_at_s = math.inf if timeout_s is None else asked_s + timeout_s
         while not step.done():
             now_s = time.monotonic()
-            self._raise_lone_failure(now_s)
-            if timeout_s is not None and now_s >= asked_s + timeout_s:
+            self._check_steps(now_s)
+            if now_s >= timeout_at_s:
                 raise TimeoutError
-            if now_s >= asked_s + limit_s:
-                stuck = f"step {step.order.step}: no answer from the ranks in {limit_s:g} s; they are stuck"
+            if now_s >= stuck_s:
+                waited = f"{self._config.parallel.step_timeout_s:g} s"
+                stuck = f"step {step.order.step}: no answer from the ranks in {waited}; they are stuck"
                 raise self._watch.give_up(EngineDeadError(stuck))
-            ends_s = [asked_s + limit_s, *(step.failed_s + _OTHERS_S for step in self._steps if step.failures)]
-            if timeout_s is not None:
-                ends_s.append(asked_s + timeout_s)
-            self._receive(min(ends_s) - now_s)
+            self._receive(min(timeout_at_s, stuck_s, self._steps.deadline_s()) - now_s)
 
     def _receive(self, timeout_s: float | None, beside: int | None = None) -> bool:
         """Take in what ranks say, waiting for the first to speak; False when time is up and nobody has."""
@@ -200,46 +177,21 @@ class DistributedExecutor:
         return bool(came)
 
     def _settle(self, rank: int, message: FromRank) -> None:
-        if isinstance(message, ModelRunnerOutput):
-            step = self._steps.popleft()
-            for failed, failure in step.failures.items():
-                raise self._give_up(failed, failure)
-            step.set_result(dataclasses.replace(message, req_ids=step.order.req_ids))
-        elif isinstance(message, RankFailure) and message.step is not None:
-            self._settle_failure(rank, message)
-        else:
-            self._results[rank] = message
+        try:
+            if isinstance(message, ModelRunnerOutput):
+                self._steps.answer(message)
+            elif isinstance(message, RankFailure) and message.step is not None:
+                self._steps.fail(rank, message)
+            else:
+                self._results[rank] = message
+        except EngineDeadError as death:
+            raise self._watch.give_up(death) from None
 
-    def _settle_failure(self, rank: int, failure: RankFailure) -> None:
-        """A step fails, and no more than the step, where it fails on every rank: then none waits for another.
-
-        Of a pipeline that is every rank of the last stage; those before hand a failure on (`worker/stage_links.py`).
-        """
-        step = next((step for step in self._steps if step.order.step == failure.step), None)
-        if step is None:  # answered, so other ranks got through
-            raise self._give_up(rank, failure)
-        if not step.failures:
-            step.failed_s = time.monotonic()
-        step.failures[rank] = failure
-        if sum(map(self._is_last, step.failures)) == self._config.parallel.tensor_parallel_size:
-            self._steps.remove(step)
-            step.set_exception(EngineError(f"rank {rank}: {failure.error_type}: {failure.message}"))
-            logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
-
-    def _is_last(self, rank: int) -> bool:
-        return RankPlace.of(rank, self._config.parallel).is_last_stage
-
-    def _raise_lone_failure(self, now_s: float) -> None:
-        """Raise EngineDeadError when some rank's step failed and time is up for the others to say the same."""
-        for step in self._steps:
-            if step.failures and now_s >= step.failed_s + _OTHERS_S:
-                raise self._give_up(*next(iter(step.failures.items())))
-
-    def _give_up(self, rank: int, failure: RankFailure) -> EngineDeadError:
-        what = f"{failure.error_type}: {failure.message}"
-        return self._watch.give_up(
-            EngineDeadError(f"rank {rank} failed where others did not: {what}\n{failure.traceback}")
-        )
+    def _check_steps(self, now_s: float) -> None:
+        try:
+            self._steps.check(now_s)
+        except EngineDeadError as death:
+            raise self._watch.give_up(death) from None
 
 
 def _as_error(rank: int, failure: RankFailure) -> OctavoError:

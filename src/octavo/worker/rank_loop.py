@@ -1,8 +1,9 @@
 """The life of a rank behind an executor, whatever carries the messages: a call or a step in, a reply out."""
 
-import dataclasses
 import traceback
 from collections.abc import Callable
+
+import msgspec
 
 from octavo.contracts.ranks import (
     FromRank,
@@ -44,7 +45,7 @@ class RankLoop:
             self._reply(_failure(error, order.step))
         else:
             if self._worker.place.answers:
-                self._reply(dataclasses.replace(answer, req_ids=()))  # whoever gave the order knows them
+                self._reply(msgspec.structs.replace(answer, req_ids=()))  # whoever gave the order knows them
 
     def _call(self, call: RankCall) -> RankResult | RankFailure:
         try:

@@ -4,6 +4,8 @@ import logging
 import time
 from dataclasses import replace
 
+import msgspec
+
 from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerKVCache
 from octavo.config.engine import EngineConfig
@@ -179,7 +181,7 @@ class Worker:
         answer = self.runner.execute_model(order)
         if self._expert_loads is None or not self.place.answers:
             return answer
-        return replace(answer, expert_load=self._expert_loads.totals())
+        return msgspec.structs.replace(answer, expert_load=self._expert_loads.totals())
 
     def warmup(self) -> WarmupReport:
         """Run a small prefill and a few decode steps that leave no trace; return how long each took."""
