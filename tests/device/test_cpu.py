@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from octavo.device import cpu
+from octavo.device import cores, cpu
 from octavo.device.base import DeviceMemory
 
 GIB = 2**30
@@ -69,8 +69,8 @@ def test_the_tightest_limit_counts(
 )
 def test_a_share_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert cpu.usable_cores(tmp_path) == 8
-    assert cpu.usable_cores(write(tmp_path, {"cpu.max": f"{quota} 100000\n"})) == expected
+    assert cores.usable_cores(tmp_path) == 8
+    assert cores.usable_cores(write(tmp_path, {"cpu.max": f"{quota} 100000\n"})) == expected
 
 
 def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,5 +90,5 @@ def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine() -> None:
     memory = cpu.CpuKind().memory()
     assert 0 < memory.free_bytes <= memory.total_bytes
-    assert cpu.usable_cores() >= 1
+    assert cores.usable_cores() >= 1
     assert cpu.cpu_name()
