@@ -1,25 +1,34 @@
 """What quantisation costs in quality, on the demo model's held-out text, beside the bfloat16 weights.
 
-    python -m benchmarks.quality [--count 40] [--out FILE]
+    python -m benchmarks.quality [--count 40] [--all-forms] [--out FILE]
 
 For each position of answers that were held out of the training: the Kullback-Leibler divergence of the quantised
-model's next token from the plain one's, in nats, and how often both find the same token likeliest.
+model's next token from the plain one's, in nats, and how often both find the same token likeliest. Beside Octavo's
+own forms, llama.cpp's of the same weights where `benchmarks.peers.install llama.cpp` has been: its bf16 row shows what
+another engine's rounding alone comes to. llama.cpp's K forms need rows of a multiple of 256, which the demo model's
+are; a tensor with other rows it keeps in more bits by itself (Q4_K as Q5_0, Q5_K as Q5_1, Q6_K as Q8_0).
 
 Legend: T = tokens, V = vocabulary.
 """
 
 import argparse
 import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from tests.models.paged import CPU, PagedRunner
 from tools.demo_model.corpus import TASKS, held_out
 from tools.demo_model.template import question_and_answer
 
+from benchmarks.peers.environment import environment
+from benchmarks.peers.registry import LLAMA_CPP, ROOT, PeerMissingError
 from octavo.attention.selector import select_attention
-from octavo.config.engine import LoadConfig
+from octavo.config.engine import KVCacheDType, LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.kernels.dispatch import Kernels, select_kernels
 from octavo.kernels.native import NativeKernels
@@ -32,6 +41,7 @@ from octavo.models.interfaces import CausalLM
 from octavo.tokenizer.tokenizer import Tokenizer
 
 SEED = 2026
+Sample = tuple[list[int], int]  # tokens of a question and its answer, how many of them are the question
 INT8 = IntegerFormat(bits=8, group_size=None)
 FORMS = {
     "int8": (INT8, INT8),
@@ -47,15 +57,63 @@ FORMS = {
 }
 
 
-def load(kernels: Kernels) -> CausalLM:
+def load(kernels: Kernels, kv_cache_dtype: KVCacheDType = "auto") -> CausalLM:
     """Return the demo model computed by these kernels."""
     dtype = torch.bfloat16
-    context = BuildContext(kernels=kernels, attention=select_attention(CPU, dtype), dtype=dtype, device=CPU)
+    attention = select_attention(CPU, dtype, kv_cache_dtype=kv_cache_dtype)
+    context = BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU)
     config = read_model_config(resolve_model("demo"), model="demo", dtype="bfloat16")
     return get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, context)
 
 
-def texts(count: int) -> Iterator[tuple[list[int], int]]:
+def own_models(has_all_forms: bool) -> Iterator[tuple[str, CausalLM]]:
+    """Yield what Octavo makes of the weights, keys and values; with `has_all_forms`, group sizes it does not offer too.
+
+    Raises:
+        InvalidParameterError: without the C++ kernels there are no weights in integers.
+    """
+    plain = select_kernels(CPU, torch.bfloat16)
+    for name in ("int8", "int4"):
+        yield name, load(select_kernels(CPU, torch.bfloat16, name))
+    yield "bf16, keys and values int8", load(plain, "int8")
+    for name in ("int8", "int4"):
+        yield f"{name}, keys and values int8", load(select_kernels(CPU, torch.bfloat16, name), "int8")
+    if has_all_forms:
+        assert isinstance(plain, NativeKernels)
+        for name, (linear, logits) in FORMS.items():
+            quantization = Quantization(name=name, linear=linear, logits=logits)
+            yield f"form {name}", load(IntegerNativeKernels(plain, quantization))
+
+
+def llama_rows(samples: list[Sample]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Yield what llama.cpp expects with the demo model's weights in each of its forms.
+
+    Raises:
+        PeerMissingError: when it is not installed.
+    """
+    python = LLAMA_CPP.python()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in ("config.json", "model.safetensors"):
+            (folder / file).symlink_to((resolve_model("demo") / file).resolve())
+        tokens, out = folder / "tokens.json", folder / "logits.npz"
+        tokens.write_text(json.dumps([text for text, _ in samples]))
+        for precision in ("bf16", "q8_0", "q4_0", "q4_k_m"):
+            command = [str(python), "-m", "benchmarks.peers.llama_cpp_logits", *map(str, (folder, tokens, out))]
+            run_quietly([*command, "--precision", precision])
+            with np.load(out) as arrays:
+                found = [torch.from_numpy(arrays[f"arr_{number}"]) for number in range(len(samples))]
+            yield f"llama.cpp {precision}", [answered(*pair) for pair in zip(found, samples, strict=True)]
+
+
+def run_quietly(command: list[str]) -> None:
+    """Run a command of llama.cpp, which tells much; show it only when it fails."""
+    done = subprocess.run(command, check=False, cwd=ROOT, env=environment(LLAMA_CPP), capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr[-2000:]}")
+
+
+def texts(count: int) -> Iterator[Sample]:
     """Yield the tokens of a held-out question and answer, and how many of them are the question."""
     tokenizer = Tokenizer.from_path(resolve_model("demo"))
     for task in TASKS:
@@ -66,32 +124,45 @@ def texts(count: int) -> Iterator[tuple[list[int], int]]:
             yield question + answer, len(question)
 
 
-def log_probabilities(model: CausalLM, tokens: list[int], first: int) -> torch.Tensor:
+def log_probabilities(model: CausalLM, sample: Sample) -> torch.Tensor:
     """Return what the model expects after each token from the last of the question on: [T, V] float64."""
     runner = PagedRunner(model, num_blocks=64, block_size=32)
-    [logits] = runner.step({0: tokens})
+    [logits] = runner.step({0: sample[0]})
+    return answered(logits, sample)
+
+
+def answered(logits: torch.Tensor, sample: Sample) -> torch.Tensor:
+    """Return the log-probabilities of the answer's positions: [T, V] float64."""
+    _, first = sample
     return logits[first - 1 : -1].double().log_softmax(dim=-1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=40, help="questions of each task")
+    parser.add_argument("--all-forms", action="store_true", help="group sizes that Octavo does not offer, too")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     options = parser.parse_args()
-    kernels = select_kernels(CPU, torch.bfloat16)
-    assert isinstance(kernels, NativeKernels), "weights in integers need the C++ kernels"
     samples = list(texts(options.count))
-    plain = load(kernels)
-    expected = [log_probabilities(plain, *sample) for sample in samples]
+    plain = load(select_kernels(CPU, torch.bfloat16))
+    expected = [log_probabilities(plain, sample) for sample in samples]
     report = {}
     print("| weights | KL divergence, nats | same likeliest token |\n| --- | --- | --- |")
-    for name, (linear, logits) in FORMS.items():
-        model = load(IntegerNativeKernels(kernels, Quantization(name=name, linear=linear, logits=logits)))
-        found = [log_probabilities(model, *sample) for sample in samples]
+    for name, found in rows(samples, options.all_forms):
         report[name] = compare(expected, found)
-        print(f"| {name} | {report[name]['kl']:.5f} | {report[name]['agreement']:.2%} |")
+        print(f"| {name} | {report[name]['kl']:.5f} | {report[name]['agreement']:.2%} |", flush=True)
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def rows(samples: list[Sample], has_all_forms: bool) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Yield the name of each form, and what it expects in each sample."""
+    for name, model in own_models(has_all_forms):
+        yield name, [log_probabilities(model, sample) for sample in samples]
+    try:
+        yield from llama_rows(samples)
+    except PeerMissingError as error:
+        print(error, file=sys.stderr)
 
 
 def compare(expected: list[torch.Tensor], found: list[torch.Tensor]) -> dict[str, float]:

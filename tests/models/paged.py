@@ -54,9 +54,10 @@ class PagedRunner:
         layout = model.context.attention.kv_layout(model.head_dim)
         shape = (num_blocks * block_size, model.heads.kv.size, layout.head_size)
         # Rubbish in unwritten slots must not show, so it is large.
+        rubbish = 1e4 if layout.dtype.is_floating_point else torch.iinfo(layout.dtype).max
         self._caches = [
             LayerKVCache(
-                key=torch.full(shape, 1e4, dtype=layout.dtype), value=torch.full(shape, 1e4, dtype=layout.dtype)
+                key=torch.full(shape, rubbish, dtype=layout.dtype), value=torch.full(shape, rubbish, dtype=layout.dtype)
             )
             for _ in range(model.num_layers)
         ]
