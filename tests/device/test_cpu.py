@@ -78,10 +78,10 @@ def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         torch.set_num_threads(3)
         monkeypatch.setattr(cpu, "usable_cores", lambda: 2)
-        cpu.CpuKind().prepare()
+        cpu.CpuKind().prepare(0)
         assert torch.get_num_threads() == 2
         monkeypatch.setattr(cpu, "usable_cores", lambda: 4)
-        cpu.CpuKind().prepare()
+        cpu.CpuKind().prepare(0)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -119,3 +119,15 @@ def test_threads_are_the_kernels_threads() -> None:
             assert DeviceManager("cpu", threads=3).kernels(torch.bfloat16) is kernels
     finally:
         torch.set_num_threads(before)
+
+
+def test_each_rank_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for index in range(2):
+        DeviceManager("cuda", index=index)
+    assert taken == [0, 1]
+    with pytest.raises(DeviceUnavailableError, match="there are 2"):
+        DeviceManager("cuda", index=2)

@@ -25,8 +25,12 @@ class DeviceKind(Protocol):
         """Say whether this machine, with this build of torch, has such a device."""
         ...
 
-    def prepare(self) -> None:
-        """Settle once what computing on it needs."""
+    def prepare(self, index: int) -> None:
+        """Settle once what computing on it needs, where this rank is number `index` of its host.
+
+        Raises:
+            DeviceUnavailableError: there are fewer devices than ranks.
+        """
         ...
 
     def memory(self) -> DeviceMemory:

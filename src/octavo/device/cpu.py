@@ -24,7 +24,7 @@ class CpuKind:
     def is_available(self) -> bool:
         return True
 
-    def prepare(self) -> None:
+    def prepare(self, index: int) -> None:
         """Use no more threads than there are cores for them: torch does not know of a container's share of the CPU."""
         if torch.get_num_threads() > usable_cores():
             torch.set_num_threads(usable_cores())

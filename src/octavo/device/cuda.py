@@ -3,6 +3,7 @@
 import torch
 
 from octavo.device.base import DeviceMemory
+from octavo.errors import DeviceUnavailableError
 
 
 class CudaKind:
@@ -15,8 +16,14 @@ class CudaKind:
     def is_available(self) -> bool:
         return torch.cuda.is_available()
 
-    def prepare(self) -> None:
-        """Nothing to settle."""
+    def prepare(self, index: int) -> None:
+        """Take a GPU of this rank's own."""
+        num_devices = torch.cuda.device_count()
+        if index >= num_devices:
+            raise DeviceUnavailableError(
+                f"device='cuda': rank {index} of this host needs a GPU; there are {num_devices}"
+            )
+        torch.cuda.set_device(index)
 
     def memory(self) -> DeviceMemory:
         """Read the device's memory; what torch has cached but not given out counts as free."""

@@ -29,7 +29,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class DeviceManager:
-    """One device of this machine, chosen once.
+    """One device of this machine, chosen once; `index` is the number of this rank among those of its host.
 
     Raises:
         DeviceUnavailableError: the device was named, and is not here.
@@ -37,7 +37,7 @@ class DeviceManager:
         InvalidParameterError: `threads` for a device that has none of ours.
     """
 
-    def __init__(self, device: str = "auto", threads: int | None = None) -> None:
+    def __init__(self, device: str = "auto", threads: int | None = None, index: int = 0) -> None:
         kind = self.detect_device() if device == "auto" else device
         if kind not in _KINDS:
             raise UnknownOptionError("device", kind, ["auto", *_KINDS])
@@ -45,7 +45,7 @@ class DeviceManager:
         if not self._kind.is_available():
             here = ", ".join(name for name in _KINDS if _load_kind(name).is_available())
             raise DeviceUnavailableError(f"device={device!r}: this machine, with this build of torch, has only: {here}")
-        self._kind.prepare()
+        self._kind.prepare(index)
         if threads is not None:
             if kind != "cpu":
                 raise InvalidParameterError("threads", threads, f"nothing: they are a CPU's, and the device is {kind}")

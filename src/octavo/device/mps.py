@@ -17,7 +17,7 @@ class MpsKind:
     def is_available(self) -> bool:
         return torch.backends.mps.is_available()
 
-    def prepare(self) -> None:
+    def prepare(self, index: int) -> None:
         """Nothing to settle."""
 
     def memory(self) -> DeviceMemory:

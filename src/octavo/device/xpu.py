@@ -15,7 +15,7 @@ class XpuKind:
     def is_available(self) -> bool:
         return torch.xpu.is_available()
 
-    def prepare(self) -> None:
+    def prepare(self, index: int) -> None:
         """Nothing to settle."""
 
     def memory(self) -> DeviceMemory:

@@ -16,4 +16,4 @@ class Rendezvous:
     store_address: str | None = None  # several hosts: "host:port" where rank 0 keeps the store
     listen_fd: int | None = None  # several hosts, rank 0 only: the socket that listens there already
     host: str = "127.0.0.1"  # by which the others reach this rank
-    local_rank: int = 0  # number of this rank among those of its host
+    local_rank: int = 0  # number of this rank among those of its host that see the same devices

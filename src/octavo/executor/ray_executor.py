@@ -191,9 +191,8 @@ class RayRanks:
             RankSetup(
                 config=config,
                 rank=rank,
-                rendezvous=Rendezvous(
-                    store_address=f"{hosts[0]}:{port}", host=host, local_rank=hosts[:rank].count(host)
-                ),
+                # Ray shows a rank no GPU but its own, so each is the first of its host.
+                rendezvous=Rendezvous(store_address=f"{hosts[0]}:{port}", host=host, local_rank=0),
                 worker_class=worker_class,
             )
             for rank, host in enumerate(hosts)

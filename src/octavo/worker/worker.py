@@ -59,7 +59,7 @@ class Worker:
         self.place = place
         deals_experts = config.parallel.enable_expert_parallel
         self._part = part_of_rank(config.model, place, deals_experts=deals_experts)
-        self.devices = DeviceManager(config.device, config.threads)
+        self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
@@ -73,9 +73,10 @@ class Worker:
 
     @property
     def profile(self) -> str:
-        """Device, dtype and kernels in one word: what the last bits depend on."""
-        names = (self.devices.device.type, str(self._dtype).removeprefix("torch."))
-        return "-".join((*names, self._kernels.name, self._attention.name))
+        """Device, dtype, kernels and ranks that add up, in one word: what the last bits depend on."""
+        names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), self._kernels.name]
+        ranks = [f"tp{self.place.tp_size}"] if self.place.tp_size > 1 else []
+        return "-".join([*names, self._attention.name, *ranks])
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
