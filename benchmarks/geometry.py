@@ -52,4 +52,4 @@ def parameter_counts(config: dict[str, Any]) -> tuple[int, int]:
 
 def kv_bytes_per_token(config: dict[str, Any], dtype_bytes: int = 2) -> int:
     """Return the KV memory of one token in all layers."""
-    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * dtype_bytes
+    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * dtype_bytes)

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("probe.cpp")
@@ -38,6 +38,19 @@ def probe(threads: int = 2) -> dict[int, Machine]:
         subprocess.run([os.environ.get("CXX", "g++"), *FLAGS, str(SOURCE), "-o", str(program)], check=True)
         done = subprocess.run([str(program), str(threads)], check=True, capture_output=True, text=True)
     return {int(count): Machine(**limits) for count, limits in json.loads(done.stdout).items()}
+
+
+def best_of(before: dict[int, Machine], after: dict[int, Machine]) -> dict[int, Machine]:
+    """Return the better of two measurements, limit by limit."""
+    return {
+        count: Machine(**{name: max(value, getattr(after[count], name)) for name, value in asdict(limits).items()})
+        for count, limits in before.items()
+    }
+
+
+def speedup(machine: dict[int, Machine]) -> float:
+    """Return how many threads' worth of products all threads made: less than there are means that others computed."""
+    return machine[max(machine)].bf16_per_s / machine[min(machine)].bf16_per_s
 
 
 def main() -> None:

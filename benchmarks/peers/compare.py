@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine.probe import Machine, probe
+from benchmarks.machine.probe import Machine, best_of, probe, speedup
 from benchmarks.peers import checkpoint
-from benchmarks.peers.cells import Cell
+from benchmarks.peers.cells import FIRST, Capacity, Cell
 from benchmarks.peers.environment import environment
 from benchmarks.peers.registry import ENGINES, GROUPS, ROOT, Peer, PeerMissingError, peers_home
-from benchmarks.peers.roofline import limit
+from benchmarks.peers.roofline import limit, memory_bytes
 from benchmarks.peers.tables import tables
 
 SHORT = ["decode:1:128", "decode:8:128", "decode:32:128", "prefill:1024"]
@@ -48,9 +48,12 @@ class Row:
         keys = self.runs[0].keys() if self.runs else ()
         return {key: statistics.median(run[key] for run in self.runs) for key in keys}
 
+    @property
+    def kv_bytes(self) -> int:
+        return 1 if self.precision.endswith("+kv8") else 2
+
     def limits(self, cells: list[str], machine: Machine) -> dict[str, float]:
-        kv_bytes = 1 if self.precision.endswith("+kv8") else 2
-        return {text: limit(Cell.parse(text), self.group, kv_bytes, machine) for text in cells}
+        return {text: limit(Cell.parse(text), self.group, self.kv_bytes, machine) for text in cells}
 
 
 def run_once(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
@@ -105,7 +108,7 @@ def attempt(row: Row, action: Callable[[], object]) -> None:
 
 
 def take_turns(rows: list[Row], model: Path, cells: list[str], repeats: int, timeout_s: float) -> None:
-    """Fill the rows."""
+    """Fill the rows; a figure is told as soon as it is known."""
     for turn in range(repeats):
         for row in rows:
             if row.failure is None:
@@ -127,14 +130,18 @@ def chosen_rows(engines: list[str], groups: list[str], precisions: list[str] | N
     ]
 
 
-def report(rows: list[Row], cells: list[str], machine: dict[int, Machine], threads: int) -> dict[str, Any]:
+def report(rows: list[Row], cells: list[str], before: dict[int, Machine], after: dict[int, Machine]) -> dict[str, Any]:
+    """Return all that was found; `before` and `after` are what the machine could do around the run."""
+    machine = best_of(before, after)
     git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    short = [Cell.parse(text) for text in cells if text not in LONG]
     return {
         "command": " ".join(["python -m benchmarks.peers.compare", *sys.argv[1:]]),
         "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "cpu": platform.processor() or platform.machine(),
         "machine": {str(count): asdict(limits) for count, limits in machine.items()},
+        "speedup": min(speedup(before), speedup(after)),
         "cells": cells,
         "rows": [
             {
@@ -143,7 +150,8 @@ def report(rows: list[Row], cells: list[str], machine: dict[int, Machine], threa
                 "group": row.group,
                 "failure": row.failure,
                 "medians": row.medians(),
-                "limits": row.limits(cells, machine[threads]),
+                "limits": row.limits(cells, machine[max(machine)]),
+                "memory_bytes": memory_bytes(row.group, row.kv_bytes, Capacity.of([FIRST, *short])),
                 "runs": row.runs,
             }
             for row in rows
@@ -172,11 +180,11 @@ def main() -> None:
     options = parser.parse_args()
     cells = [*SHORT, *LONG] if options.cells == ["all"] else options.cells
     model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
-    machine = probe()
+    before = probe()
     rows = chosen_rows(options.engines, options.groups, options.precisions)
     export(rows, model, options.timeout)
     take_turns(rows, model, cells, options.repeats, options.timeout)
-    found = report(rows, cells, machine, max(machine))
+    found = report(rows, cells, before, probe())
     print(tables(found))
     if options.out:
         write(found, options.out)

@@ -6,10 +6,11 @@ products with the weights at the rate of their precision, attention (half of all
 
 from benchmarks.geometry import QWEN3_0_6B, kv_bytes_per_token, parameter_counts
 from benchmarks.machine.probe import Machine
-from benchmarks.peers.cells import Cell
+from benchmarks.peers.cells import Capacity, Cell
 
 # int4 with a 16-bit scale for each 32 weights, as in Q4_0; groups of 128 take 4.125.
 BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.5}
+EVERYTHING_ELSE = 500e6
 
 
 def weight_bytes(group: str) -> float:
@@ -30,11 +31,17 @@ def limit(cell: Cell, group: str, kv_bytes: int, machine: Machine) -> float:
     return cell.num_in / (products_s + attention_operations(cell.num_in) / machine.bf16_per_s)
 
 
+def memory_bytes(group: str, kv_bytes: int, capacity: Capacity) -> float:
+    """Return what an engine may take: weights, keys and values of `capacity`, and 500 MB for everything else."""
+    keys_and_values = capacity.total_tokens * kv_bytes_per_token(QWEN3_0_6B, kv_bytes)
+    return weight_bytes(group) + keys_and_values + EVERYTHING_ELSE
+
+
 def unit_rate(group: str, machine: Machine) -> float:
     return machine.bf16_per_s if group == "bf16" else machine.int8_per_s
 
 
 def attention_operations(num_tokens: int) -> float:
     """Return products and sums of causal attention over one prompt in all layers: scores and values."""
-    width = QWEN3_0_6B["num_attention_heads"] * QWEN3_0_6B["head_dim"]
-    return 2.0 * 2.0 * QWEN3_0_6B["num_hidden_layers"] * width * num_tokens * (num_tokens + 1) / 2
+    width: int = QWEN3_0_6B["num_attention_heads"] * QWEN3_0_6B["head_dim"]
+    return float(2 * 2 * QWEN3_0_6B["num_hidden_layers"] * width * num_tokens * (num_tokens + 1) / 2)
