@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,16 +36,16 @@ def ops(group: Group) -> dict[str, tuple[Callable[[], object], int]]:
     cases: dict[str, tuple[Callable[[], object], int]] = {"barrier": (group.barrier, 0)}
     for rows in (1, 32, 1024):
         x = torch.randn(rows, HIDDEN).bfloat16()
-        cases[f"all_reduce [{rows}, {HIDDEN}] bf16"] = (lambda x=x: group.all_reduce(x), 2 * x.nbytes)  # type: ignore[misc]
+        cases[f"all_reduce [{rows}, {HIDDEN}] bf16"] = (partial(group.all_reduce, x), 2 * x.nbytes)
     sizes = [VOCABULARY // group.size] * group.size
     for rows in (1, 32):
         logits = torch.randn(rows, sizes[0])
         num_bytes = logits.nbytes * (1 + group.size)
-        cases[f"all_gather [{rows}, {sum(sizes)}] f32"] = (lambda x=logits: group.all_gather(x, sizes), num_bytes)  # type: ignore[misc]
+        cases[f"all_gather [{rows}, {sum(sizes)}] f32"] = (partial(group.all_gather, logits, sizes), num_bytes)
     for rows in (8, 1024):
         x = torch.randn(rows, HIDDEN).bfloat16()
         counts = [rows // group.size] * group.size
-        cases[f"all_to_all [{rows}, {HIDDEN}] bf16"] = (lambda x=x, c=counts: group.all_to_all(x, c), 2 * x.nbytes)  # type: ignore[misc]
+        cases[f"all_to_all [{rows}, {HIDDEN}] bf16"] = (partial(group.all_to_all, x, counts), 2 * x.nbytes)
     return cases
 
 
