@@ -9,6 +9,7 @@
 
 #include "level.h"
 #include "ops.h"
+#include "packed.h"
 
 using namespace octavo;
 
@@ -80,11 +81,7 @@ class Trial {
   }
 
   std::vector<bf16> packed(const std::vector<bf16>& weight, std::int64_t in_size, std::int64_t out_size, bool is_gated) {
-    const std::int64_t outputs_per_panel = is_gated ? 16 : 32;
-    const std::int64_t num_panels = (out_size + outputs_per_panel - 1) / outputs_per_panel;
-    std::vector<bf16> result(num_panels * ((in_size + 31) / 32) * 1024);
-    ops_.pack_linear(PackArgs{weight.data(), in_size, out_size, is_gated, result.data()}, pool_);
-    return result;
+    return packed_weight(ops_, pool_, weight, in_size, out_size, is_gated);
   }
 
   const Ops& ops_;
