@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from octavo.device.manager import DeviceManager
 from octavo.kernels.native import is_built
 from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
-from octavo.loader.packed_cache import PackedCache, cache_folder, checkpoint_digest
+from octavo.loader.packed_cache import Idleness, PackedCache, cache_folder, checkpoint_digest
 from octavo.loader.safetensors import SafetensorsLoader
 from octavo.models.interfaces import CausalLM
 
@@ -23,6 +24,7 @@ needs_kernels = pytest.mark.skipif(
     not is_built() or os.environ.get("OCTAVO_CPU_LEVEL") == "torch", reason="only the C++ kernels show their layout"
 )
 TOKENS = [5, 9, 33, 60, 4]
+KEEP_SOON = PackedCache.keep_soon
 SOME = {"a": torch.arange(1024.0), "b": torch.ones(3, 7, dtype=torch.bfloat16), "c": torch.zeros(0)}
 
 
@@ -161,3 +163,40 @@ def test_a_copy_elsewhere_is_another_checkpoint(checkpoint: Path, tmp_path: Path
     assert checkpoint_digest(copy, "layout") != checkpoint_digest(checkpoint, "layout")
     assert checkpoint_digest(checkpoint, "layout") == checkpoint_digest(checkpoint, "layout")
     assert checkpoint_digest(checkpoint, "another") != checkpoint_digest(checkpoint, "layout")
+
+
+class Clock:
+    """Time as the writer sees it, in which other threads use a share of a core."""
+
+    def __init__(self, busy_until_s: float, share: float = 1.0) -> None:
+        self.now_s, self._busy_until_s, self._share = 0.0, busy_until_s, share
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def process_time(self) -> float:
+        return self._share * min(self.now_s, self._busy_until_s) + self.thread_time()
+
+    def thread_time(self) -> float:
+        return 0.9 * self.now_s
+
+
+@pytest.mark.parametrize(("clock", "waits_s"), [(Clock(7.0), 7.0), (Clock(7.0, share=0.1), 0.0), (Clock(1e9), 30.0)])
+def test_the_writer_waits_until_nobody_computes_but_not_for_ever(
+    clock: Clock, waits_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.loader.packed_cache.time", clock)
+    Idleness(patience_s=30.0).wait()
+    assert waits_s <= clock.now_s < waits_s + 0.25
+
+
+def test_a_file_is_written_while_a_thread_sleeps() -> None:
+    writer = KEEP_SOON(PackedCache(cache_folder(), 1 << 20), "soon", SOME)
+    assert writer is not threading.current_thread()
+    writer.join()
+    found = PackedCache(cache_folder(), 1 << 20).find("soon")
+    assert found is not None
+    assert torch.equal(found["a"], SOME["a"])

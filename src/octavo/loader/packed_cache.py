@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from threading import Thread
+from threading import Thread, main_thread
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,10 @@ _ABANDONED_AFTER_S = 3600.0
 _PAGE_BYTES = 4096
 _LINE_BYTES = 64  # of a processor's cache: tensors begin at its multiples, or kernels would read two lines for one
 _SPARE_BYTES = 2 << 30  # of the disk: others write there too
+_PIECE_BYTES = 4 << 20
+_LOOK_S = 0.1
+_BUSY_SHARE = 0.2  # of a core, used by other threads: somebody is being answered
+_PATIENCE_S = 60.0
 _CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
 _DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8", torch.int8: "I8"}
 
@@ -72,13 +76,19 @@ class PackedCache:
             return None
 
     def keep_soon(self, digest: str, tensors: Mapping[str, torch.Tensor]) -> Thread:
-        """Begin to `keep` them, in a thread: disks take seconds for a gigabyte. The program's end waits for it."""
-        thread = Thread(target=self.keep, args=(digest, tensors), name="octavo-packed-cache")
+        """Begin to `keep` them, in a thread that writes while this process has nothing else to do.
+
+        Disks take seconds for a gigabyte, and the first answer should not wait for them. The program's end does.
+        """
+        thread = Thread(target=self.keep, args=(digest, tensors, Idleness()), name="octavo-packed-cache")
         thread.start()
         return thread
 
-    def keep(self, digest: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write a file. Where that cannot be done, a log line says why, and the next start packs again."""
+    def keep(self, digest: str, tensors: Mapping[str, torch.Tensor], idleness: "Idleness | None" = None) -> None:
+        """Write a file, at once or in idle moments.
+
+        Where that cannot be done, a log line says why, and the next start packs again.
+        """
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         start_s = time.perf_counter()
         try:
@@ -87,7 +97,7 @@ class PackedCache:
                 return
             with NamedTemporaryFile(dir=self._folder, suffix=_UNFINISHED, delete=False) as part:
                 try:
-                    _write(part.fileno(), tensors)
+                    _write(part.fileno(), tensors, idleness)
                     os.replace(part.name, self._folder / (digest + _ENDING))
                 except BaseException:
                     os.unlink(part.name)
@@ -122,11 +132,30 @@ class PackedCache:
         return True
 
 
-def _last_use(entry: tuple[os.stat_result, Path]) -> int:
-    return entry[0].st_mtime_ns
+class Idleness:
+    """When this process does nothing else than what the asking thread does."""
+
+    def __init__(self, patience_s: float = _PATIENCE_S) -> None:
+        self._looked_s, self._others_s = time.monotonic(), _others_s()
+        self._end_s = self._looked_s + patience_s
+
+    def wait(self) -> None:
+        """Return in an idle moment; at once where the program is ending, or has been busy for all of the patience."""
+        while main_thread().is_alive() and time.monotonic() < self._end_s and not self._was_idle():
+            time.sleep(_LOOK_S)
+
+    def _was_idle(self) -> bool:
+        """Whether other threads have hardly computed since this was last asked."""
+        before_s, others_before_s = self._looked_s, self._others_s
+        self._looked_s, self._others_s = time.monotonic(), _others_s()
+        return self._others_s - others_before_s < _BUSY_SHARE * (self._looked_s - before_s)
 
 
-def _write(file: int, tensors: Mapping[str, torch.Tensor]) -> None:
+def _others_s() -> float:
+    return time.process_time() - time.thread_time()
+
+
+def _write(file: int, tensors: Mapping[str, torch.Tensor], idleness: Idleness | None) -> None:
     """Write tensors one by one, without a second copy in memory.
 
     Source of the format: github.com/huggingface/safetensors, README. Its own writer wants all bytes at once, and does
@@ -145,12 +174,14 @@ def _write(file: int, tensors: Mapping[str, torch.Tensor]) -> None:
         offset = end
     text = json.dumps(header).encode()
     text = text.ljust(-(-(len(text) + 8) // _PAGE_BYTES) * _PAGE_BYTES - 8)
-    _write_all(file, memoryview(len(text).to_bytes(8, "little") + text))
+    _write_all(file, memoryview(len(text).to_bytes(8, "little") + text), idleness)
     for _, tensor in ordered:
         if tensor.nbytes:
-            _write_all(file, memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data))
+            _write_all(file, memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data), idleness)
 
 
-def _write_all(file: int, data: memoryview) -> None:
+def _write_all(file: int, data: memoryview, idleness: Idleness | None) -> None:
     while data:
-        data = data[os.write(file, data) :]
+        if idleness:
+            idleness.wait()
+        data = data[os.write(file, data[:_PIECE_BYTES]) :]
