@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 
 import pytest
 from tests.cli.scripted_server import Answer, Body, HangUpError, ScriptedServer, event, tokens
@@ -91,6 +92,30 @@ async def test_an_answer_that_is_not_http_is_an_error() -> None:
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(RequestError, match="not HTTP"):
             await HttpClient(f"http://127.0.0.1:{port}").get("/v1/models")
+
+
+@pytest.mark.parametrize("first_answers", [1, 0])
+async def test_a_request_is_sent_again_only_where_a_kept_connection_ends_without_a_byte(first_answers: int) -> None:
+    talks: list[asyncio.Task[None] | None] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talks.append(asyncio.current_task())
+        with suppress(asyncio.IncompleteReadError, ConnectionResetError):  # the client has what it wants
+            for _ in range(first_answers):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as other:
+        async with HttpClient(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}") as client:
+            with (
+                nullcontext() if first_answers else pytest.raises(RequestError, match="before its answer was complete")
+            ):
+                for _ in range(3):
+                    assert (await client.get("/v1/models")).status == 200
+        await asyncio.gather(*(task for task in talks if task))
+    assert len(talks) == (3 if first_answers else 1)
 
 
 async def test_nobody_there() -> None:

@@ -29,6 +29,10 @@ class Response:
         return 200 <= self.status < 300
 
 
+class UnansweredError(RequestError):
+    """The connection ended before a byte of the answer had come."""
+
+
 class Connection(asyncio.Protocol):
     """Carries one request at a time. Has the callbacks of asyncio and, named `on_...`, of httptools."""
 
@@ -39,15 +43,17 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser
         self._response = Response()
         self._done: asyncio.Future[Response] | None = None
+        self._has_answer = False
         self._on_body: OnBody | None = None
 
     def exchange(self, message: bytes, on_body: OnBody | None) -> "asyncio.Future[Response]":
         self._parser = httptools.HttpResponseParser(self)
         self._response = Response()
+        self._has_answer = False
         self._on_body = on_body
         self._done = asyncio.get_running_loop().create_future()
         if not self.is_open:
-            self._fail("the server has closed the connection")
+            self._fail(UnansweredError("the server has closed the connection"))
         else:
             self._transport.write(message)
         return self._done
@@ -63,15 +69,17 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():
             return self.close()  # nobody asked
+        self._has_answer = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"the server's answer is not HTTP: {error}")
+            self._fail(RequestError(f"the server's answer is not HTTP: {error}"))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        self._fail(f"the server ended the connection before its answer was complete{f': {exc}' if exc else ''}")
+        kind = RequestError if self._has_answer else UnansweredError
+        self._fail(kind(f"the server ended the connection before its answer was complete{f': {exc}' if exc else ''}"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -94,6 +102,6 @@ class Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_result(self._response)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, error: RequestError) -> None:
         if self._done is not None and not self._done.done():
-            self._done.set_exception(RequestError(why))
+            self._done.set_exception(error)

@@ -1,11 +1,12 @@
 """HTTP/1.1 over asyncio: requests to one server, over connections that are kept for the next ones."""
 
 import asyncio
+import contextlib
 import time
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from octavo.cli.remote.connection import Connection, OnBody, Response
+from octavo.cli.remote.connection import Connection, OnBody, Response, UnansweredError
 from octavo.errors import InvalidParameterError, RequestError
 
 # Servers close connections that lie idle, five seconds being usual; one that has begun to close must not be used.
@@ -66,7 +67,13 @@ class HttpClient:
         await asyncio.sleep(0)  # sockets are closed by the event loop, which may end right after this
 
     async def _exchange(self, message: bytes, on_body: OnBody | None) -> Response:
-        connection = self._take_idle() or await self._connect()
+        # A server may end an idle connection in the moment in which it is used again: it has not seen the request then.
+        if connection := self._take_idle():
+            with contextlib.suppress(UnansweredError):
+                return await self._send(connection, message, on_body)
+        return await self._send(await self._connect(), message, on_body)
+
+    async def _send(self, connection: Connection, message: bytes, on_body: OnBody | None) -> Response:
         try:
             response = await connection.exchange(message, on_body)
         except BaseException:
