@@ -2,9 +2,7 @@
 
     python -m benchmarks.peers.http [--servers octavo:bf16 llama.cpp:q8_0] [--repeats 3] [--out FILE]
 
-32 streams at once, 128 random tokens in and 64 out; server and client share this machine's cores. One wave of them:
-llama-server closes a connection after an answer that was streamed without announcing it, so that a client which keeps
-connections loses the request it sends next.
+32 streams at once, 128 random tokens in and 64 out, 64 requests; server and client share this machine's cores.
 """
 
 import argparse
@@ -132,7 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--servers", nargs="+", default=["octavo:bf16", "octavo:int8", "llama.cpp:bf16", "llama.cpp:q8_0"]
     )
-    parser.add_argument("--num-prompts", type=int, default=STREAMS)
+    parser.add_argument("--num-prompts", type=int, default=2 * STREAMS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write every report as JSON")
     options = parser.parse_args()
