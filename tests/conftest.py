@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,10 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+# Kernels for GPUs run on the CPU where there is no GPU. Triton reads this once, when it is imported.
+if not Path("/proc/driver/nvidia").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A job started in the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

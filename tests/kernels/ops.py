@@ -24,7 +24,9 @@ class Case:
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+    """Return the same numbers on whatever is torch's default device."""
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), device="cpu")
+    return drawn.to(torch.get_default_device(), dtype)
 
 
 def _linear(num_outputs: int, in_size: int, *, has_bias: bool) -> Callable[[torch.dtype], Op]:

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 
 from octavo.errors import InvalidParameterError
+from octavo.kernels.triton.selection import uses_triton
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,6 +223,10 @@ def select_kernels(device: torch.device, dtype: torch.dtype, quantization: str |
     """
     if quantization is not None:
         return _integer_kernels(device, dtype, quantization)
+    if uses_triton(device, dtype):
+        from octavo.kernels.triton.kernels import TritonKernels
+
+        return TritonKernels()
     if device.type == "cpu" and dtype in _NATIVE_DTYPES:
         from octavo.kernels.native import native_kernels
 

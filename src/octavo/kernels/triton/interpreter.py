@@ -1,0 +1,54 @@
+"""Repairs to Triton's interpreter, which runs kernels on a CPU with numpy: what it computes must be what a GPU does.
+
+As of Triton 3.6 it cuts off bits where a GPU rounds to the nearest, loses carries when it rounds to 8 bits, and
+multiplies the bit patterns of bfloat16 numbers as if they were integers.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from triton import knobs
+from triton import language as tl
+from triton.runtime import interpreter
+
+_TORCH = {
+    tl.float64: torch.float64,
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+_KEPT_AS_INTEGERS = (tl.bfloat16, tl.float8e4nv, tl.float8e5)
+
+
+def is_interpreting() -> bool:
+    """Say whether kernels of this process are interpreted: `TRITON_INTERPRET` was set when Triton was imported."""
+    return bool(knobs.runtime.interpret)
+
+
+def repair() -> None:
+    """Correct the interpreter of this process. A second time it changes nothing."""
+    interpreter._convert_float = _convert_float
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+
+
+def _convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+    """Convert between floats, to the nearest one, ties to even. Returns bits, as the interpreter keeps them."""
+    bits = np.ascontiguousarray(values).view(f"int{source.primitive_bitwidth}")
+    converted = torch.from_numpy(bits).view(_TORCH[source]).to(_TORCH[target])
+    target_bits = converted.view(getattr(torch, f"int{target.primitive_bitwidth}")).numpy()
+    return target_bits.view(f"uint{target.primitive_bitwidth}")
+
+
+def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """Multiply in the accumulator's dtype, float32 or int32, which holds every product of narrower numbers."""
+    left, right = (_widened(operand, d.data.dtype) for operand in (a, b))
+    return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def _widened(operand: Any, dtype: Any) -> Any:
+    if operand.dtype.scalar in _KEPT_AS_INTEGERS:
+        return _convert_float(operand.data, operand.dtype.scalar, tl.float32, None).view(np.float32)
+    return operand.data.astype(dtype)

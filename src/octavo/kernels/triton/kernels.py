@@ -1,0 +1,33 @@
+"""Octavo's kernels for GPUs: Triton for what is small and fused, cuBLAS (torch's matmul) for linear maps.
+
+Legend: T = tokens, K = input size, N = output size.
+"""
+
+import torch
+
+from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.triton import rms_norm, silu_and_mul
+
+
+class TritonKernels(ReferenceKernels):
+    """See `Kernels`. bfloat16, float16 and float32. Nothing here waits for the device, so steps can be captured."""
+
+    name = "triton"
+    is_row_invariant = False  # cuBLAS chooses its way through a matmul by the number of rows
+
+    def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+        """Found before anything is widened: half the bytes."""
+        values, ids = self.linear(x, packed).max(-1)
+        return values.float(), ids
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return rms_norm.add_rms_norm(x, residual, weight, eps)
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return silu_and_mul.silu_and_mul(gate_up)

@@ -1,0 +1,49 @@
+"""Triton's kernels compute what the reference says; a row's bits do not depend on the other rows.
+
+What a wrong kernel looks like is in `tests/kernels/test_against_reference.py`, with the same cases and tolerances.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.kernels.ops import CASES, Case
+from tests.kernels.test_against_reference import assert_close
+from tests.kernels.triton.device import DEVICE
+
+from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.triton.kernels import TritonKernels
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+OPS = ("rms_norm", "add_rms_norm", "silu_and_mul", "gated_mlp")
+MOST = 40  # rows; the interpreter takes a millisecond for each
+
+
+@pytest.fixture(autouse=True)
+def _on_device() -> Iterator[None]:
+    with torch.device(DEVICE), torch.inference_mode():
+        yield
+
+
+@pytest.fixture(params=[case for case in CASES if case.name.startswith(OPS)], ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    case: Case = request.param
+    return case
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fast_is_reference(case: Case, dtype: torch.dtype) -> None:
+    op = case.make(dtype)
+    for rows in (slice(3, 3), slice(0, 1), slice(3, 10), slice(0, MOST)):
+        assert_close(op(TritonKernels(), rows), op(ReferenceKernels(), rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
+def test_rows_are_independent(case: Case, dtype: torch.dtype) -> None:
+    """Of the ops that are ours alone: cuBLAS promises nothing."""
+    if case.name.startswith("gated_mlp"):
+        pytest.skip("two of its parts are cuBLAS's")
+    op = case.make(dtype)
+    whole = op(TritonKernels(), slice(0, MOST))
+    for start, stop in ((0, 1), (5, 7), (1, 34), (39, 40)):
+        assert torch.equal(op(TritonKernels(), slice(start, stop)), whole[start:stop])
