@@ -2,12 +2,20 @@
 // namespace octavo::OCTAVO_LEVEL.
 //
 // Elements are whole numbers up to 127, exact in bf16. They go into products as they are; a key's scale goes into its
-// scores, a value's into its weights. A tile is [P / 32] parts of bytes, in the order of the elements that are computed
-// with, then [32] scales; a slot of a block that holds no tiles is P bytes and a scale.
+// scores, a value's into its weights. A tile is [P / 32] parts of bytes, in the order in which this level multiplies
+// by them, then [32] scales; a slot of a block that holds no tiles is P bytes and a scale.
 
 constexpr std::int64_t kScaleBytes = sizeof(float);
 
 static inline std::int64_t stored_head(const AttentionArgs& args) { return padded_head(args) + kScaleBytes; }
+
+// Where a byte lies in a part: as the element does that it is widened to; or as float32, where eight of one k are widened
+// at once.
+template <class Element>
+static inline std::int64_t byte_index(std::int64_t k, std::int64_t column) {
+  if constexpr (kMultipliesBytes) return right_index(float{}, k, column);
+  return right_index(Element{}, k, column);
+}
 
 // Rounds a head [P] to bytes, and returns their scale. Not finite: bytes of zero, and NaN for a scale.
 template <class Element>
@@ -53,8 +61,8 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
   const std::int64_t offset = tile_index(args, slot, head) * kTilePositions * stored_head(args);
   for (std::int64_t i = 0; i < padded; ++i) {
     const std::int64_t part = offset + i / kPart * kRightElements;
-    keys[part + right_index(Element{}, i % kPart, at)] = key_bytes[i];
-    values[part + right_index(Element{}, at, i % kPart)] = value_bytes[i];
+    keys[part + byte_index<Element>(i % kPart, at)] = key_bytes[i];
+    values[part + byte_index<Element>(at, i % kPart)] = value_bytes[i];
   }
   put_scale(keys + offset + kTilePositions * padded + at * kScaleBytes, key_scale);
   put_scale(values + offset + kTilePositions * padded + at * kScaleBytes, value_scale);

@@ -4,7 +4,8 @@
 // A right part is 32 x 32 elements: [2 tiles][16 pairs of k][16 columns][2] in bf16, as matrix tiles read them, and
 // [32 k][32 columns] in float32. Keys are right parts of k = element of the head, column = position; values of
 // k = position, column = element of the head. A left part is [16 rows][32 k], of queries or of weights. A result is
-// [row tiles][2][16 rows][16 columns] float32.
+// [row tiles][2][16 rows][16 columns] float32. AVX2 multiplies in a way of its own, with left parts in float32:
+// attention_parts_avx2.inc.h.
 
 constexpr std::int64_t kPart = 32;
 constexpr std::int64_t kRightElements = kPart * kPart;
@@ -13,6 +14,16 @@ constexpr std::int64_t kLeftElements = 16 * kPart;
 static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column) {
   return column / 16 * kTileElements + k / 2 * 32 + column % 16 * 2 + k % 2;
 }
+
+#if defined(OCTAVO_HAS_AVX2)
+
+#include "attention_parts_avx2.inc.h"
+
+#else
+
+template <class Element>
+using Left = Element;
+constexpr bool kMultipliesBytes = false;
 
 #if defined(OCTAVO_HAS_AMX)
 
@@ -72,6 +83,7 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
   }
 }
 
+#endif
 #endif
 
 // Element i of vector j changes places with element j of vector i.

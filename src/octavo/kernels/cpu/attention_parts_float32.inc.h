@@ -2,6 +2,8 @@
 
 static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 
+#if !defined(OCTAVO_HAS_AVX2)
+
 // Rows `row` ... of a result: all k one after the other, in registers.
 template <int kRows, class Right>
 static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right) {
@@ -38,6 +40,8 @@ static inline void multiply_parts(float* result, const float* left, std::int64_t
     }
   }
 }
+
+#endif
 
 static inline void put_key(float* tile, std::int64_t at, const float* key, std::int64_t padded) {
   for (std::int64_t i = 0; i < padded; ++i) tile[i * kPart + at] = key[i];

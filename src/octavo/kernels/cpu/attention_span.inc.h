@@ -78,6 +78,20 @@ static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, 
   }
 }
 
+// As the pool holds them.
+template <class Element>
+static inline Tiles<Element> stored_tiles(const Span& span, bool is_keys, std::int64_t head) {
+  Tiles<Element> tiles;
+  for (std::int64_t i = 0; i < span.num_tiles; ++i)
+    tiles.of[i] = reinterpret_cast<const Element*>((is_keys ? span.keys : span.values)[i] + head * span.head_stride);
+  return tiles;
+}
+
+// Whether products take bytes as the pool holds them.
+static inline bool multiplies_bytes(const AttentionArgs& args) {
+  return kMultipliesBytes && args.has_int8_kv && has_tiles(args);
+}
+
 // `work` receives tiles that the pool holds in another form.
 template <class Element>
 static inline Tiles<Element> tiles_of(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,

@@ -1,30 +1,24 @@
 // Values mixed by their weights, and what a row makes of all spans. Included inside namespace octavo::OCTAVO_LEVEL.
 
-// The span's weights of one kv head's rows times its values.
-template <class Element>
-static inline void mix_values(const Span& span, std::int64_t head, const Tiles<Element>& values,
-                              Workspace<Element>& work, std::int64_t num_parts) {
+// Where the elements 16 * i ... of a row lie among results of all parts.
+static inline std::int64_t mixed_offset(std::int64_t row, std::int64_t i) {
+  return (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
+}
+
+// The span's weights of one kv head's rows times its values, to `mixed`.
+template <class Stored, class Element>
+static inline void mix_values(const Span& span, std::int64_t head, const Tiles<Stored>& values,
+                              const Workspace<Element>& work, std::int64_t num_parts, float* mixed) {
   const std::int64_t rows_per_head = span.rows.rows_per_head;
   for (std::int64_t part = 0; part < num_parts; ++part)
     multiply_parts(
-        work.mixed + part * 2 * kPairElements + head * rows_per_head * 16, work.weights + head * rows_per_head * kPart,
+        mixed + part * 2 * kPairElements + head * rows_per_head * 16, work.weights + head * rows_per_head * kPart,
         kSpanTiles * kLeftElements, rows_per_head, span.num_tiles,
         [&](std::int64_t tile) { return values.of[tile] + part * kRightElements; },
         [&](std::int64_t tile) {
           const bool is_last = tile + 1 == span.num_tiles;
           return values.of[is_last ? 0 : tile + 1] + (part + (is_last && part + 1 < num_parts)) * kRightElements;
         });
-}
-
-// Adds the span's mix of values of one row to what the row has.
-template <class Element>
-static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts, bool is_first) {
-  const float old_share = work.old_shares[row], new_share = work.new_shares[row];
-  for (std::int64_t i = 0; i < num_parts * 2; ++i) {
-    const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
-    const f32x16 before = is_first ? splat(0.0f) : load_f32(work.total + at);
-    store_f32(work.total + at, before * old_share + load_f32(work.mixed + at) * new_share);
-  }
 }
 
 // Copies the tiles that not all rows see, without the positions that this row does not see.
@@ -60,17 +54,43 @@ static inline bool has_hidden_nan(const AttentionArgs& args, const Span& span, c
 }
 
 template <class Element>
+static inline void mix_row_by_row(const AttentionArgs& args, const Span& span, std::int64_t head,
+                                  const Tiles<Element>& values, Workspace<Element>& work) {
+  const std::int64_t num_parts = padded_head(args) / kPart, first_row = head * span.rows.rows_per_head;
+  for (std::int64_t row = first_row; row < first_row + span.rows.rows_per_head; ++row) {
+    mix_values(span, head, clean_for_row(args, span, values, work, row), work, num_parts, work.mixed_alone);
+    for (std::int64_t i = 0; i < num_parts * 2; ++i)
+      store_f32(work.mixed + mixed_offset(row, i), load_f32(work.mixed_alone + mixed_offset(row, i)));
+  }
+}
+
+template <class Element>
 static inline void mix_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
   const std::int64_t num_parts = padded_head(args) / kPart;
   for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
-    const Tiles<Element> values = tiles_of(args, span, false, head, work.tiles);
-    const bool is_by_row = has_hidden_nan(args, span, values);
-    if (!is_by_row) mix_values(span, head, values, work, num_parts);
-    const std::int64_t first_row = head * span.rows.rows_per_head;
-    for (std::int64_t row = first_row; row < first_row + span.rows.rows_per_head; ++row) {
-      if (is_by_row) mix_values(span, head, clean_for_row(args, span, values, work, row), work, num_parts);
-      add_mixed(work, row, num_parts, span.is_first());
+    if constexpr (kMultipliesBytes) {
+      if (multiplies_bytes(args)) {
+        mix_values(span, head, stored_tiles<std::int8_t>(span, false, head), work, num_parts, work.mixed);
+        continue;
+      }
     }
+    const Tiles<Element> values = tiles_of(args, span, false, head, work.tiles);
+    if (has_hidden_nan(args, span, values)) {
+      mix_row_by_row(args, span, head, values, work);
+    } else {
+      mix_values(span, head, values, work, num_parts, work.mixed);
+    }
+  }
+}
+
+// Adds the span's mix of values of one row to what the row has.
+template <class Element>
+static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts, bool is_first) {
+  const float old_share = work.old_shares[row], new_share = work.new_shares[row];
+  for (std::int64_t i = 0; i < num_parts * 2; ++i) {
+    const std::int64_t at = mixed_offset(row, i);
+    const f32x16 before = is_first ? splat(0.0f) : load_f32(work.total + at);
+    store_f32(work.total + at, before * old_share + load_f32(work.mixed + at) * new_share);
   }
 }
 
@@ -79,9 +99,8 @@ static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, W
                               std::int64_t row, float share) {
   Element* out = static_cast<Element*>(args.out) + out_offset(args, rows, row);
   for (std::int64_t i = 0; i * 16 < args.head_dim; ++i) {
-    const std::int64_t at = (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
     // + 0: tiles that a row does not see may have turned a negative zero into a positive one.
-    const f32x16 result = load_f32(work.total + at) * share + 0.0f;
+    const f32x16 result = load_f32(work.total + mixed_offset(row, i)) * share + 0.0f;
     store_some(out + i * 16, result, smaller(16, args.head_dim - i * 16));
   }
 }

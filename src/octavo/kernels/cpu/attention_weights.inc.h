@@ -9,10 +9,11 @@ constexpr std::int64_t kMaxEdgeTiles = 4;
 // What a thread needs for one row block.
 template <class Element>
 struct Workspace {
-  alignas(64) Element queries[2 * kMaxParts * kLeftElements];   // [row tiles][parts] left parts
-  alignas(64) Element weights[2 * kSpanTiles * kLeftElements];  // [row tiles][tiles] left parts
+  alignas(64) Left<Element> queries[2 * kMaxParts * kLeftElements];   // [row tiles][parts] left parts
+  alignas(64) Left<Element> weights[2 * kSpanTiles * kLeftElements];  // [row tiles][tiles] left parts
   alignas(64) float scores[kSpanTiles * 2 * kPairElements];     // [tiles] results
   alignas(64) float mixed[kMaxParts * 2 * kPairElements];       // [parts] results: of this span
+  alignas(64) float mixed_alone[kMaxParts * 2 * kPairElements]; // as much, where rows are mixed one by one
   alignas(64) float total[kMaxParts * 2 * kPairElements];       // [parts] results: of all spans so far
   alignas(64) Element tiles[kSpanPositions * kMaxHeadDim];      // of one kv head, that had to be put together
   alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
@@ -20,6 +21,7 @@ struct Workspace {
   alignas(64) float value_scales[kTileRows * kSpanPositions];
   f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row's scores, the greatest in each lane; then of its weights, the sum
   alignas(64) float bases[kMaxRowsOfBlock], old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
+  alignas(64) float span_max[kMaxRowsOfBlock] = {}, span_sum[kMaxRowsOfBlock] = {};  // of this span, for its join
   RowStates states[2];  // of each row tile
 };
 
@@ -27,8 +29,18 @@ static inline std::int64_t out_offset(const AttentionArgs& args, const RowBlock&
   return (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
 }
 
+// Elements of a query, to a left part.
+static inline void put_query(float* to, const bf16* query) {
+  for (std::int64_t i = 0; i < kPart; i += 16) store_f32(to + i, load_bf16(query + i));
+}
+
 template <class Element>
-static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Element* queries) {
+static inline void put_query(Element* to, const Element* query) {
+  __builtin_memcpy(to, query, kPart * sizeof(Element));
+}
+
+template <class Element>
+static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Left<Element>* queries) {
   const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, num_parts = padded_head(args) / kPart;
   const std::int64_t num_rows = rows.num_rows(), num_row_tiles = ceil_div(num_rows, kTileRows);
   const Element* qkv = static_cast<const Element*>(args.qkv);
@@ -45,26 +57,35 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
     } else {
       __builtin_memset(query, 0, sizeof query);
     }
-    Element* to = queries + row / kTileRows * num_parts * kLeftElements + row % kTileRows * kPart;
-    for (std::int64_t part = 0; part < num_parts; ++part)
-      __builtin_memcpy(to + part * kLeftElements, query + part * kPart, kPart * sizeof(Element));
+    Left<Element>* to = queries + row / kTileRows * num_parts * kLeftElements + row % kTileRows * kPart;
+    for (std::int64_t part = 0; part < num_parts; ++part) put_query(to + part * kLeftElements, query + part * kPart);
   }
 }
 
-// Scores of all tiles of a span.
+// Scores of one kv head's rows and all tiles of a span.
+template <class Stored, class Element>
+static inline void score_keys(const Span& span, std::int64_t head, const Tiles<Stored>& keys, Workspace<Element>& work,
+                              std::int64_t num_parts) {
+  const std::int64_t rows_per_head = span.rows.rows_per_head;
+  for (std::int64_t i = 0; i < span.num_tiles; ++i)
+    multiply_parts(
+        work.scores + i * 2 * kPairElements + head * rows_per_head * 16, work.queries + head * rows_per_head * kPart,
+        num_parts * kLeftElements, rows_per_head, num_parts,
+        [&](std::int64_t part) { return keys.of[i] + part * kRightElements; },
+        [&](std::int64_t part) { return keys.of[i + (i + 1 < span.num_tiles)] + part * kRightElements; });
+}
+
 template <class Element>
 static inline void score_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
-  const std::int64_t num_parts = padded_head(args) / kPart, rows_per_head = span.rows.rows_per_head;
+  const std::int64_t num_parts = padded_head(args) / kPart;
   for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
-    const Tiles<Element> keys = tiles_of(args, span, true, head, work.tiles);
-    for (std::int64_t i = 0; i < span.num_tiles; ++i)
-      multiply_parts(
-          work.scores + i * 2 * kPairElements + head * rows_per_head * 16, work.queries + head * rows_per_head * kPart,
-          num_parts * kLeftElements, rows_per_head, num_parts,
-          [&](std::int64_t part) { return keys.of[i] + part * kRightElements; },
-          [&](std::int64_t part) {
-            return keys.of[i + (i + 1 < span.num_tiles)] + part * kRightElements;
-          });
+    if constexpr (kMultipliesBytes) {
+      if (multiplies_bytes(args)) {
+        score_keys(span, head, stored_tiles<std::int8_t>(span, true, head), work, num_parts);
+        continue;
+      }
+    }
+    score_keys(span, head, tiles_of(args, span, true, head, work.tiles), work, num_parts);
   }
 }
 
@@ -120,7 +141,7 @@ static inline f32x16 scaled(f32x16 weight, const float* scales) {
 template <class Element>
 static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element>& work, std::int64_t row,
                                const float* scales) {
-  Element* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
+  Left<Element>* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
   const f32x16 base = splat(work.bases[row]);
   f32x16 sum = splat(0.0f);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
@@ -152,8 +173,7 @@ static inline void weigh_span(const AttentionArgs& args, const Span& span, Works
     store_f32(work.bases + tile * 16, max == kNothing ? splat(0.0f) : max);
     for (std::int64_t row = tile * 16; row < smaller(num_rows, tile * 16 + 16); ++row)
       work.lanes[row] = weigh_row(factor, span, work, row, scales_of<Element>(args, span, work.value_scales, row));
-    const Shares shares = join(work.states[tile], max * factor, sum_of_each(work.lanes + tile * 16));
-    store_f32(work.old_shares + tile * 16, shares.old_share);
-    store_f32(work.new_shares + tile * 16, shares.new_share);
+    store_f32(work.span_max + tile * 16, max * factor);
+    store_f32(work.span_sum + tile * 16, sum_of_each(work.lanes + tile * 16));
   }
 }
