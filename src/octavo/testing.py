@@ -257,7 +257,9 @@ class FakeExecutor:
         block_size: int = 4,
         vocab_size: int = 1000,
         fails: Callable[[SchedulerOutput], bool] = lambda order: False,
+        most_steps_in_flight: int = 1,
     ) -> None:
+        self.most_steps_in_flight = most_steps_in_flight
         self.worker = FakeWorker(num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size)
         self.has_exited = False
         self._num_blocks = num_blocks

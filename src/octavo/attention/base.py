@@ -58,6 +58,9 @@ class AttentionBackend(Protocol[PlanT]):
 
     name: str
     is_row_invariant: bool  # a token's result has the same bits whatever else is in the step, and however it is chunked
+    # One new token each for a number of requests takes the same launches whatever the tensors hold: then the batch's
+    # `seq_lens_list` may be upper bounds, and nothing waits for the device.
+    is_capturable: bool
 
     def kv_layout(self, head_dim: int) -> KVLayout:
         """Say what the pool must hold for heads of this size."""

@@ -39,6 +39,7 @@ class NativeAttention:
     """See `AttentionBackend`. bfloat16 and float32; keys and values in the same dtype, or int8 with float32 scales."""
 
     is_row_invariant = True
+    is_capturable = False
 
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu

@@ -48,6 +48,7 @@ class TiledAttention:
 
     name = "torch-tiled"
     is_row_invariant = True
+    is_capturable = False
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import torch
 
+from octavo.device.device_queue import DeviceQueue
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
@@ -39,6 +41,10 @@ class DeviceKind(Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything queued on the device is done."""
+        ...
+
+    def queue(self) -> DeviceQueue | None:
+        """Return a queue of work that the host need not wait for; None: a call returns when its work is done."""
         ...
 
     def supports(self, dtype: torch.dtype) -> bool:

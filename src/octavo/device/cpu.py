@@ -8,6 +8,7 @@ import torch
 
 from octavo.device.base import DeviceMemory
 from octavo.device.cores import usable_cores
+from octavo.device.device_queue import DeviceQueue
 
 _CGROUP = Path("/sys/fs/cgroup")
 # Those that decide how fast matmuls are, by the names that Linux gives them.
@@ -40,6 +41,10 @@ class CpuKind:
 
     def synchronize(self) -> None:
         """Nothing is ever queued."""
+
+    def queue(self) -> DeviceQueue | None:
+        """Return none: a CPU's steps are done when they return."""
+        return None
 
     def supports(self, dtype: torch.dtype) -> bool:
         return dtype in (torch.float32, torch.bfloat16, torch.float16)

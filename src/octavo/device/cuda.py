@@ -3,6 +3,7 @@
 import torch
 
 from octavo.device.base import DeviceMemory
+from octavo.device.device_queue import DeviceQueue
 from octavo.errors import DeviceUnavailableError
 
 
@@ -33,6 +34,11 @@ class CudaKind:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def queue(self) -> DeviceQueue | None:
+        from octavo.device.cuda_queue import CudaQueue
+
+        return CudaQueue()
 
     def supports(self, dtype: torch.dtype) -> bool:
         return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()

@@ -11,6 +11,7 @@ from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType
 from octavo.config.model import DType
 from octavo.device.base import DeviceKind, DeviceMemory
+from octavo.device.device_queue import DeviceQueue
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
 from octavo.kernels.dispatch import Kernels, select_kernels
 from octavo.models.interfaces import CausalLM
@@ -90,6 +91,10 @@ class DeviceManager:
     def synchronize(self) -> None:
         """Wait until everything queued on the device is done."""
         self._kind.synchronize()
+
+    def queue(self) -> DeviceQueue | None:
+        """Return a queue of work on the device that the host need not wait for; None where it has to."""
+        return self._kind.queue()
 
     def kernels(self, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
         """Return the ops for layers of this dtype, whose weights they are to quantise.

@@ -5,6 +5,7 @@ import platform
 import torch
 
 from octavo.device.base import DeviceMemory
+from octavo.device.device_queue import DeviceQueue
 
 
 class MpsKind:
@@ -27,6 +28,10 @@ class MpsKind:
 
     def synchronize(self) -> None:
         torch.mps.synchronize()
+
+    def queue(self) -> DeviceQueue | None:
+        """Return none: steps are waited for."""
+        return None
 
     def supports(self, dtype: torch.dtype) -> bool:
         return dtype in (torch.float32, torch.float16) or (

@@ -3,6 +3,7 @@
 import torch
 
 from octavo.device.base import DeviceMemory
+from octavo.device.device_queue import DeviceQueue
 
 
 class XpuKind:
@@ -26,6 +27,10 @@ class XpuKind:
 
     def synchronize(self) -> None:
         torch.xpu.synchronize()
+
+    def queue(self) -> DeviceQueue | None:
+        """Return none: steps are waited for."""
+        return None
 
     def supports(self, dtype: torch.dtype) -> bool:
         return dtype != torch.bfloat16 or torch.xpu.is_bf16_supported()

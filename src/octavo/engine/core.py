@@ -1,7 +1,8 @@
 """The engine core: scheduler plus executor. Knows tokens, never text. A step is three calls.
 
-Where ranks form a pipeline, as many steps are in flight as it has stages: the core hands out new ones as long as there
-is something to compute, and waits for the oldest.
+Several steps are in flight where ranks form a pipeline, as many as it has stages, and where a device has a queue, so
+that it need not wait for the host: the core hands out new ones as long as there is something to compute, and waits for
+the oldest.
 """
 
 import logging
@@ -48,7 +49,7 @@ class EngineCore:
             grammars=self._grammars,
             num_batches=config.parallel.pipeline_parallel_size,
         )
-        self._most_flights = config.parallel.pipeline_parallel_size
+        self._most_flights = executor.most_steps_in_flight
         self._flights: deque[Flight] = deque()  # oldest first
         self._landed: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
 
@@ -77,7 +78,7 @@ class EngineCore:
         return self._land()
 
     def _take_off(self) -> None:
-        """Hand out steps until every stage has one, or nothing is left that can be computed now."""
+        """Hand out steps until enough are under way, or nothing is left that can be computed now."""
         order: SchedulerOutput | None = self._next_order() if self._flights else self.scheduler.schedule()
         while order is not None:
             self._flights.append(Flight(order, self._execute(order)))

@@ -22,10 +22,15 @@ class Executor(Protocol):
         """Build the ranks and load the model; return the number of KV blocks that each rank has."""
         ...
 
+    @property
+    def most_steps_in_flight(self) -> int:
+        """How many steps may be begun before the oldest is answered."""
+        ...
+
     def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Begin a step. Steps run, and are answered, in the order in which they were begun.
 
-        With several stages the next ones may begin before the first is answered. The future carries what the forward
+        The future carries what the forward
         raised; the ranks have brought their rows up to date all the same.
         """
         ...

@@ -42,6 +42,7 @@ class DistributedExecutor:
         self._replies: Replies
         self._watch: DeathWatch
         self._steps = StepsUnderWay(config.parallel)
+        self._num_stages = config.parallel.pipeline_parallel_size
         self._results: dict[int, FromRank] = {}  # of the call under way, by rank
         self.profile = ""
 
@@ -72,6 +73,11 @@ class DistributedExecutor:
             raise
         logger.info("%d ranks ready in %.2f s", self._num_ranks, time.perf_counter() - start_s)
         return num_blocks
+
+    @property
+    def most_steps_in_flight(self) -> int:
+        """One for each stage."""
+        return self._num_stages
 
     def execute_model(self, order: SchedulerOutput) -> StepFuture:
         """See `Executor.execute_model`.

@@ -1,11 +1,28 @@
-"""One rank, in this process and this thread: a step is done when `execute_model` returns."""
+"""One rank, in this process and this thread. On a device with a queue a step is begun; else it is done at once."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.worker.worker import Worker
+
+
+class LaterAnswer(Future[ModelRunnerOutput]):
+    """The answer of a step that was begun. Who asks for the result waits for the device."""
+
+    def __init__(self, wait: Callable[[], ModelRunnerOutput]) -> None:
+        super().__init__()
+        self._wait = wait
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.done():
+            try:
+                self.set_result(self._wait())
+            except Exception as error:  # noqa: BLE001 - see `UniProcExecutor.execute_model`
+                self.set_exception(error)
+        return super().result(0)
 
 
 class UniProcExecutor:
@@ -29,13 +46,27 @@ class UniProcExecutor:
         self.worker.initialize_kv_cache(num_blocks)
         return num_blocks
 
+    @property
+    def most_steps_in_flight(self) -> int:
+        return self.worker.most_steps_in_flight
+
     def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        if self.most_steps_in_flight > 1:
+            return self._begin(order)
         future: Future[ModelRunnerOutput] = Future()
         try:
             future.set_result(self.worker.execute_model(order))
         except Exception as error:  # noqa: BLE001 - whatever the forward raises belongs to the requests of this step
             future.set_exception(error)
         return future
+
+    def _begin(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        try:
+            return LaterAnswer(self.worker.begin(order))
+        except Exception as error:  # noqa: BLE001 - whatever a launch raises belongs to the requests of this step
+            failed: Future[ModelRunnerOutput] = Future()
+            failed.set_exception(error)
+            return failed
 
     def warmup(self) -> None:
         self.worker.warmup()

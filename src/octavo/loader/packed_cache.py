@@ -36,12 +36,12 @@ _CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
 _DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8", torch.int8: "I8"}
 
 
-def cache_folder() -> Path:
-    """Return where packed weights are kept: $OCTAVO_CACHE, or `octavo` in the user's cache folder."""
+def cache_folder(what: str = "packed") -> Path:
+    """Return where files of a kind are kept: in $OCTAVO_CACHE, or in `octavo` in the user's cache folder."""
     if named := os.environ.get(_FOLDER_VARIABLE):
-        return Path(named) / "packed"
+        return Path(named) / what
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "octavo" / "packed"
+    return Path(base).expanduser() / "octavo" / what
 
 
 def checkpoint_digest(folder: Path, *layout: object) -> str:

@@ -28,8 +28,8 @@ class NoiseKeys:
     seed_high: Tensor  # [R] int64, its high 32 bits
     output_indices: Tensor  # [R] int64, i: the row samples its i-th output token
 
-    def take(self, rows: Tensor) -> "NoiseKeys":
-        """Return the entries of `rows` [R'], a mask or positions."""
+    def take(self, rows: Tensor | slice) -> "NoiseKeys":
+        """Return the entries of `rows` [R'], a mask, positions or a range."""
         return NoiseKeys(
             seed_low=self.seed_low[rows], seed_high=self.seed_high[rows], output_indices=self.output_indices[rows]
         )

@@ -61,9 +61,15 @@ class Sampler:
         is_plain = (records["temperature"] == 0.0) & ~records["is_edited"] & (records["num_logprobs"] < 0)
         return masks is None and bool(is_plain.all())
 
+    def takes_plain(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
+        """Say whether all that these rows want is a token: the largest logit's or one drawn from all of them."""
+        records = self._rows.records(row_ids)
+        is_filtered = records["is_filtered"] & (records["temperature"] != 0.0)
+        return masks is None and not (records["is_edited"] | is_filtered | (records["num_logprobs"] >= 0)).any()
+
     def take_largest(self, largest: Tensor, token_ids: Tensor) -> SamplerOutput:
         """Do what `sample` does, for rows of which `takes_largest` is true: their largest logits [L], and whose [L]."""
-        errors = {at: _why_not(float(largest[at])) for at in _not_finite(largest)}
+        errors = {at: why_not(float(largest[at])) for at in _not_finite(largest)}
         return SamplerOutput(token_ids=token_ids.to(self._rows.device), errors=errors)
 
 
@@ -137,7 +143,7 @@ class _Step:
     def _check(self, part: NDArray[np.int64], largest: Tensor) -> None:
         """Note an error for each row whose largest logit, `largest` [S], is not finite."""
         for at in _not_finite(largest):
-            self.errors[int(part[at])] = _why_not(float(largest[at]))
+            self.errors[int(part[at])] = why_not(float(largest[at]))
 
 
 def _not_finite(largest: Tensor) -> list[int]:
@@ -145,7 +151,8 @@ def _not_finite(largest: Tensor) -> list[int]:
     return positions
 
 
-def _why_not(largest: float) -> str:
+def why_not(largest: float) -> str:
+    """Say why a row whose largest logit is not finite has no token."""
     if np.isnan(largest):
         return "the model's logits contain NaN"
     if largest > 0:

@@ -13,7 +13,7 @@ from octavo.worker.request_rows import RequestRows
 
 def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatch:
     """Gather the step's tokens from the rows. Vectorised: no Python per request or token."""
-    device, block_size = rows.device, rows.block_size
+    block_size = rows.block_size
     ends = order.num_computed_tokens + order.num_scheduled_tokens  # [R]
     query_start_loc = np.concatenate([[0], np.cumsum(order.num_scheduled_tokens)]).astype(np.int32)  # [R + 1]
     # Token t of the flat batch belongs to request_of[t] and stands at positions[t] of its context.
@@ -21,18 +21,24 @@ def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatc
     positions = np.arange(len(request_of)) + (order.num_computed_tokens - query_start_loc[:-1])[request_of]  # [T]
     logits_indices = query_start_loc[1:][order.samples] - 1  # [S]
 
-    row_of = torch.from_numpy(order.rows[request_of].astype(np.int64)).to(device)  # [T]
-    device_positions = torch.from_numpy(positions).to(device)
+    row_of, device_positions, step_rows, starts, lens, sampling = rows.send(
+        order.rows[request_of].astype(np.int64),  # [T]
+        positions,
+        order.rows.astype(np.int64),
+        query_start_loc,
+        ends,
+        logits_indices.astype(np.int64),
+    )
     blocks = rows.block_table[row_of, device_positions // block_size].to(torch.int64)  # [T]
     max_blocks = -(-int(ends.max()) // block_size)
     return ForwardBatch(
         input_ids=rows.token_ids[row_of, device_positions].to(torch.int64),
         positions=device_positions,
-        query_start_loc=torch.from_numpy(query_start_loc).to(device),
-        seq_lens=torch.from_numpy(ends).to(device),
+        query_start_loc=starts,
+        seq_lens=lens,
         slot_mapping=blocks * block_size + device_positions % block_size,
-        block_table=rows.block_table[torch.from_numpy(order.rows.astype(np.int64)).to(device), :max_blocks],
-        logits_indices=torch.from_numpy(logits_indices.astype(np.int64)).to(device),
+        block_table=rows.block_table[step_rows, :max_blocks],
+        logits_indices=sampling,
         block_size=block_size,
         query_start_loc_list=query_start_loc.tolist(),
         seq_lens_list=ends.tolist(),

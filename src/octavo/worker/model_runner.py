@@ -55,9 +55,14 @@ class ModelRunner:
             return self._hand_on(order, self._links)
         batch = self._prepare(order)
         if batch is None:
-            return _nothing()
+            return no_answer()
         hidden = self._run_stage(batch).hidden  # [T, D]
-        return self._sample(order, batch, hidden, self._prompt_logprobs.of_step(order, batch, hidden))
+        return self._sample(order, hidden[batch.logits_indices], self._prompt_logprobs.of_step(order, batch, hidden))
+
+    def check(self, order: SchedulerOutput) -> None:
+        """Refuse what no worker of this version can do."""
+        if order.scheduled_spec_decode_tokens or order.scheduled_encoder_inputs:
+            raise ValueError("this worker has neither a draft model nor an encoder")
 
     def _hand_on(self, order: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
@@ -68,13 +73,12 @@ class ModelRunner:
         except Exception as error:
             logger.exception("step %d failed on this stage", order.step)
             links.send_failure(order.total_num_scheduled_tokens, error)
-        return _nothing()
+        return no_answer()
 
     def _prepare(self, order: SchedulerOutput) -> ForwardBatch | None:
         """Update the rows and gather the batch, while the stage before may still compute. None: no tokens in it."""
         try:
-            if order.scheduled_spec_decode_tokens or order.scheduled_encoder_inputs:
-                raise ValueError("this worker has neither a draft model nor an encoder")
+            self.check(order)
             self.rows.apply(order)
             return make_forward_batch(order, self.rows) if order.req_ids else None
         except Exception:
@@ -88,13 +92,8 @@ class ModelRunner:
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 
-    def _sample(
-        self,
-        order: SchedulerOutput,
-        batch: ForwardBatch,
-        hidden: torch.Tensor,
-        prompts: PromptNews,
-    ) -> ModelRunnerOutput:
+    def _sample(self, order: SchedulerOutput, hidden: torch.Tensor, prompts: PromptNews) -> ModelRunnerOutput:
+        """Answer a step of which `hidden` [S, D] samples."""
         indices = order.samples.nonzero()[0]  # [S], among R
         sampled = np.zeros((len(order.req_ids), 1), dtype=np.int32)  # [R, 1]
         num_sampled = np.zeros(len(order.req_ids), dtype=np.int32)  # [R]
@@ -103,7 +102,7 @@ class ModelRunner:
         if len(indices):
             rows = order.rows[indices]
             ends = (order.num_computed_tokens + order.num_scheduled_tokens)[indices]
-            result = self._choose(order, rows, ends, hidden[batch.logits_indices])
+            result = self._choose(order, rows, ends, hidden)
             self.rows.append_sampled(rows, ends, result.token_ids)
             sampled[indices, 0] = result.token_ids.cpu().numpy()
             num_sampled[indices] = 1
@@ -130,7 +129,8 @@ class ModelRunner:
         return self._sampler.sample(logits, rows, ends - self.rows.num_prompt_tokens[rows], order.token_masks)
 
 
-def _nothing() -> ModelRunnerOutput:
+def no_answer() -> ModelRunnerOutput:
+    """Return the answer of a step without requests, or of a stage that does not sample."""
     return ModelRunnerOutput(
         req_ids=(), sampled_token_ids=np.zeros((0, 1), dtype=np.int32), num_sampled=np.zeros(0, dtype=np.int32)
     )

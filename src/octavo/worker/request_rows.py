@@ -3,13 +3,19 @@
 Legend: N = rows, M = max_model_len, B = most blocks of one request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+from octavo.device.device_queue import DeviceQueue
 from octavo.sampling.rows import SamplingRows
+
+_WORD_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +30,17 @@ class RequestRows:
     """Tokens, block table and sampling state by row. The control side chose the row numbers."""
 
     def __init__(
-        self, *, num_rows: int, max_model_len: int, block_size: int, sampling: SamplingRows, device: torch.device
+        self,
+        *,
+        num_rows: int,
+        max_model_len: int,
+        block_size: int,
+        sampling: SamplingRows,
+        device: torch.device,
+        queue: DeviceQueue | None = None,
     ) -> None:
         self.block_size = block_size
+        self.queue = queue
         self.device = device
         self.sampling = sampling
         max_blocks = -(-max_model_len // block_size)
@@ -39,18 +53,44 @@ class RequestRows:
 
     def apply(self, order: SchedulerOutput) -> None:
         """Take over what changed since the last step: rows to forget first, then new requests, blocks and tokens."""
+        self.apply_requests(order)
+        self.apply_tables(order)
+
+    def apply_tables(self, order: SchedulerOutput) -> None:
+        """Take over blocks and tokens, the second half of `apply`."""
+        self._append_blocks(order.scheduled_cached_reqs)
+        self._take_tokens(order.scheduled_cached_reqs)
+
+    def apply_requests(self, order: SchedulerOutput) -> None:
+        """Take over which requests there are, the first half of `apply`."""
         for request_id in order.finished_req_ids:
             self._remove(request_id)
         for request in order.scheduled_new_reqs:
             self._add(request)
-        self._append_blocks(order.scheduled_cached_reqs)
-        self._take_tokens(order.scheduled_cached_reqs)
+
+    def block_columns(self, grown: CachedRequestData) -> NDArray[np.int64]:
+        """Say where in their rows' tables the blocks [N] of `grown` belong, and count them: [N]."""
+        columns = np.empty(len(grown.rows), dtype=np.int64)
+        for index, row in enumerate(grown.rows.tolist()):
+            columns[index] = self._num_blocks[row]
+            self._num_blocks[row] += 1
+        return columns
 
     def append_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
         """Write tokens just sampled, `token_ids` [S] int64, behind the known ones of `rows` [S]."""
-        at = torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(positions.astype(np.int64))
-        self.token_ids[at[0].to(self.device), at[1].to(self.device)] = token_ids.to(torch.int32)
+        self.write_sampled(rows, positions, token_ids)
         self.sampling.append(rows, token_ids)
+
+    def write_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
+        """Do so for rows whose sampler state does not change by what they sample: nobody waits for the device."""
+        at_rows, at_positions = self.send(rows.astype(np.int64), positions.astype(np.int64))
+        self.token_ids[at_rows, at_positions] = token_ids.to(torch.int32)
+
+    def send(self, *arrays: NDArray[Any]) -> list[torch.Tensor]:
+        """Return the arrays as tensors on the device. With a queue they are one copy, which nobody waits for."""
+        if self.queue is None:
+            return [torch.from_numpy(array).to(self.device) for array in arrays]
+        return _send_packed(arrays, self.queue, self.device)
 
     def _add(self, request: NewRequestData) -> None:
         row = request.row
@@ -81,22 +121,40 @@ class RequestRows:
         self.sampling.remove(row)
 
     def _append_blocks(self, grown: CachedRequestData) -> None:
+        if self.queue is not None:
+            if len(grown.rows):
+                rows, columns, block_ids = self.send(
+                    grown.rows.astype(np.int64), self.block_columns(grown), grown.block_ids
+                )
+                self.block_table[rows, columns] = block_ids
+            return
         for row, block_id in zip(grown.rows.tolist(), grown.block_ids.tolist(), strict=True):
             self.block_table[row, self._num_blocks[row]] = block_id
             self._num_blocks[row] += 1
 
     def _take_tokens(self, told: CachedRequestData) -> None:
         if len(told.token_rows):
-            at = (
-                torch.from_numpy(told.token_rows.astype(np.int64)),
-                torch.from_numpy(told.token_positions.astype(np.int64)),
+            rows, positions, token_ids = self.send(
+                told.token_rows.astype(np.int64), told.token_positions.astype(np.int64), told.token_ids
             )
-            self.token_ids[at[0].to(self.device), at[1].to(self.device)] = torch.from_numpy(told.token_ids).to(
-                self.device
-            )
+            self.token_ids[rows, positions] = token_ids
 
     def _write(self, table: torch.Tensor, row: int, start: int, values: Int32Array) -> None:
-        table[row, start : start + len(values)] = torch.from_numpy(values).to(self.device)
+        table[row, start : start + len(values)] = self.send(values)[0]
+
+
+def _send_packed(arrays: Sequence[NDArray[Any]], queue: DeviceQueue, device: torch.device) -> list[torch.Tensor]:
+    """Lay the arrays, contiguous and of one dimension, behind one another at whole words, and copy them at once."""
+    ends = np.cumsum([-(-array.nbytes // _WORD_BYTES) * _WORD_BYTES for array in arrays])
+    host = queue.host_bytes(int(ends[-1]))
+    starts = [0, *ends.tolist()]
+    for start, array in zip(starts, arrays, strict=False):
+        host.numpy()[start : start + array.nbytes] = array.view(np.uint8)
+    on_device = host.to(device, non_blocking=True)
+    return [
+        on_device[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
+        for start, array in zip(starts, arrays, strict=False)
+    ]
 
 
 def _lazy_zeros(num_rows: int, width: int, device: torch.device) -> torch.Tensor:

@@ -2,10 +2,13 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+import torch
 
+from octavo._version import __version__
 from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerKVCache
 from octavo.config.engine import EngineConfig
@@ -14,6 +17,7 @@ from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.base import DeviceMemory
+from octavo.device.device_queue import DeviceQueue
 from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.connect import make_groups
@@ -23,8 +27,14 @@ from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.rows import SamplingRows
+from octavo.worker.decode_graphs import DecodeGraphs
+from octavo.worker.decode_record import DecodeRecord
+from octavo.worker.decode_step import DecodeStep
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
+from octavo.worker.graph_key import row_bucket
+from octavo.worker.graph_uses import GraphUses
+from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.kv_cache import allocate_kv_caches
 from octavo.worker.memory import (
     activation_bytes,
@@ -37,6 +47,7 @@ from octavo.worker.memory import (
     weights_bytes,
 )
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.overlapped_runner import OverlappedRunner
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stage_links import StageLinks
 from octavo.worker.stages import stage_of
@@ -70,6 +81,7 @@ class Worker:
         self._model: CausalLM | None = None
         self._expert_loads: ExpertLoads | None = None
         self._runner: ModelRunner | None = None
+        self._queue = self.devices.queue() if self._stage.is_whole else None
 
     @property
     def profile(self) -> str:
@@ -133,16 +145,46 @@ class Worker:
         """Make KV memory of `num_blocks` blocks (the same on every rank), and the runner that uses it."""
         assert self._model is not None, "load_model comes first"
         config = self._config
-        kv_caches = allocate_kv_caches(self.kv_cache_spec, num_blocks, self._kv_layout.dtype, self.devices.device)
-        num_rows = config.scheduler.max_num_seqs
+        kv_caches = allocate_kv_caches(
+            self.kv_cache_spec, num_blocks + self._num_scratch, self._kv_layout.dtype, self.devices.device
+        )
+        num_rows = config.scheduler.max_num_seqs + self._num_scratch
         rows = RequestRows(
             num_rows=num_rows,
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
             sampling=SamplingRows(num_rows, config.model.vocab_size, self.devices.device),
             device=self.devices.device,
+            queue=self._queue,
         )
-        self._runner = ModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches), self._links())
+        if self._queue is None:
+            self._runner = ModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches), self._links())
+        else:
+            graphs = self._decode_graphs(self._queue, rows, kv_caches, scratch_block=num_blocks)
+            self._runner = OverlappedRunner(self._model, kv_caches, rows, self._queue, graphs)
+
+    def _decode_graphs(
+        self, queue: DeviceQueue, rows: RequestRows, kv_caches: list[LayerKVCache], scratch_block: int
+    ) -> GraphedDecoding | None:
+        """Return what captures steps of decoding; None where they are to be, or have to be, computed op by op."""
+        assert self._model is not None
+        if not self._takes_graphs:
+            return None
+        config, scratch_row = self._config, self._config.scheduler.max_num_seqs
+        rows.block_table[scratch_row] = scratch_block
+        record = DecodeRecord(row_bucket(scratch_row), scratch_row, scratch_block, self.devices.device)
+        step = DecodeStep(self._model, kv_caches, rows, record)
+        uses = GraphUses.of(
+            __version__,
+            torch.__version__,
+            self.profile,
+            self.devices.describe()["processor"],
+            config.model,
+            config.scheduler.max_num_seqs,
+            config.cache.block_size,
+            config.quantization,
+        )
+        return GraphedDecoding(step, rows, queue, DecodeGraphs(queue, step.of_key, uses), config.model.max_model_len)
 
     def _links(self) -> StageLinks | None:
         if self._stage.is_whole:
@@ -184,12 +226,40 @@ class Worker:
             return answer
         return msgspec.structs.replace(answer, expert_load=self._expert_loads.totals())
 
+    @property
+    def most_steps_in_flight(self) -> int:
+        """How many steps are worth beginning before the oldest is answered: two where the host would wait else."""
+        return 1 if self._queue is None else 2
+
+    def begin(self, order: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
+        """Launch one step; return what waits for its answer. Without a queue, that is here already."""
+        if not isinstance(self._runner, OverlappedRunner) or self._expert_loads is not None:
+            answer = self.execute_model(order)
+            return lambda: answer
+        return self._runner.begin(order)
+
     def warmup(self) -> WarmupReport:
-        """Run a small prefill and a few decode steps that leave no trace; return how long each took."""
+        """Run a small prefill and a few decode steps that leave no trace; return how long each took.
+
+        Then capture the graphs that engines like this one have used before.
+        """
         report = Warmup(self.runner, self._config).run()
+        if isinstance(self._runner, OverlappedRunner) and self._runner.graphs is not None:
+            self._runner.graphs.capture_known()
         if self._expert_loads is not None:
             self._expert_loads.reset()
         return report
+
+    @property
+    def _takes_graphs(self) -> bool:
+        """Whether decoding is captured. Not with experts, whose loads would count padding, nor with several ranks."""
+        is_capturable = self._attention.is_capturable and self._expert_loads is None and self.place.tp_size == 1
+        return self._queue is not None and is_capturable and not self._config.enforce_eager
+
+    @property
+    def _num_scratch(self) -> int:
+        """Rows, and blocks, that only padding uses."""
+        return int(self._takes_graphs)
 
     @property
     def _kv_layout(self) -> KVLayout:

@@ -1,0 +1,68 @@
+"""What the host says of one step of decoding, as one block of memory: written by the host, copied once, read by graphs.
+
+Legend: C = capacity in rows, N = rows of a bucket, R = rows of the step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.device.device_queue import DeviceQueue
+
+_INTEGERS = (
+    "rows",  # [N] in the worker's rows
+    "positions",  # [N] of the one token that each computes
+    "grown_rows",  # [N] rows that got a block in this step
+    "grown_columns",  # [N] where in their tables
+    "grown_blocks",  # [N] which
+    "seed_low",  # [N] this and the rest: as in `SamplingRows`
+    "seed_high",  # [N]
+    "output_indices",  # [N]
+)
+_FLOATS = ("temperatures",)  # [N]
+_WORD_BYTES = 8
+
+
+class DecodeRecord:
+    """Columns of C words on the device, at the same addresses in every step.
+
+    What a step leaves of a bucket is filled with a scratch row at position 0, whose table leads to a scratch block:
+    padded rows compute as all others do, and write nowhere else.
+    """
+
+    def __init__(self, capacity: int, scratch_row: int, scratch_block: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self._padding: dict[str, float] = {
+            **dict.fromkeys((*_INTEGERS, *_FLOATS), 0),
+            "rows": scratch_row,
+            "grown_rows": scratch_row,
+            "grown_blocks": scratch_block,
+        }
+        self._words = torch.zeros(len(_INTEGERS) + len(_FLOATS), capacity, dtype=torch.int64, device=device)
+        self._place = {name: index for index, name in enumerate((*_INTEGERS, *_FLOATS))}
+
+    def integers(self, name: str, size: int) -> torch.Tensor:
+        """Return the first `size` entries of a column, int64, where they lie."""
+        return self._words[self._place[name], :size]
+
+    def floats(self, name: str, size: int) -> torch.Tensor:
+        """Return the first `size` entries of a column, float64, where they lie."""
+        return self.integers(name, size).view(torch.float64)
+
+    def send(self, queue: DeviceQueue, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Begin to copy a step: `columns` [R] each, shorter ones padded. Those not named are padding alone."""
+        host = queue.host_bytes(self._words.numel() * _WORD_BYTES).view(torch.int64).view_as(self._words)
+        words = host.numpy()
+        for name, place in self._place.items():
+            column = words[place].view(np.float64) if name in _FLOATS else words[place]
+            values = columns.get(name, ())
+            column[: len(values)] = values
+            column[len(values) :] = self._padding[name]
+        self._words.copy_(host, non_blocking=True)
+
+    def send_padding(self, queue: DeviceQueue) -> None:
+        """Begin to copy a step of no rows."""
+        self.send(queue, {})

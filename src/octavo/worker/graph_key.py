@@ -1,0 +1,42 @@
+"""Which captured graph serves a step of pure decoding: sizes in buckets, so that a few graphs serve all steps."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# What a graph ends with: the last hidden states; the largest logit of each row; a token drawn for each row.
+Ending = Literal["hidden", "largest", "drawn"]
+
+_FEW = (1, 2, 4)
+_SMALL_STEP, _SMALL_MOST = 8, 128  # rows
+_LARGE_STEP = 16
+_SHORTEST_CONTEXT = 512  # tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class GraphKey:
+    """One graph: for up to `num_rows` rows, whose contexts have up to `max_context` tokens."""
+
+    num_rows: int
+    max_context: int
+    ending: Ending
+
+
+def row_bucket(num_rows: int) -> int:
+    """Return how many rows a step of `num_rows` is padded to: 1, 2, 4, then steps of 8, past 128 of 16."""
+    for size in _FEW:
+        if num_rows <= size:
+            return size
+    step = _SMALL_STEP if num_rows <= _SMALL_MOST else _LARGE_STEP
+    return -(-num_rows // step) * step
+
+
+def context_bucket(num_tokens: int, max_model_len: int) -> int:
+    """Return the bound on contexts that a graph is made for: 512 times a power of two, at most the model's own.
+
+    Kernels that split a context launch for the bound, and what lies behind a row's own end stops at once. A single
+    bound would launch for a context that hardly any request has.
+    """
+    bound = _SHORTEST_CONTEXT
+    while bound < num_tokens:
+        bound *= 2
+    return min(bound, max_model_len)

@@ -1,0 +1,118 @@
+"""When a graph is captured, and what the double of a device refuses: what a device would."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.testing_device import NotCapturableError, RecordedQueue
+from octavo.worker.decode_graphs import MOST_GRAPHS, DecodeGraphs
+from octavo.worker.graph_key import GraphKey
+from octavo.worker.graph_uses import GraphUses
+
+
+def key(num_rows: int) -> GraphKey:
+    return GraphKey(num_rows=num_rows, max_context=512, ending="largest")
+
+
+def launching(what: Callable[[], object]) -> Callable[[], None]:
+    """Return a step that launches this and has no result."""
+
+    def step() -> None:
+        what()
+
+    return step
+
+
+class Counter:
+    """A step that adds its number of rows to a tensor."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(1, dtype=torch.int64)
+        self.num_prepared = 0
+
+    def of_key(self, key: GraphKey) -> Callable[[], None]:
+        def step() -> None:
+            self.total.add_(key.num_rows)
+
+        return step
+
+    def prepare(self) -> None:
+        self.num_prepared += 1
+
+
+@pytest.fixture
+def uses(tmp_path: Path) -> GraphUses:
+    return GraphUses(tmp_path / "uses.json")
+
+
+def test_a_graph_is_captured_at_its_second_use(uses: GraphUses) -> None:
+    queue, counter = RecordedQueue(), Counter()
+    graphs = DecodeGraphs(queue, counter.of_key, uses)
+    assert graphs.find(key(4), counter.prepare) is None
+    assert graphs.find(key(8), counter.prepare) is None
+    assert queue.captures == 0
+    replay = graphs.find(key(4), counter.prepare)
+    assert replay is not None
+    assert key(4) in graphs
+    assert key(8) not in graphs
+    assert (queue.captures, counter.num_prepared) == (1, 1)
+    counter.total.zero_()
+    replay()
+    assert counter.total.item() == 4
+    assert graphs.find(key(4), counter.prepare) is replay
+
+
+def test_the_next_engine_captures_at_once_what_this_one_used(uses: GraphUses, tmp_path: Path) -> None:
+    counter = Counter()
+    for _ in range(2):
+        DecodeGraphs(RecordedQueue(), counter.of_key, uses).find(key(4), counter.prepare)
+    uses.save()
+    queue = RecordedQueue()
+    graphs = DecodeGraphs(queue, counter.of_key, GraphUses(tmp_path / "uses.json"))
+    graphs.capture_known(counter.prepare)
+    assert len(graphs) == queue.captures == 1
+    assert graphs.find(key(4), counter.prepare) is not None
+
+
+def test_there_is_a_most(uses: GraphUses) -> None:
+    counter = Counter()
+    graphs = DecodeGraphs(RecordedQueue(), counter.of_key, uses)
+    for num_rows in range(1, MOST_GRAPHS + 3):
+        graphs.find(key(num_rows), counter.prepare)
+        found = graphs.find(key(num_rows), counter.prepare)
+        assert (found is None) == (num_rows > MOST_GRAPHS)
+    assert len(graphs) == MOST_GRAPHS
+
+
+def test_what_cannot_be_captured_is_said_once_and_left_alone(uses: GraphUses, caplog: pytest.LogCaptureFixture) -> None:
+    values = torch.tensor([1, 0, 2])
+    graphs = DecodeGraphs(RecordedQueue(), lambda key: launching(values.nonzero), uses)
+    for _ in range(4):
+        assert graphs.find(key(4), lambda: None) is None
+    assert caplog.text.count("computed op by op") == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: x + torch.tensor([1.0, 2.0]),
+        lambda x: float(x[0]),
+    ],
+)
+def test_the_double_refuses_what_a_device_refuses(step: Callable[[torch.Tensor], object]) -> None:
+    x = torch.tensor([1.0, 2.0])
+    with pytest.raises(NotCapturableError):
+        RecordedQueue().capture(launching(lambda: step(x)))
+
+
+def test_the_double_replays_launches_and_not_python() -> None:
+    x, out, factor = torch.zeros(3), torch.zeros(3), [2.0]
+    replay = RecordedQueue().capture(launching(lambda: out.copy_((x + 1.0).view(3, 1).mul(factor[0])[:, 0])))
+    x.fill_(4.0)
+    factor[0] = 100.0
+    replay()
+    assert out.tolist() == [10.0, 10.0, 10.0]

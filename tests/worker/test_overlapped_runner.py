@@ -1,0 +1,200 @@
+"""Steps by captured graphs, and two in flight: the same answers as op by op and one after the other, in every mixture.
+
+The device is a double that records ops (`testing_device`); kernels are torch's, in float32, and row-invariant.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.worker.fixed_attention import FixedAttention
+
+from octavo import LLM, SamplingParams
+from octavo.config.args import EngineArgs
+from octavo.contracts.engine import FinishedRequest
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.device.cpu import CpuKind
+from octavo.device.device_queue import DeviceQueue
+from octavo.device.manager import DeviceManager
+from octavo.engine.core import EngineCore
+from octavo.errors import EngineDeadError
+from octavo.executor.uniproc import UniProcExecutor
+from octavo.testing import FakeExecutor, expected_tokens, make_request
+from octavo.testing_device import RecordedQueue
+from octavo.worker.overlapped_runner import OverlappedRunner
+
+PROMPTS = ["Octavo is", "What is a block?", "Sort: 41, 7, 23, 8", "one two three " * 8, "x"]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_num_batched_tokens": 24,
+    "max_num_seqs": 3,
+    "max_model_len": 96,
+    "num_kv_blocks": 14,  # a few requests together need more
+    "block_size": 8,
+    "device": "cpu",
+}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.0, "repetition_penalty": 1.3},
+    {"temperature": 0.7, "logprobs": 2, "prompt_logprobs": 1},
+]
+
+
+class Place:
+    """Where the engine of a test finds its queue."""
+
+    def __init__(self) -> None:
+        self.queue: DeviceQueue | None = None
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
+    here = Place()
+
+    def attention(self: DeviceManager, dtype: torch.dtype, **options: Any) -> FixedAttention:
+        return FixedAttention(self.kernels(dtype), dtype)
+
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setattr(CpuKind, "queue", lambda kind: here.queue)
+    monkeypatch.setattr(DeviceManager, "attention", attention)
+    return here
+
+
+def answers(place: Place, queue: DeviceQueue | None, **options: Any) -> list[Any]:
+    """Run the prompts with each kind of wish, then with all kinds together."""
+    place.queue = queue
+    llm = LLM("demo", **{**OPTIONS, **options})
+    params = [SamplingParams.from_options({"seed": 7, "max_tokens": 9, "ignore_eos": True, **kind}) for kind in KINDS]
+    outputs = [output for kind in params for output in llm.generate(PROMPTS, kind, use_tqdm=False)]
+    outputs += llm.generate(PROMPTS, params, use_tqdm=False)
+    found = [(output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in outputs]
+    llm.exit()
+    return found
+
+
+def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
+    queue = RecordedQueue()
+    plain = answers(place, None)
+    assert answers(place, queue) == plain
+    assert queue.captures >= 3
+    assert len(queue.replays) > 20
+    assert queue.num_waits > 20
+    eager = RecordedQueue()
+    assert answers(place, eager, enforce_eager=True) == plain
+    assert eager.captures == 0
+
+
+def test_the_next_start_captures_at_warm_up(place: Place) -> None:
+    answers(place, RecordedQueue())
+    place.queue = queue = RecordedQueue()
+    llm = LLM("demo", **OPTIONS)
+    assert queue.captures >= 3
+    llm.exit()
+
+
+def prefilled(queue: DeviceQueue | None, place: Place, num_requests: int) -> tuple[EngineCore, UniProcExecutor]:
+    place.queue = queue
+    config = EngineArgs(model_name="demo", **{**OPTIONS, "max_num_seqs": 4, "num_kv_blocks": 40}).resolve()
+    executor = UniProcExecutor(config)
+    core = EngineCore(config, executor)
+    for index in range(num_requests):
+        core.add_request(make_request(f"r{index}", [5 + index, 6, 7], temperature=0.0, max_tokens=12))
+    return core, executor
+
+
+def test_padded_rows_write_nowhere_else(place: Place) -> None:
+    """3 requests in a bucket of 4: whatever no request holds keeps what it held, but for the scratch block."""
+    queue = RecordedQueue()
+    core, executor = prefilled(queue, place, 3)
+    runner = executor.worker.runner
+    assert isinstance(runner, OverlappedRunner)
+    for _ in range(5):
+        core.step()
+    assert queue.replays
+    block_size = OPTIONS["block_size"]
+    held = {block for row in range(4) for block in core.scheduler.running.block_ids[row]}
+    free = [block for block in range(40) if block not in held]
+    slots = torch.tensor(free)[:, None] * block_size + torch.arange(block_size)
+    for cache in runner.kv_caches:
+        assert cache.key.shape[0] == 41 * block_size
+        assert not cache.key[slots].any()
+        assert not cache.value[slots].any()
+        assert cache.key[40 * block_size].any()
+    core.close()
+
+
+def test_two_steps_are_in_flight_and_their_answers_come_in_order(place: Place) -> None:
+    core, executor = prefilled(RecordedQueue(), place, 2)
+    orders: list[SchedulerOutput] = []
+    begin = executor.worker.begin
+
+    def note(order: SchedulerOutput) -> Any:
+        orders.append(order)
+        return begin(order)
+
+    executor.worker.begin = note  # type: ignore[method-assign]
+    answered = 0
+    while core.has_work():
+        outputs = core.step()
+        answered += bool(outputs.req_ids)
+        assert len(orders) - answered <= 1
+    assert executor.most_steps_in_flight == 2
+    core.check_integrity()
+    core.close()
+
+
+def test_a_row_without_finite_logits_fails_alone(place: Place) -> None:
+    core, executor = prefilled(RecordedQueue(), place, 3)
+    runner = executor.worker.runner
+    for _ in range(4):
+        core.step()
+    sick_row = next(row for row in range(4) if core.scheduler.running.requests[row] is not None)
+    sick = core.scheduler.running.request_at(sick_row).request_id
+    slot = core.scheduler.running.block_ids[sick_row][0] * OPTIONS["block_size"]
+    runner.kv_caches[0].value[slot] = float("nan")
+    reports: dict[str, FinishedRequest] = {}
+    while core.has_work():
+        reports |= core.step().finished
+    assert reports.pop(sick).error == "the model's logits contain NaN"
+    assert [report.finish_reason for report in reports.values()] == ["length", "length"]
+    core.check_integrity()
+    core.close()
+
+
+def test_a_failed_device_ends_the_engine(place: Place) -> None:
+    class DyingQueue(RecordedQueue):
+        def mark(self) -> Any:
+            def wait() -> None:
+                raise EngineDeadError("the GPU failed")
+
+            return wait
+
+    core, _ = prefilled(DyingQueue(), place, 1)
+    with pytest.raises(EngineDeadError, match="the GPU failed"):
+        core.step()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int) -> None:
+    """The scheduler ahead of its answers, with a worker that checks each order: chunks, preemption, early ends."""
+    config = EngineArgs(
+        model_name="demo", max_num_seqs=4, max_num_batched_tokens=16, block_size=4, num_kv_blocks=20, max_model_len=64
+    ).resolve()
+    executor = FakeExecutor(num_blocks=20, block_size=4, vocab_size=7, most_steps_in_flight=depth)
+    core = EngineCore(config, executor)
+    requests = [
+        make_request(f"r{index}", range(1, 4 + 5 * index), seed=index, max_tokens=24, eos_token_ids=[3])
+        for index in range(6)
+    ]
+    for request in requests:
+        core.add_request(request)
+    tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    while core.has_work():
+        outputs = core.step()
+        for request_id, token_id in zip(outputs.req_ids, outputs.new_token_ids, strict=True):
+            tokens[request_id].append(token_id)
+    assert tokens == {request.request_id: expected_tokens(request, 64, 7)[0] for request in requests}
+    core.check_integrity()
