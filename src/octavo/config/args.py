@@ -87,6 +87,9 @@ class EngineArgs:
     priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
     threads: int | None = option(None, "CPU threads of the model; default: the cores that this process may keep busy")
     enforce_eager: bool = option(False, "compute op by op, without captured graphs")
+    deterministic: bool = option(
+        False, "the same bits in any batch, or an error where the device's kernels cannot; CPU kernels in C++ always do"
+    )
     tensor_parallel_size: int = option(1, "ranks that share every layer")
     pipeline_parallel_size: int = option(1, "stages of consecutive layers, each on ranks of its own")
     data_parallel_size: int = option(1, "replicas of the whole model behind one front")
@@ -171,6 +174,7 @@ class EngineArgs:
             device=self.device,
             threads=self.threads,
             enforce_eager=self.enforce_eager,
+            deterministic=self.deterministic,
             parallel=ParallelConfig(
                 tensor_parallel_size=self.tensor_parallel_size,
                 pipeline_parallel_size=self.pipeline_parallel_size,

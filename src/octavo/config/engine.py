@@ -53,6 +53,7 @@ class EngineConfig:
     device: str  # auto, cpu, cuda, mps or xpu; the worker resolves it, because that needs torch
     threads: int | None = None  # of a CPU; None: as many as the cores that this process may keep busy
     enforce_eager: bool = False  # no captured graphs
+    deterministic: bool = False  # only kernels that give a row the same bits in any batch
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint

@@ -22,6 +22,7 @@ from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
+from octavo.errors import InvalidParameterError
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
@@ -74,6 +75,8 @@ class Worker:
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization)
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
+        if config.deterministic:
+            self._check_deterministic()
         self._groups = make_groups(place, rendezvous, self.devices.device)
         if deals_experts:
             self._groups = replace(self._groups, experts=self._groups.tensor)
@@ -89,6 +92,19 @@ class Worker:
         names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), self._kernels.name]
         ranks = [f"tp{self.place.tp_size}"] if self.place.tp_size > 1 else []
         return "-".join([*names, self._attention.name, *ranks])
+
+    def _check_deterministic(self) -> None:
+        """Hold the kernels to `deterministic`.
+
+        Raises:
+            InvalidParameterError: a row's bits may depend on the batch with them.
+        """
+        unsure = [part.name for part in (self._kernels, self._attention) if not part.is_row_invariant]
+        if unsure:
+            where = f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
+            limit = f"false: on {where}, bits may depend on the batch in {' and '.join(unsure)}"
+            raise InvalidParameterError("deterministic", True, limit)
+        logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:

@@ -1,0 +1,28 @@
+"""`deterministic` is held: taken where kernels are row-invariant already, refused where they are not."""
+
+import logging
+
+import pytest
+
+from octavo.config.args import EngineArgs
+from octavo.errors import InvalidParameterError
+from octavo.kernels.native import native_kernels
+from octavo.worker.worker import Worker
+
+
+def worker(dtype: str, *, deterministic: bool) -> Worker:
+    return Worker(EngineArgs.from_options({"dtype": dtype, "device": "cpu", "deterministic": deterministic}).resolve())
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="needs the C++ kernels")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_it_changes_nothing_where_it_is_so_already(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert worker(dtype, deterministic=True).profile == worker(dtype, deterministic=False).profile
+    assert caplog.text.count("deterministic: so it is") == 1
+
+
+def test_it_is_refused_where_it_cannot_be() -> None:
+    worker("float16", deterministic=False)
+    with pytest.raises(InvalidParameterError, match=r"deterministic.*cpu with float16.*sdpa"):
+        worker("float16", deterministic=True)
