@@ -24,8 +24,7 @@ static inline void store_some(float* to, f32x16 value, std::int64_t count) {
 }
 
 static inline void store_both(bf16* to, f32x16 first, f32x16 second) {
-  const u16x32 both = narrow_both(first, second);
-  __builtin_memcpy(to, &both, sizeof both);
+  store(to, narrow_both(first, second));
 }
 
 static inline void store_both(float* to, f32x16 first, f32x16 second) {

@@ -23,9 +23,12 @@ static inline float quantise(const Element* head, std::int64_t padded, std::int8
   f32x16 most = splat(0.0f), bad = splat(0.0f);
   for (std::int64_t i = 0; i < padded; i += 16) {
     const f32x16 value = load_some(head + i, 16);
-    most = greater(value > 0.0f ? value : -value, most);
+    most = greater(select(value > 0.0f, value, -value), most);
     bad += value - value;  // NaN where one is not finite
   }
+#if !defined(OCTAVO_HAS_AVX512_BF16)
+  if (padded <= 0) __builtin_unreachable();  // GCC 12 warns of what would be then
+#endif
   const float max = max_of_lanes(most), is_bad = sum_of_lanes(bad);
   if (max == 0.0f || is_bad != is_bad) {
     __builtin_memset(to, 0, static_cast<std::size_t>(padded));

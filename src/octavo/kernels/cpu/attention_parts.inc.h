@@ -86,6 +86,9 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
 #endif
 #endif
 
+// Keys [16][`stride`] of 16 tokens, into one half of a tile, and their values: whole lines, not one token's share.
+#if defined(OCTAVO_HAS_AVX512_BF16)
+
 // Element i of vector j changes places with element j of vector i.
 static inline void transpose(u32x16* rows) {
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -102,6 +105,64 @@ static inline void transpose(u32x16* rows) {
     }
   }
 }
+
+static inline void put_16_keys(bf16* tile, std::int64_t first, const bf16* keys, std::int64_t stride,
+                               std::int64_t padded) {
+  bf16* to = tile + first / 16 * kTileElements;
+  for (std::int64_t part = 0; part < padded; part += kPart, to += kRightElements) {
+    u32x16 rows[16];
+    for (std::int64_t row = 0; row < 16; ++row) __builtin_memcpy(&rows[row], keys + row * stride + part, 64);
+    transpose(rows);
+    __builtin_memcpy(to, rows, sizeof rows);
+  }
+}
+
+#else
+
+typedef Vector<std::uint32_t, kRegisterBytes> Words;
+
+// Words of two vectors in turn: of the lower half of each 16 bytes, or of the upper.
+#if defined(__AVX2__)
+static inline Words interleave_low(Words a, Words b) { return shuffle<0, 8, 1, 9, 4, 12, 5, 13>(a, b); }
+static inline Words interleave_high(Words a, Words b) { return shuffle<2, 10, 3, 11, 6, 14, 7, 15>(a, b); }
+#else
+static inline Words interleave_low(Words a, Words b) { return shuffle<0, 4, 1, 5>(a, b); }
+static inline Words interleave_high(Words a, Words b) { return shuffle<2, 6, 3, 7>(a, b); }
+#endif
+
+// 16 x 16 words: rows that lie `stride` elements apart become columns of rows that follow one another. Squares of 4 x 4
+// at a time, as many of them below each other as a register holds.
+static inline void transpose(const bf16* from, std::int64_t stride, bf16* to) {
+  constexpr std::int64_t kRows = sizeof(Words) / 4;
+  for (std::int64_t row = 0; row < 16; row += kRows) {
+    for (std::int64_t column = 0; column < 16; column += 4) {
+      Words rows[4];
+      for (std::int64_t i = 0; i < 4; ++i) {
+        const bf16* at = from + (row + i) * stride + column * 2;
+#if defined(__AVX2__)
+        const __m128i* below = reinterpret_cast<const __m128i*>(at + 4 * stride);
+        rows[i] = (Words)_mm256_loadu2_m128i(below, reinterpret_cast<const __m128i*>(at));
+#else
+        rows[i] = load<Words>(at);
+#endif
+      }
+      const Words even[2] = {interleave_low(rows[0], rows[2]), interleave_high(rows[0], rows[2])};
+      const Words odd[2] = {interleave_low(rows[1], rows[3]), interleave_high(rows[1], rows[3])};
+      for (std::int64_t i = 0; i < 4; ++i) {
+        const Words turned = i % 2 ? interleave_high(even[i / 2], odd[i / 2]) : interleave_low(even[i / 2], odd[i / 2]);
+        store(to + (column + i) * 32 + row * 2, turned);
+      }
+    }
+  }
+}
+
+static inline void put_16_keys(bf16* tile, std::int64_t first, const bf16* keys, std::int64_t stride,
+                               std::int64_t padded) {
+  bf16* to = tile + first / 16 * kTileElements;
+  for (std::int64_t part = 0; part < padded; part += kPart, to += kRightElements) transpose(keys + part, stride, to);
+}
+
+#endif
 
 // A token's key [P], into position `at` of a tile.
 static inline void put_key(bf16* tile, std::int64_t at, const bf16* key, std::int64_t padded) {
@@ -127,28 +188,14 @@ static inline void put_value(bf16* tile, std::int64_t at, const bf16* value, std
   }
 }
 
-// Keys [16][`stride`] of 16 tokens, into one half of a tile, and their values: whole lines instead of one token's share.
-static inline void put_16_keys(bf16* tile, std::int64_t first, const bf16* keys, std::int64_t stride,
-                               std::int64_t padded) {
-  bf16* to = tile + first / 16 * kTileElements;
-  for (std::int64_t part = 0; part < padded; part += kPart, to += kRightElements) {
-    u32x16 rows[16];
-    for (std::int64_t row = 0; row < 16; ++row) __builtin_memcpy(&rows[row], keys + row * stride + part, 64);
-    transpose(rows);
-    __builtin_memcpy(to, rows, sizeof rows);
-  }
-}
-
 static inline void put_16_values(bf16* tile, std::int64_t first, const bf16* values, std::int64_t stride,
                                  std::int64_t padded) {
   bf16* to = tile + first / 2 * 32;
   for (std::int64_t i = 0; i < padded; i += 16, to += kTileElements) {
     for (std::int64_t pair = 0; pair < 8; ++pair) {
-      u16x16 even, odd;
-      __builtin_memcpy(&even, values + 2 * pair * stride + i, sizeof even);
-      __builtin_memcpy(&odd, values + (2 * pair + 1) * stride + i, sizeof odd);
-      const u32x16 both = (u32x16)widen(odd) | (u32x16)widen(even) >> 16;
-      __builtin_memcpy(to + pair * 32, &both, sizeof both);
+      const u16x16 even = load<u16x16>(values + 2 * pair * stride + i);
+      const u16x16 odd = load<u16x16>(values + (2 * pair + 1) * stride + i);
+      store(to + pair * 32, (u32x16)widen(odd) | (u32x16)widen(even) >> 16);
     }
   }
 }
@@ -157,8 +204,7 @@ static inline void put_16_values(bf16* tile, std::int64_t first, const bf16* val
 static inline bool is_finite(const bf16* values, std::int64_t count) {
   u16x16 any = {};
   for (std::int64_t i = 0; i < count; i += 16) {
-    u16x16 half;
-    __builtin_memcpy(&half, values + i, sizeof half);
+    const u16x16 half = load<u16x16>(values + i);
     any |= (u16x16)((half & 0x7f80) == 0x7f80);
   }
   std::uint64_t words[4];

@@ -91,11 +91,15 @@ static inline void score_span(const AttentionArgs& args, const Span& span, Works
 
 // Lane i of a vector of scores is of position `start` + i; those out of sight become nothing.
 static inline f32x16 hide(f32x16 scores, std::int64_t start, Sight seen) {
-  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 lanes = lane_numbers();
   const std::int32_t first = static_cast<std::int32_t>(smaller(16, larger(-1, seen.first - start)));
   const std::int32_t last = static_cast<std::int32_t>(smaller(16, larger(-1, seen.last - start)));
   const i32x16 is_seen = (lanes >= first) & (lanes <= last);
+#if defined(OCTAVO_HAS_AVX512_BF16)
   return is_seen ? scores : splat(kNothing);
+#else
+  return select(is_seen, scores, splat(kNothing));
+#endif
 }
 
 template <class Element>
@@ -134,7 +138,7 @@ static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, 
 // A scale that nobody has written, or a NaN that others see, is not looked at.
 static inline f32x16 scaled(f32x16 weight, const float* scales) {
   const f32x16 product = weight * load_f32(scales);
-  return weight == 0.0f ? weight : product;
+  return select(weight == 0.0f, weight, product);
 }
 
 // One row's scores to weights, rounded as products take them; returns their sum before rounding.
@@ -170,7 +174,7 @@ static inline void weigh_span(const AttentionArgs& args, const Span& span, Works
   for (std::int64_t row = 0; row < num_rows; ++row) work.lanes[row] = max_of_scores(args, span, work, row);
   for (std::int64_t tile = 0; tile * 16 < num_rows; ++tile) {
     const f32x16 max = max_of_each(work.lanes + tile * 16);
-    store_f32(work.bases + tile * 16, max == kNothing ? splat(0.0f) : max);
+    store_f32(work.bases + tile * 16, select(max == kNothing, splat(0.0f), max));
     for (std::int64_t row = tile * 16; row < smaller(num_rows, tile * 16 + 16); ++row)
       work.lanes[row] = weigh_row(factor, span, work, row, scales_of<Element>(args, span, work.value_scales, row));
     store_f32(work.span_max + tile * 16, max * factor);

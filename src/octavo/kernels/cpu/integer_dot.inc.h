@@ -5,9 +5,7 @@
 // with as much less: bias * (sum of the row's q).
 
 static inline u8x64 load_line(const std::uint8_t* from) {
-  u8x64 line;
-  __builtin_memcpy(&line, from, sizeof line);
-  return line;
+  return load<u8x64>(from);
 }
 
 #if defined(OCTAVO_HAS_AVX512_BF16)
@@ -29,24 +27,18 @@ constexpr std::int32_t kBias8 = 0;
 
 // Pairs of products are added in 16 bits, and that saturates: 2 * 128 * 127 is just within.
 static inline i32x16 add_pairs(i32x16 sum, const __m256i* magnitudes, const __m256i* values) {
-  __m256i sums[2];
-  __builtin_memcpy(sums, &sum, sizeof sums);
-  for (int half = 0; half < 2; ++half) {
-    const __m256i pairs = _mm256_maddubs_epi16(magnitudes[half], values[half]);
-    sums[half] = _mm256_add_epi32(sums[half], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  __builtin_memcpy(&sum, sums, sizeof sum);
-  return sum;
+  const __m256i ones = _mm256_set1_epi16(1);
+  const __m256i low = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes[0], values[0]), ones);
+  const __m256i high = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes[1], values[1]), ones);
+  return {sum.low + (i32x16::Half)low, sum.high + (i32x16::Half)high};
 }
 static inline i32x16 add_quad(i32x16 sum, u8x64 weights, std::uint32_t quad) {
-  __m256i halves[2];
-  __builtin_memcpy(halves, &weights, sizeof halves);
+  const __m256i halves[2] = {(__m256i)weights.low, (__m256i)weights.high};
   const __m256i value = _mm256_set1_epi32(static_cast<int>(quad)), values[2] = {value, value};
   return add_pairs(sum, halves, values);
 }
 static inline i32x16 add_quad8(i32x16 sum, u8x64 weights, std::uint32_t quad) {
-  __m256i halves[2];
-  __builtin_memcpy(halves, &weights, sizeof halves);
+  const __m256i halves[2] = {(__m256i)weights.low, (__m256i)weights.high};
   const __m256i value = _mm256_set1_epi32(static_cast<int>(quad));
   const __m256i magnitudes[2] = {_mm256_abs_epi8(halves[0]), _mm256_abs_epi8(halves[1])};
   const __m256i values[2] = {_mm256_sign_epi8(value, halves[0]), _mm256_sign_epi8(value, halves[1])};
@@ -59,8 +51,7 @@ static inline u8x64 with_bias8(u8x64 weights) { return weights; }
 constexpr std::int32_t kBias8 = 0;
 
 static inline i32x16 add_quad8(i32x16 sum, u8x64 weights, std::uint32_t quad) {
-  u32x16 words;
-  __builtin_memcpy(&words, &weights, sizeof words);
+  const u32x16 words = (u32x16)weights;
   for (int k = 0; k < 4; ++k) {
     const i32x16 weight = (i32x16)(words << (24 - 8 * k)) >> 24;
     sum += weight * (static_cast<std::int32_t>(quad << (24 - 8 * k)) >> 24);
@@ -102,7 +93,7 @@ struct IntegerProduct {
   }
   // What one scale for all of k makes of a sum.
   f32x16 scaled(i32x16 sum, std::int64_t panel, int half, std::int64_t row) const {
-    const f32x16 product = multiply_add(__builtin_convertvector(sum, f32x16), load_f32(scales(panel, 0) + half * 16), splat(0.0f));
+    const f32x16 product = multiply_add(convert<f32x16>(sum), load_f32(scales(panel, 0) + half * 16), splat(0.0f));
     return with_offset(product, panel, 0, half, row);
   }
   // Sums of floats go from group to group: sum += scale * q-sum, then += offset * (sum of the row's q).
@@ -164,7 +155,7 @@ static inline void multiply_panel(const IntegerProduct& product, std::int64_t ro
     for (int half = 0; half < 2; ++half) {
       const f32x16 scale = load_f32(product.scales(panel, group) + half * 16);
       for (int i = 0; i < kRows; ++i) {
-        totals[i][half] = multiply_add(__builtin_convertvector(sums[i][half], f32x16), scale, totals[i][half]);
+        totals[i][half] = multiply_add(convert<f32x16>(sums[i][half]), scale, totals[i][half]);
         totals[i][half] = product.with_offset(totals[i][half], panel, group, half, row + i);
       }
     }

@@ -8,10 +8,6 @@
 // of 16 outputs. Of the word 8 * b + j, nibble 0 is output 4 * b + j / 4 and nibble 1 the output two behind, both k = j % 4
 // of the first quad; nibbles 2 and 3 are the same of the second. So two vectors of words, narrowed, are a line of bytes.
 
-typedef std::int8_t i8x64 __attribute__((vector_size(64)));
-typedef std::uint8_t u8x64 __attribute__((vector_size(64)));
-typedef std::int16_t i16x32 __attribute__((vector_size(64)));
-
 constexpr std::int64_t kNestedGroup = 32, kNestedTileBytes = 512, kNestedBytes = 2 * kNestedTileBytes + 64;
 
 static inline std::int32_t nested_value(std::int32_t q, std::int32_t m) { return (q * m + 4) >> 3; }
@@ -52,10 +48,7 @@ static inline Multipliers load_multipliers(const std::uint8_t* from) {
   for (int word = 0; word < 32; ++word)
     for (int odd = 0; odd < 2; ++odd)
       lanes[odd][word] = static_cast<std::int8_t>(from[word / 8 * 4 + odd * 2 + word % 8 / 4]);
-  Multipliers result;
-  __builtin_memcpy(&result.even, lanes[0], sizeof result.even);
-  __builtin_memcpy(&result.odd, lanes[1], sizeof result.odd);
-  return result;
+  return {load<i16x32>(lanes[0]), load<i16x32>(lanes[1])};
 }
 
 static inline i16x32 nested_values(i16x32 words, int shift, i16x32 m) {
@@ -64,25 +57,21 @@ static inline i16x32 nested_values(i16x32 words, int shift, i16x32 m) {
 
 // Words 8 * b + j of both become bytes 16 * b + j and 16 * b + 8 + j.
 static inline i8x64 narrow_words(i16x32 even, i16x32 odd) {
-  i8x64 result;
 #if defined(__AVX2__)
-  __m256i from[2][2], to[2];
-  __builtin_memcpy(from[0], &even, sizeof even);
-  __builtin_memcpy(from[1], &odd, sizeof odd);
-  for (int half = 0; half < 2; ++half) to[half] = _mm256_packs_epi16(from[0][half], from[1][half]);
-  __builtin_memcpy(&result, to, sizeof result);
+  return {(i8x64::Half)_mm256_packs_epi16((__m256i)even.low, (__m256i)odd.low),
+          (i8x64::Half)_mm256_packs_epi16((__m256i)even.high, (__m256i)odd.high)};
 #else
+  std::int8_t result[64];
   for (int word = 0; word < 32; ++word) {
     result[word / 8 * 16 + word % 8] = static_cast<std::int8_t>(even[word]);
     result[word / 8 * 16 + 8 + word % 8] = static_cast<std::int8_t>(odd[word]);
   }
+  return load<i8x64>(result);
 #endif
-  return result;
 }
 
 static inline ExpandedLine expand_line(const std::uint8_t* from, const Multipliers& m) {
-  i16x32 words;
-  __builtin_memcpy(&words, from, sizeof words);
+  const i16x32 words = load<i16x32>(from);
   return {narrow_words(nested_values(words, 12, m.even), nested_values(words, 8, m.odd)),
           narrow_words(nested_values(words, 4, m.even), nested_values(words, 0, m.odd))};
 }

@@ -22,11 +22,9 @@ static inline f32x16 round_to_integers(f32x16 value) {
 #if defined(OCTAVO_HAS_AVX512_BF16)
   return (f32x16)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__AVX2__)
-  __m256 halves[2];
-  __builtin_memcpy(halves, &value, sizeof value);
-  for (__m256& half : halves) half = _mm256_round_ps(half, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __builtin_memcpy(&value, halves, sizeof value);
-  return value;
+  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  const __m256 low = _mm256_round_ps((__m256)value.low, kMode), high = _mm256_round_ps((__m256)value.high, kMode);
+  return {(f32x16::Half)low, (f32x16::Half)high};
 #else
   asm("" : "+m"(value));  // keeps the compiler from rounding the product before and this sum in one
   return value + 12582912.0f - 12582912.0f;
@@ -34,8 +32,8 @@ static inline f32x16 round_to_integers(f32x16 value) {
 }
 
 static inline f32x16 bounded(f32x16 value, float low, float high) {
-  const f32x16 above = value < low ? splat(low) : value;
-  return above > high ? splat(high) : above;
+  const f32x16 above = select(value < low, splat(low), value);
+  return select(above > high, splat(high), above);
 }
 
 // The sum of squares by which a group differs from its nearest multiples of `scale` in [-most, 7 or most].
@@ -65,8 +63,8 @@ static inline float farthest_from_zero(const float* values, std::int64_t count) 
   f32x16 low = splat(0.0f), high = splat(0.0f);
   for (std::int64_t i = 0; i < count; i += 16) {
     const f32x16 value = load_f32(values + i);
-    low = value < low ? value : low;
-    high = value > high ? value : high;
+    low = select(value < low, value, low);
+    high = select(value > high, value, high);
   }
   const float least = -max_of_lanes(-low), most = max_of_lanes(high);
   return -least > most ? least : most;
@@ -98,8 +96,8 @@ static inline float nest_group(const float* values, std::int32_t multiplier, i32
   f32x16 sum = splat(0.0f);
   for (int half = 0; half < 2; ++half) {
     const f32x16 value = load_f32(values + half * 16);
-    to[half] = __builtin_convertvector(bounded(round_to_integers(value * inverse), -8.0f, 7.0f), i32x16);
-    const f32x16 error = value - __builtin_convertvector((to[half] * multiplier + 4) >> 3, f32x16);
+    to[half] = convert<i32x16>(bounded(round_to_integers(value * inverse), -8.0f, 7.0f));
+    const f32x16 error = value - convert<f32x16>((to[half] * multiplier + 4) >> 3);
     sum += error * error;
   }
   return sum_of_lanes(sum);

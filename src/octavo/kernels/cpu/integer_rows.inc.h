@@ -34,14 +34,18 @@ static inline std::int32_t sum_of_integers(i32x16 value) {
 // As integers, magnitudes of floats are in their order; NaN is the last.
 static inline u16x16 larger_magnitudes(u16x16 largest, u16x16 bits) {
   bits &= 0x7fff;
+#if defined(OCTAVO_HAS_AVX512_BF16)
   return bits > largest ? bits : largest;
+#else
+  return select(bits > largest, bits, largest);
+#endif
 }
 
 static inline float largest_magnitude(const bf16* x, std::int64_t size) {
   const std::int64_t num_whole = size / 16 * 16;
   u16x16 largest = {}, bits = {};
   for (std::int64_t i = 0; i < num_whole; i += 16) {
-    __builtin_memcpy(&bits, x + i, sizeof bits);
+    bits = load<u16x16>(x + i);
     largest = larger_magnitudes(largest, bits);
   }
   bits = u16x16{};
@@ -57,7 +61,7 @@ static inline float largest_magnitude(const bf16* x, std::int64_t size) {
 
 // 16 values to integers at `to`; returns them.
 static inline i32x16 put_integers(f32x16 values, float inverse, std::int8_t* to) {
-  const i32x16 integers = __builtin_convertvector(round_to_integers(values * inverse), i32x16);
+  const i32x16 integers = convert<i32x16>(round_to_integers(values * inverse));
 #if defined(OCTAVO_HAS_AVX512_BF16)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)integers));
 #else

@@ -99,7 +99,7 @@ struct GroupScales {
         i32x16 sum;
         __builtin_memcpy(&sum, sums + at, sizeof sum);
         const f32x16 total = accumulates ? load_f32(totals + at) : splat(0.0f);
-        store_f32(totals + at, multiply_add(__builtin_convertvector(sum, f32x16), scale, total));
+        store_f32(totals + at, multiply_add(convert<f32x16>(sum), scale, total));
       }
       if (product.form().offsets) add_offsets(group, half, num_rows, totals);
     }

@@ -13,7 +13,7 @@ struct Leader {
 
   // Results of outputs [first, first + 64), of which `out_size` bounds those that are there.
   void meet(const f32x16* results, std::int64_t first, std::int64_t out_size) {
-    const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 lanes = lane_numbers();
     for (int i = 0; i < 4; ++i) {
       const i32x16 now = lanes + static_cast<std::int32_t>(first + i * 16);
       const i32x16 is_nan = results[i] != results[i], is_larger = results[i] > values;

@@ -35,7 +35,9 @@ constexpr std::int64_t kFewRowsNested = 1;                   // the same of 4 bi
 constexpr std::int64_t kIntegerTilesOfK = 16;                // 32 KiB of a panel, in the first-level cache
 constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations that are to stay in the second-level cache
 
+#include "vectors.inc.h"
 #include "simd.inc.h"
+#include "bfloat16.inc.h"
 #include "tiles.inc.h"
 #include "norm.inc.h"
 #include "sum.inc.h"

@@ -1,12 +1,4 @@
-// Vectors of 16 floats, for every level: the compiler splits them for registers that are narrower. Included inside
-// namespace octavo::OCTAVO_LEVEL. No templates of the standard library here: the linker keeps one version of each, and
-// that one may be of a level that this processor lacks.
-
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef std::int32_t i32x16 __attribute__((vector_size(64)));
-typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
-typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
-typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
+// Numbers, and vectors of 16 floats. Included inside namespace octavo::OCTAVO_LEVEL.
 
 static inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 static inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
@@ -18,6 +10,7 @@ struct Constant {
   static constexpr int value = kValue;
 };
 
+#if defined(OCTAVO_HAS_AVX512_BF16)  // not by `load`: within two functions GCC 12 allots registers otherwise
 static inline f32x16 splat(float value) { return f32x16{} + value; }
 
 static inline f32x16 load_f32(const float* from) {
@@ -27,96 +20,29 @@ static inline f32x16 load_f32(const float* from) {
 }
 
 static inline void store_f32(float* to, f32x16 value) { __builtin_memcpy(to, &value, sizeof value); }
-
-static inline f32x16 widen(u16x16 half) {
-#if defined(OCTAVO_HAS_AVX512_BF16)  // GCC 12 makes many instructions of the general form
-  return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
 #else
-  return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+static inline f32x16 splat(float value) { return value - f32x16{}; }  // to add zeros takes an instruction
+static inline f32x16 load_f32(const float* from) { return load<f32x16>(from); }
+static inline void store_f32(float* to, f32x16 value) { store(to, value); }
 #endif
-}
 
-static inline f32x16 load_bf16(const bf16* from) {
-  u16x16 half;
-  __builtin_memcpy(&half, from, sizeof half);
-  return widen(half);
-}
-
-// The first `count` of 16; the others are zero.
-static inline f32x16 load_bf16_part(const bf16* from, std::int64_t count) {
-  u16x16 half = {};
-  __builtin_memcpy(&half, from, static_cast<std::size_t>(count) * sizeof(bf16));
-  return widen(half);
-}
-
-// To the nearest, ties to even, NaN stays NaN: as torch rounds.
-static inline u16x16 narrow(f32x16 value) {
+static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
 #if defined(OCTAVO_HAS_AVX512_BF16)
-  u16x16 result;
-  const __m256bh half = _mm512_cvtneps_pbh((__m512)value);
-  __builtin_memcpy(&result, &half, sizeof result);
-  return result;
+  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
 #else
-  const u32x16 bits = (u32x16)value;
-  const u32x16 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  const u32x16 is_nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000);
-  return __builtin_convertvector((rounded & ~is_nan) | ((bits >> 16 | 0x40) & is_nan), u16x16);
+  return select(a > b, a, b);
 #endif
 }
 
-// Two vectors side by side, in a whole cache line.
-static inline u16x32 narrow_both(f32x16 first, f32x16 second) {
-  u16x32 result;
+// The sum of lanes, always in the same order, and the greatest of them.
 #if defined(OCTAVO_HAS_AVX512_BF16)
-  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-  __builtin_memcpy(&result, &both, sizeof result);
-#else
-  const u16x16 halves[2] = {narrow(first), narrow(second)};
-  __builtin_memcpy(&result, halves, sizeof result);
-#endif
-  return result;
-}
 
-static inline void store_bf16(bf16* to, f32x16 value) {
-  const u16x16 half = narrow(value);
-  __builtin_memcpy(to, &half, sizeof half);
-}
-
-static inline void store_bf16_part(bf16* to, f32x16 value, std::int64_t count) {
-  const u16x16 half = narrow(value);
-  __builtin_memcpy(to, &half, static_cast<std::size_t>(count) * sizeof(bf16));
-}
-
-// Writes a cache line past the caches, into memory; others see it after `end_stream`.
-static inline void stream_line(void* to, u16x32 line) {
-#if defined(OCTAVO_HAS_AVX512_BF16)
-  _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)line);
-#else
-  __builtin_memcpy(to, &line, sizeof line);
-#endif
-}
-
-static inline void end_stream() {
-#if defined(OCTAVO_HAS_AVX512_BF16)
-  _mm_sfence();
-#endif
-}
-
-// Always in the same order.
 static inline float sum_of_lanes(f32x16 value) {
-#if defined(OCTAVO_HAS_AVX512_BF16)
   const __m512d all = (__m512d)value;
   const __m256 eight = _mm256_add_ps(_mm256_castpd_ps(_mm512_castpd512_pd256(all)), _mm256_castpd_ps(_mm512_extractf64x4_pd(all, 1)));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-#else
-  float lanes[16];
-  store_f32(lanes, value);
-  for (int width = 8; width > 0; width /= 2)
-    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-  return lanes[0];
-#endif
 }
 
 static inline float max_of_lanes(f32x16 value) {
@@ -127,6 +53,33 @@ static inline float max_of_lanes(f32x16 value) {
       lanes[lane] = lanes[lane] > lanes[lane + width] ? lanes[lane] : lanes[lane + width];
   return lanes[0];
 }
+
+#else
+
+// One half joined with the other, again and again.
+template <class V, class Join>
+[[gnu::always_inline]] static inline float fold_lanes(V value, const Join& join) {
+  if constexpr (kIsPair<V>) {
+    return fold_lanes(join(value.low, value.high), join);
+  } else if constexpr (sizeof(V) == 32) {
+    value = join(value, shuffle<4, 5, 6, 7, 0, 1, 2, 3>(value, value));
+    value = join(value, shuffle<2, 3, 0, 1, 6, 7, 4, 5>(value, value));
+    return join(value, shuffle<1, 0, 3, 2, 5, 4, 7, 6>(value, value))[0];
+  } else {
+    value = join(value, shuffle<2, 3, 0, 1>(value, value));
+    return join(value, shuffle<1, 0, 3, 2>(value, value))[0];
+  }
+}
+
+static inline float sum_of_lanes(f32x16 value) {
+  return fold_lanes(value, [](auto a, auto b) { return a + b; });
+}
+
+static inline float max_of_lanes(f32x16 value) {
+  return fold_lanes(value, [](auto a, auto b) { return select(a > b, a, b); });
+}
+
+#endif
 
 // e^r for |r| <= ln(2) / 2: the Taylor polynomial of degree 7, remainder below 1e-8.
 static inline f32x16 taylor_exponential(f32x16 r) {

@@ -46,27 +46,18 @@ static inline f32x16 power_of_two(f32x16 x) {
 static inline f32x16 weight_of(bf16, f32x16 x) { return power_of_two<ToHalf>(x); }
 static inline f32x16 weight_of(float, f32x16 x) { return power_of_two<ToSingle>(x); }
 
-static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
-#if defined(OCTAVO_HAS_AVX512_BF16)
-  return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-  return a > b ? a : b;
-#endif
-}
-
 // The greatest lane of each of 16 vectors, and the sum of each one's lanes, always in the same order.
 #if defined(OCTAVO_HAS_AVX512_BF16)
 
 template <class Join>
 static inline f32x16 join_lanes(const f32x16* rows, const Join& join) {
-  const i32x16 even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-  const i32x16 odd = even + 1;
   f32x16 half[16];
   __builtin_memcpy(half, rows, sizeof half);
   // Each round joins neighbours within vectors and halves their number: row r's lanes end up as lane r.
   for (int count = 8; count > 0; count /= 2)
     for (int i = 0; i < count; ++i)
-      half[i] = join(__builtin_shuffle(half[2 * i], half[2 * i + 1], even), __builtin_shuffle(half[2 * i], half[2 * i + 1], odd));
+      half[i] = join(shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(half[2 * i], half[2 * i + 1]),
+                     shuffle<1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31>(half[2 * i], half[2 * i + 1]));
   return half[0];
 }
 
@@ -78,15 +69,15 @@ static inline f32x16 sum_of_each(const f32x16* rows) {
 #else
 
 static inline f32x16 max_of_each(const f32x16* rows) {
-  f32x16 result;
+  float result[16];
   for (int row = 0; row < 16; ++row) result[row] = max_of_lanes(rows[row]);
-  return result;
+  return load_f32(result);
 }
 
 static inline f32x16 sum_of_each(const f32x16* rows) {
-  f32x16 result;
+  float result[16];
   for (int row = 0; row < 16; ++row) result[row] = sum_of_lanes(rows[row]);
-  return result;
+  return load_f32(result);
 }
 
 #endif
@@ -103,7 +94,7 @@ struct Shares {
 
 static inline Shares join(RowStates& states, f32x16 span_max, f32x16 span_sum) {
   const f32x16 max = greater(span_max, states.max);
-  const f32x16 base = max == kNothing ? splat(0.0f) : max;
+  const f32x16 base = select(max == kNothing, splat(0.0f), max);
   const Shares shares = {power_of_two<ToSingle>(states.max - base), power_of_two<ToSingle>(span_max - base)};
   states.sum = states.sum * shares.old_share + span_sum * shares.new_share;
   states.max = max;

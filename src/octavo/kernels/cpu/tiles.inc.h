@@ -126,9 +126,8 @@ static inline void multiply_rows(float* result, const bf16* left, const bf16* ri
       sums[row][tile] = accumulates ? load_f32(result + tile * kResultElements + row * 16) : splat(0.0f);
   for (std::int64_t k = 0; k < num_k; ++k) {
     for (int pair = 0; pair < 16; ++pair) {
-      u32x16 right0, right1;
-      __builtin_memcpy(&right0, right + 2 * k * kTileElements + pair * 32, sizeof right0);
-      __builtin_memcpy(&right1, right + (2 * k + 1) * kTileElements + pair * 32, sizeof right1);
+      const u32x16 right0 = load<u32x16>(right + 2 * k * kTileElements + pair * 32);
+      const u32x16 right1 = load<u32x16>(right + (2 * k + 1) * kTileElements + pair * 32);
       for (int row = 0; row < kRows; ++row) {
         std::uint32_t pair_of_left;
         __builtin_memcpy(&pair_of_left, left + k * kTileElements + row * 32 + pair * 2, sizeof pair_of_left);
