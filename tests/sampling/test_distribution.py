@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from tests.sampling import reference
-from tests.sampling.support import sample
+from tests.sampling.support import sample, sample_rows
 
 from octavo.sampling.rows import SamplingRows
-from octavo.sampling.sampler import Sampler
 from octavo.sampling_params import SamplingParams
 
 LOGITS = [2.0, -1.0, 0.5, 0.5, 1.2, -4.0, 0.0, 1.9]
@@ -33,7 +32,7 @@ def draws_of_one_seed(params: SamplingParams) -> torch.Tensor:
     rows.add(0, params.replace(seed=1234), [], [], np.zeros(0, dtype=np.int32), 0)
     logits = torch.tensor([LOGITS]).expand(NUM_DRAWS, -1)
     row_ids, output_indices = np.zeros(NUM_DRAWS, dtype=np.int32), np.arange(NUM_DRAWS, dtype=np.int32)
-    return Sampler(rows).sample(logits, row_ids, output_indices).token_ids
+    return sample_rows(rows, logits, row_ids, output_indices).token_ids
 
 
 def counts(token_ids: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sampling.support import sample_rows
 
 from octavo.contracts.schedule import Int32Array, TokenMasks
 from octavo.sampling.grammar import GrammarBans
 from octavo.sampling.rows import SamplingRows
-from octavo.sampling.sampler import Sampler, SamplerOutput
+from octavo.sampling.sampler import SamplerOutput
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 77  # no multiple of 32
@@ -37,7 +38,7 @@ def sample(
         rows=np.array([2 * at for at in order], dtype=np.int32), words=np.stack([words_of(masks[at]) for at in order])
     )
     row_ids = np.arange(0, 2 * len(params), 2, dtype=np.int32)
-    return Sampler(rows).sample(logits, row_ids, np.full(len(params), output_index, dtype=np.int32), token_masks)
+    return sample_rows(rows, logits, row_ids, np.full(len(params), output_index, dtype=np.int32), token_masks)
 
 
 WAYS: list[dict[str, Any]] = [

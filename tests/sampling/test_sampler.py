@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sampling import reference
-from tests.sampling.support import sample, sample_one
+from tests.sampling.support import sample, sample_one, sample_rows
 
 from octavo.contracts.engine import TokenLogprobs
 from octavo.sampling.rows import SamplingRows
@@ -65,7 +65,7 @@ def run(requests: list[Request], rows_of: list[int]) -> list[tuple[int, TokenLog
         rows.add(row, request.params, [5], [[6, 7]], known, len(request.prompt))
     logits = torch.cat([request.logits() for request in requests])
     indices = np.array([len(request.output) for request in requests], dtype=np.int32)
-    result = Sampler(rows).sample(logits, np.array(rows_of, dtype=np.int32), indices)
+    result = sample_rows(rows, logits, np.array(rows_of, dtype=np.int32), indices)
     assert not result.errors
     return [(token_id, result.logprobs.get(at)) for at, token_id in enumerate(result.token_ids.tolist())]
 
@@ -183,7 +183,7 @@ def test_a_row_that_bans_every_token_fails_alone(temperature: float, top_p: floa
     rows = SamplingRows(2, 8, "cpu")
     for row, params in enumerate((impossible, impossible.replace(min_tokens=0))):
         rows.add(row, params.replace(seed=row), [2], [], np.array([1], dtype=np.int32), 1)
-    result = Sampler(rows).sample(torch.zeros(2, 8), np.array([0, 1]), np.array([0, 0]))
+    result = sample_rows(rows, torch.zeros(2, 8), np.array([0, 1]), np.array([0, 0]))
     assert list(result.errors) == [0]
     assert "min_tokens" in result.errors[0]
     assert int(result.token_ids[1]) == 2
@@ -204,10 +204,10 @@ def test_a_reused_row_forgets_its_former_request() -> None:
     history = np.array([0, 0, 0], dtype=np.int32)
     rows.add(0, SamplingParams(temperature=0.0, seed=0, frequency_penalty=2.0), [], [], history, 0)
     logits, row_ids, indices = torch.tensor([[3.0, 1.0, 0.0, 0.0]]), np.array([0]), np.array([3])
-    assert int(Sampler(rows).sample(logits, row_ids, indices).token_ids[0]) == 1
+    assert int(sample_rows(rows, logits, row_ids, indices).token_ids[0]) == 1
     rows.remove(0)
     rows.add(0, SamplingParams(temperature=0.0, seed=0), [], [], history, 0)
-    assert int(Sampler(rows).sample(logits, row_ids, indices).token_ids[0]) == 0
+    assert int(sample_rows(rows, logits, row_ids, indices).token_ids[0]) == 0
 
 
 def test_sampled_tokens_count_from_the_next_draw_on() -> None:
@@ -218,7 +218,7 @@ def test_sampled_tokens_count_from_the_next_draw_on() -> None:
     logits, row_ids = torch.tensor([[2.0, 1.0, 0.5, 0.0]] * 2), np.array([0, 1], dtype=np.int32)
     drawn = []
     for index in range(3):
-        token_ids = Sampler(rows).sample(logits, row_ids, np.array([index, index])).token_ids
+        token_ids = sample_rows(rows, logits, row_ids, np.array([index, index])).token_ids
         rows.append(row_ids, token_ids)
         drawn.append(token_ids.tolist())
     assert drawn == [[0, 0], [1, 0], [2, 0]]
@@ -229,5 +229,5 @@ def test_ids_that_the_model_lacks_are_no_obstacle() -> None:
     rows = SamplingRows(1, 4, "cpu")
     params = SamplingParams(temperature=0.0, seed=0, min_tokens=2, stop_token_ids=[1])
     rows.add(0, params, [9], [[9], [0, 8], [2]], np.array([0], dtype=np.int32), 1)
-    result = Sampler(rows).sample(torch.tensor([[0.0, 3.0, 2.0, 1.0]]), np.array([0]), np.array([0]))
+    result = sample_rows(rows, torch.tensor([[0.0, 3.0, 2.0, 1.0]]), np.array([0]), np.array([0]))
     assert (result.token_ids.tolist(), result.errors) == ([3], {})

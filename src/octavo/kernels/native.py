@@ -18,7 +18,9 @@ from pathlib import Path
 from threading import local
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.errors import UnknownOptionError
 from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedExperts, PackedLinear, Routes, Routing
@@ -32,6 +34,19 @@ logger = logging.getLogger(__name__)
 
 _LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx2, portable, or torch: compute with torch's ops
 _NO_ADDRESS = 0
+# What a row wants of a draw: `DrawRow` of kernels/cpu/draw.h.
+DRAW_ROW = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("log_min_p", np.float64),
+        ("top_k", np.int64),
+        ("seed_low", np.uint32),
+        ("seed_high", np.uint32),
+        ("output_index", np.uint32),
+        ("unused", np.uint32),
+    ]
+)
 
 
 def native_kernels() -> "NativeKernels | None":
@@ -170,6 +185,19 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         largest = torch.empty(len(x), 2, dtype=torch.int32)  # a float32's bits, an index
         self.native.largest(self._rows(x), _handle(packed), largest.data_ptr())
         return largest[:, 0].contiguous().view(torch.float32), largest[:, 1].long()
+
+    def draw(self, logits: torch.Tensor, rows: NDArray[np.void]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (tokens [S] int64, largest logits [S]) of logits [S, V] float32, as `rows` [S] of DRAW_ROW ask for.
+
+        A token is -1 where only `sampling/draw.py` can tell, and anything where the largest logit is not finite.
+        """
+        assert logits.dtype == torch.float32
+        logits = logits.contiguous()
+        num_rows, vocab_size = logits.shape
+        token_ids, largest = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+        results = token_ids.data_ptr(), largest.data_ptr()
+        self.native.draw(logits.data_ptr(), num_rows, vocab_size, rows.ctypes.data, *results)
+        return token_ids, largest
 
     def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.GATED)

@@ -7,7 +7,6 @@ arg-max without noise.
 Legend: L = logits rows of the step, S = rows of one slice, M = rows under a grammar, V = vocabulary size.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,16 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.engine import TokenLogprobs
-from octavo.contracts.schedule import BoolArray, Int32Array, TokenMasks
-from octavo.sampling.draw import Wishes, draw
+from octavo.contracts.schedule import Int32Array, TokenMasks
+from octavo.sampling.draw import Draws, TorchDraws, slices_of
 from octavo.sampling.grammar import GrammarBans
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.rows import SamplingRows
 
-# Logits drawn at once. On a CPU, float64 intermediates of the whole vocabulary should stay in the cache; filtered rows
-# need few. Elsewhere memory is the limit.
-_CPU_SLICE, _CPU_FILTERED_SLICE = 2**18, 2**23
-_DEVICE_SLICE = 2**26
+_EDITED_SLICE = 2**23  # logits copied at once to be edited
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +35,9 @@ class SamplerOutput:
 class Sampler:
     """Draws tokens for rows that `SamplingRows` knows. Has no state of its own and changes none."""
 
-    def __init__(self, rows: SamplingRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: SamplingRows, draws: Draws | None = None) -> None:
+        """Draw by `draws`; None: by the definition."""
+        self._rows, self._draws = rows, draws or TorchDraws()
 
     def sample(
         self, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array, masks: TokenMasks | None = None
@@ -51,8 +48,8 @@ class Sampler:
         `output_indices[j]`. Rows under a grammar find what they may sample in `masks`. The logits are not changed.
         """
         bans = None if masks is None else GrammarBans(masks, row_ids)
-        step = _Step(self._rows, logits.to(self._rows.device), row_ids, output_indices, bans)
-        step.draw_all()
+        step = _Step(self._rows, self._draws, logits.to(self._rows.device), row_ids, output_indices, bans)
+        step.draw_changed()
         return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
 
     def takes_largest(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
@@ -79,32 +76,31 @@ class _Step:
     def __init__(
         self,
         rows: SamplingRows,
+        draws: Draws,
         logits: Tensor,
         row_ids: Int32Array,
         output_indices: Int32Array,
         bans: GrammarBans | None,
     ) -> None:
-        self._rows, self._logits, self._row_ids, self._output_indices = rows, logits, row_ids, output_indices
-        self._bans = bans
+        self._rows, self._draws, self._logits = rows, draws, logits
+        self._row_ids, self._output_indices, self._bans = row_ids, output_indices, bans
         self._records = rows.records(row_ids)  # [L]
         self._is_changed = self._records["is_edited"] if bans is None else self._records["is_edited"] | bans.is_banning
         self.errors: dict[int, str] = {}
-        largest, self.token_ids = logits.max(-1)  # [L] twice; of equals, max names the lowest id
-        self._check(np.arange(len(row_ids)), largest)
+        unchanged = self._records.copy()
+        unchanged["temperature"][self._is_changed] = 0.0  # of these, for now, only whether the largest is finite counts
+        drawn = draws.draw(logits, unchanged, output_indices)
+        self.token_ids = drawn.token_ids  # [L]
+        self._check(np.arange(len(row_ids)), drawn.largest)
 
-    def draw_all(self) -> None:
-        """Replace the arg-max by what each row asked for, one kind of row after the other."""
-        is_changed, is_filtered = self._is_changed, self._records["is_filtered"]
-        is_greedy = self._records["temperature"] == 0.0
-        on_cpu = self._logits.device.type == "cpu"
-        for is_alike, cpu_slice in (
-            (is_greedy & is_changed, _CPU_SLICE),
-            (~is_greedy & is_filtered, _CPU_FILTERED_SLICE),
-            (~is_greedy & ~is_filtered, _CPU_SLICE),
-        ):
-            for part in self._slices(is_alike, cpu_slice if on_cpu else _DEVICE_SLICE):
-                wishes = Wishes.of(self._records[part], self._output_indices[part], self._logits.device)
-                self.token_ids[part] = draw(self._edited(part), wishes)
+    def draw_changed(self) -> None:
+        """Draw for the rows whose logits are edited or banned, unless they have failed."""
+        is_wanted = self._is_changed.copy()
+        is_wanted[list(self.errors)] = False
+        for part in slices_of(is_wanted, _EDITED_SLICE // self._logits.shape[1]):
+            drawn = self._draws.draw(self._edited(part), self._records[part], self._output_indices[part])
+            self.token_ids[part] = drawn.token_ids
+            self._check(part, drawn.largest)
 
     def rate_all(self) -> dict[int, TokenLogprobs]:
         """Return the log-probabilities of every row that asked for them and has a token."""
@@ -115,30 +111,15 @@ class _Step:
             if at not in self.errors
         }
 
-    def _slices(self, is_wanted: BoolArray, limit: int) -> Iterator[NDArray[np.int64]]:
-        """Cut the wanted rows [L], less those that failed, into parts of at most `limit` logits."""
-        positions = is_wanted.nonzero()[0]
-        if self.errors:
-            positions = positions[~np.isin(positions, list(self.errors))]
-        size = max(1, limit // self._logits.shape[1])
-        for start in range(0, len(positions), size):
-            yield positions[start : start + size]
-
     def _edited(self, part: NDArray[np.int64]) -> Tensor:
-        """Return the rows' logits after their edits and bans [S, V]: a copy wherever something is changed."""
-        if not self._is_changed[part].any():
-            is_run = part[-1] - part[0] + 1 == len(part)
-            return self._logits[part[0] : part[-1] + 1] if is_run else self._logits[part]  # neighbours: a view
-        logits = self._logits[part]  # a copy
+        """Return the rows' logits after their edits and bans: a copy [S, V]."""
+        logits = self._logits[part]
         for at in self._records["is_edited"][part].nonzero()[0].tolist():
             edits = self._rows.edits_of(int(self._row_ids[part[at]]))
             edits.apply(logits[at], int(self._output_indices[part[at]]))
         if self._bans is not None:
             self._bans.apply(logits, part)
-        largest = logits.amax(-1)  # [S]
-        self._check(part, largest)
-        # A row that bans every token has no distribution: a flat one gives it a token, which nobody will read.
-        return logits.masked_fill_(largest.isfinite().logical_not_()[:, None], 0.0)
+        return logits
 
     def _check(self, part: NDArray[np.int64], largest: Tensor) -> None:
         """Note an error for each row whose largest logit, `largest` [S], is not finite."""

@@ -15,6 +15,7 @@ from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.models.interfaces import CausalLM, IntermediateTensors
+from octavo.sampling.native_draw import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
 from octavo.worker.graph import StepGraph
 from octavo.worker.input_batch import make_forward_batch
@@ -41,7 +42,7 @@ class ModelRunner:
         self.kv_caches = kv_caches
         self.rows = rows
         self._links = links
-        self._sampler = Sampler(rows.sampling)
+        self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
 
     @torch.inference_mode()

@@ -84,6 +84,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .rms_norm = OCTAVO_LEVEL::rms_norm,
     .attention = OCTAVO_LEVEL::attention,
     .sum = OCTAVO_LEVEL::sum,
+    .draw = &OCTAVO_JOIN(draw_ops_, OCTAVO_LEVEL),
 };
 
 }  // namespace octavo

@@ -280,6 +280,15 @@ class Kernels {
     run(ops_.attention, AttentionArgs{layer, step, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)});
   }
 
+  void draw(std::uintptr_t logits, std::int64_t num_rows, std::int64_t vocab_size, std::uintptr_t rows,
+            std::uintptr_t token_ids, std::uintptr_t largest) {
+    const DrawArgs args = {at<const float>(logits), num_rows,   vocab_size, at<const DrawRow>(rows),
+                           at<std::int64_t>(token_ids), at<float>(largest)};
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(pool_.mutex());
+    octavo::draw(*ops_.draw, args, pool_);
+  }
+
   void begin_recording(Tape& tape) { recorded_tape() = &tape; }
   void end_recording() { recorded_tape() = nullptr; }
 
@@ -395,6 +404,7 @@ NB_MODULE(_cpu, m) {
       .def("combine_experts", &Kernels::combine_experts)
       .def("moe", &Kernels::moe)
       .def("rms_norm", &Kernels::rms_norm)
+      .def("draw", &Kernels::draw)
       .def("begin_recording", &Kernels::begin_recording)
       .def("end_recording", &Kernels::end_recording)
       .def("replay", &Kernels::replay)

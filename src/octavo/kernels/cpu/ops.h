@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "draw.h"
 #include "pool.h"
 
 namespace octavo {
@@ -185,6 +186,7 @@ struct Ops {
   void (*rms_norm)(const NormArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
   void (*sum)(const SumArgs&);
+  const DrawOps* draw;
 };
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements

@@ -1,0 +1,3 @@
+// Any processor.
+#define OCTAVO_LEVEL portable
+#include "draw.inc.h"

@@ -1,0 +1,46 @@
+"""Draws by the C++ kernels: the tokens of the definition, without its intermediates.
+
+Legend: S = rows, V = vocabulary size.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.contracts.schedule import Int32Array
+from octavo.kernels.dispatch import Kernels
+from octavo.kernels.native import DRAW_ROW, NativeKernels, native_kernels
+from octavo.sampling.draw import Drawn, Draws, TorchDraws
+
+
+def select_draws(device: torch.device, kernels: Kernels) -> Draws:
+    """Return the fastest draws for logits on `device`, by the threads of the model's `kernels` where it has such."""
+    native = kernels if isinstance(kernels, NativeKernels) else native_kernels()
+    return TorchDraws() if device.type != "cpu" or native is None else NativeDraws(native)
+
+
+class NativeDraws:
+    """See `Draws`. What the kernels are not sure of, about one row in 10^8, the definition draws again."""
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._kernels = kernels
+        self._definition = TorchDraws()
+
+    def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> Drawn:
+        token_ids, largest = self._kernels.draw(logits, draw_rows(records, output_indices))
+        if len(unsure := (token_ids < 0).nonzero()[:, 0].numpy()):
+            again = self._definition.draw(logits[unsure], records[unsure], output_indices[unsure])
+            token_ids[unsure] = again.token_ids
+        return Drawn(token_ids=token_ids, largest=largest)
+
+
+def draw_rows(records: NDArray[np.void], output_indices: Int32Array) -> NDArray[np.void]:
+    """Lay out what S rows want as the kernels read it."""
+    wanted = np.zeros(len(records), dtype=DRAW_ROW)
+    for name in ("temperature", "top_p", "top_k", "seed_low", "seed_high"):
+        wanted[name] = records[name]
+    wanted["output_index"] = output_indices
+    # torch's logarithm: what min-p compares with is to have the same bits as in the definition.
+    wanted["log_min_p"] = torch.from_numpy(records["min_p"].copy()).log().numpy()
+    return wanted

@@ -1,0 +1,145 @@
+"""The C++ kernels draw the tokens of the definition, on every level, and hand back what is too close for them."""
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.conftest import LEVELS, native
+
+from octavo.sampling.draw import TorchDraws
+from octavo.sampling.native_draw import NativeDraws, draw_rows
+from octavo.sampling.noise import NoiseKeys, gumbel_for_all
+from octavo.sampling.rows import SamplingRows
+from octavo.sampling_params import SamplingParams
+
+VOCAB = 151_936
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_k": 3000},
+    {"top_p": 0.3},
+    {"top_p": 0.9},
+    {"top_p": 0.9999},
+    {"min_p": 0.05},
+    {"top_k": 20, "top_p": 0.95},
+    {"top_k": 4000, "top_p": 0.5, "min_p": 0.001},
+]
+
+
+def records_of(params: list[SamplingParams], vocab_size: int) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
+    rows = SamplingRows(len(params), vocab_size, "cpu")
+    for row, row_params in enumerate(params):
+        rows.add(row, row_params, [], [], np.zeros(0, dtype=np.int32), 0)
+    return rows.records(np.arange(len(params), dtype=np.int32))
+
+
+def random(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_like_the_definition(level: str, logits: torch.Tensor, params: list[SamplingParams]) -> None:
+    records, indices = records_of(params, logits.shape[1]), np.arange(len(params), dtype=np.int32)
+    expected = TorchDraws().draw(logits, records, indices)
+    drawn = NativeDraws(native(level, 3)).draw(logits, records, indices)
+    torch.testing.assert_close(drawn.largest, expected.largest, rtol=0, atol=0, equal_nan=True)
+    is_finite = expected.largest.isfinite()
+    assert torch.equal(drawn.token_ids[is_finite], expected.token_ids[is_finite])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-3, 0.7, 1.0, 3.0])
+@pytest.mark.parametrize("vocab_size", [1, 3, 64, 65, 1000, 9001])
+@pytest.mark.parametrize("level", LEVELS)
+def test_tokens_are_those_of_the_definition(level: str, vocab_size: int, temperature: float) -> None:
+    """From flat rows to peaked ones, with every filter."""
+    for at, spread in enumerate((0.0, 0.01, 1.0, 2.5, 8.0)):
+        params = [SamplingParams(temperature=temperature, seed=2**40 * at + row, **FILTERS[row]) for row in range(10)]  # type: ignore[arg-type]
+        assert_like_the_definition(level, random(vocab_size + at, 10, vocab_size) * spread, params)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_large_vocabulary_is_drawn_from_as_defined(level: str) -> None:
+    params = [SamplingParams(seed=2**63 + row, **FILTERS[row]) for row in range(10)]  # type: ignore[arg-type]
+    logits = random(1, 10, VOCAB) * 2.5
+    logits[:, 100:110] += 8.0
+    assert_like_the_definition(level, logits, params)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_noise_alone_decides_a_flat_row(level: str) -> None:
+    """2,000 draws from equal logits: any wrong word, or one left out, gives another token."""
+    assert_like_the_definition(level, torch.zeros(2000, 777), [SamplingParams(seed=seed) for seed in range(2000)])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_masks_and_ties_are_as_defined(level: str) -> None:
+    """Rows of a few different logits, most of them banned."""
+    logits = torch.randint(4, (30, 3001), generator=torch.Generator().manual_seed(2)) * 0.5
+    logits = logits.masked_fill(torch.rand(30, 3001, generator=torch.Generator().manual_seed(3)) < 0.99, -torch.inf)
+    params = [SamplingParams(seed=row, **FILTERS[row % 10]) for row in range(30)]  # type: ignore[arg-type]
+    assert_like_the_definition(level, logits, params)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_shows_in_its_row(level: str, value: float) -> None:
+    for token_id in (0, 700, 777):  # in whole slices, and in the one at the end
+        logits = random(4, 4, 778)
+        logits[1, token_id], logits[2] = value, -torch.inf
+        assert_like_the_definition(level, logits, [SamplingParams(seed=row, top_p=0.9) for row in range(4)])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_alone_is_that_row_in_any_batch_on_any_number_of_threads(level: str) -> None:
+    logits, indices = random(5, 10, 20_011) * 3, np.arange(10, dtype=np.int32)
+    records = records_of([SamplingParams(seed=row, **FILTERS[row]) for row in range(10)], 20_011)  # type: ignore[arg-type]
+    together, largest = native(level, 2).draw(logits, draw_rows(records, indices))
+    for num_threads in (1, 2, 3):
+        for row in range(10):
+            one = slice(row, row + 1)
+            token_id, value = native(level, num_threads).draw(logits[one], draw_rows(records[one], indices[one]))
+            assert (int(token_id), float(value)) == (int(together[row]), float(largest[row]))
+
+
+def noise_of(seed: int, vocab_size: int) -> torch.Tensor:
+    keys = NoiseKeys(
+        seed_low=torch.tensor([seed]), seed_high=torch.tensor([0]), output_indices=torch.zeros(1, dtype=torch.int64)
+    )
+    return gumbel_for_all(keys, vocab_size)[0]
+
+
+def assert_too_close(level: str, logits: torch.Tensor, params: SamplingParams) -> None:
+    """The kernels hand the row back, and the definition draws it."""
+    records, indices = records_of([params], len(logits)), np.zeros(1, dtype=np.int32)
+    assert native(level, 2).draw(logits[None], draw_rows(records, indices))[0].tolist() == [-1]
+    expected = TorchDraws().draw(logits[None], records, indices).token_ids
+    assert torch.equal(NativeDraws(native(level, 2)).draw(logits[None], records, indices).token_ids, expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_equal_scores_are_left_to_the_definition(level: str) -> None:
+    """Among 151,936 words of 32 bits some are equal; all other tokens are banned."""
+    noise = noise_of(8, VOCAB)
+    ordered, ids = noise.sort()
+    twins = (ordered[1:] == ordered[:-1]).nonzero()[:, 0]
+    assert len(twins)
+    logits = torch.full((VOCAB,), -torch.inf)
+    logits[ids[twins[0]]] = logits[ids[twins[0] + 1]] = 0.0
+    assert_too_close(level, logits, SamplingParams(seed=8))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_that_differ_by_a_rounding_are_left_to_the_definition(level: str, seed: int) -> None:
+    """A temperature that makes up for the difference between two tokens' noise."""
+    noise = noise_of(seed, 2)
+    logits = torch.zeros(2)
+    logits[noise.argmax()] = -1.0
+    assert_too_close(level, logits, SamplingParams(seed=seed, temperature=1.0 / float((noise[0] - noise[1]).abs())))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_mass_on_the_edge_of_top_p_is_left_to_the_definition(level: str) -> None:
+    logits = torch.tensor([0.0, 0.0, -1.0, -1.0])
+    top_p = 1.0 / (1.0 + float(torch.tensor(-1.0, dtype=torch.float64).exp()))
+    assert_too_close(level, logits, SamplingParams(seed=1, top_p=top_p))
+    assert_too_close(level, logits, SamplingParams(seed=1, top_p=top_p, top_k=3))
