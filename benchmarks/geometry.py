@@ -28,6 +28,15 @@ QWEN3_0_6B: dict[str, Any] = {
     "eos_token_id": 151645,
 }
 
+QWEN3_8B: dict[str, Any] = {
+    **QWEN3_0_6B,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}
+
 
 def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
     """Write `config` and a tokenizer to `folder`: the demo model's, filled up so that every id stands for some text."""

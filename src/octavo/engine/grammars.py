@@ -7,7 +7,6 @@ from typing import Any
 from octavo.config.engine import EngineConfig
 from octavo.structured.backend import GrammarBackend
 from octavo.structured.manager import GrammarManager
-from octavo.tokenizer.files import read_tokenizer_files
 
 
 def make_grammars(config: EngineConfig) -> GrammarManager[Any]:
@@ -17,6 +16,7 @@ def make_grammars(config: EngineConfig) -> GrammarManager[Any]:
 
 def _make_backend(config: EngineConfig) -> GrammarBackend[Any]:
     from octavo.structured.llguidance_backend import LLGuidanceBackend
+    from octavo.tokenizer.files import read_tokenizer_files
 
     files = read_tokenizer_files(Path(config.model.path))
     named_end = files.backend.token_to_id(files.named_tokens.get("eos_token", ""))

@@ -1,0 +1,1 @@
+"""A GPU, its kernels and the engine on it, in one command."""

@@ -1,0 +1,81 @@
+"""The GPU benchmark runs from end to end on a CPU, with tiny sizes, and one section's failure is that section's."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.gpu import run, sections
+from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.report import Finding, Report, read_findings
+
+ROOT = Path(__file__).parent.parent.parent
+# All that a machine may lack on which the benchmark runs. None stands for a module that cannot be imported.
+ABSENT = """
+    fastapi huggingface_hub jinja2 llguidance nanobind prometheus_client pydantic rich tokenizers tqdm
+    transformers typer uvicorn uvloop yaml zmq
+"""
+PROGRAM = f"""
+import sys
+sys.modules.update(dict.fromkeys({ABSENT.split()}))
+from benchmarks.gpu import run
+sys.exit(run.main())
+"""
+
+
+def test_every_section_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "--dry-run", "--in-process", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings = [Finding(**entry) for entry in json.loads((tmp_path / "found.json").read_text())]
+    assert [finding.section for finding in findings if finding.value == "done"] == list(run.NAMES)
+    names = {finding.name for finding in findings}
+    assert {"read bandwidth", "graphs = op by op", "tiny b1", "tiny b3 drawn", "tiny b1 price"} <= names
+    assert sum(finding.is_right is True for finding in findings) > 20
+    assert "== decode" in done.stdout
+
+
+def test_sections_are_those_that_can_be_named() -> None:
+    assert tuple(sections.SECTIONS) == run.NAMES
+
+
+def test_a_section_that_fails_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(plan: Plan, report: Report, limits: Limits) -> None:
+        report.add("first", 1.0, "us")
+        raise ValueError("no more")
+
+    monkeypatch.setitem(sections.SECTIONS, "prefill", half)
+    path = tmp_path / "findings"
+    run.run_here("prefill", path, is_dry=True)
+    first, end = read_findings(path)
+    assert (first.name, first.value) == ("first", 1.0)
+    assert end.value == "failed"
+    assert "ValueError: no more" in end.note
+
+
+def test_a_section_that_hangs_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "findings"
+    run.run_apart("machine", path, 0.01, is_dry=True)
+    (end,) = read_findings(path)
+    assert end.value == "failed"
+    assert "cut off" in end.note
+
+
+def test_shares_of_the_roofline_are_of_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "findings"
+    Report("machine", path).add("read bandwidth", 4000.0, "GB/s")
+    assert Limits.of(read_findings(path)).share(1.0, 1.0) is None
+    Report("machine", path).add("matmul rate, bf16", 800.0, "T/s")
+    limits = Limits.of(read_findings(path))
+    assert limits.share(2.0, 4e12) == pytest.approx(0.5)
+    assert limits.share(2.0, 4e12, 1.6e15) == pytest.approx(1.0)
+
+
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "findings"
+    Report("machine", path).add("whole", 1.0)
+    with path.open("a") as file:
+        file.write('{"section": "mach')
+    assert [finding.name for finding in read_findings(path)] == ["whole"]
