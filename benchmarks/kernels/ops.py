@@ -35,6 +35,7 @@ LINEARS = {
     "down": (HIDDEN, INTERMEDIATE),
 }
 CONTEXTS = (160, 1024)
+LONG_CONTEXT = 16384
 BLOCK_SIZE = 32
 COLD_BYTES = 1 << 29
 NUM_EXPERTS, TOP_K, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 64, 8, 2048, 768
@@ -131,25 +132,30 @@ def attention_cases(num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
             yield attention_case(f"decode, C = {context}", num_rows, 1, context, dtype)
     if num_rows > 1:
         yield attention_case("prompt", 1, num_rows, num_rows, dtype)
+    else:  # as a rank has it that shares kv heads with others
+        yield attention_case(f"decode, 2 kv heads, C = {LONG_CONTEXT}", 1, 1, LONG_CONTEXT, dtype, num_kv_heads=2)
 
 
-def attention_case(name: str, num_requests: int, num_new: int, context: int, dtype: torch.dtype) -> Case:
+def attention_case(
+    name: str, num_requests: int, num_new: int, context: int, dtype: torch.dtype, num_kv_heads: int = KV_HEADS
+) -> Case:
     """Return a case of equal requests whose blocks are neighbours, on the KV of as many layers as make it cold."""
+    num_heads = num_kv_heads * (HEADS // KV_HEADS)
     backend, batch = select_attention(CPU, dtype), make_batch(num_requests, num_new, context)
     num_slots, layout = batch.block_table.numel() * BLOCK_SIZE, backend.kv_layout(HEAD_DIM)
-    pool = torch.randn(2, num_slots, KV_HEADS, layout.head_size).to(layout.dtype)
+    pool = torch.randn(2, num_slots, num_kv_heads, layout.head_size).to(layout.dtype)
     pools = [pool.clone() for _ in range(num_copies(pool.nbytes))]
     caches = cycle([LayerKVCache(key=pool[0], value=pool[1]) for pool in pools])
-    layer = AttentionLayer(num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, sliding_window=None)
+    layer = AttentionLayer(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM, sliding_window=None)
     num_tokens, plan = num_requests * num_new, backend.plan(batch)
-    qkv = torch.randn(num_tokens, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype)
+    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM).to(dtype)
     cos, sin = torch.randn(2, num_tokens, HEAD_DIM // 2)
     pairs = num_requests * sum(range(context - num_new + 1, context + 1))  # of a query and a key that it sees
     return Case(
         name=f"{name} ({backend.name})",
         run=lambda: backend.forward(qkv, cos, sin, next(caches), batch, plan, layer),
-        num_bytes=2 * num_requests * context * KV_HEADS * HEAD_DIM * dtype.itemsize,
-        num_operations=4 * pairs * HEADS * HEAD_DIM,
+        num_bytes=2 * num_requests * context * num_kv_heads * HEAD_DIM * dtype.itemsize,
+        num_operations=4 * pairs * num_heads * HEAD_DIM,
     )
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import torch
-from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_batch, run_step
+from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_backend, make_batch, run_step
 
 from octavo.attention import torch_tiled
 
@@ -139,6 +139,32 @@ def test_threads_do_not_show(name: str, plain: Shape, num_threads: int) -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:], ids=str)
+@pytest.mark.parametrize("block_size", [32, 48])
+@pytest.mark.parametrize("window", [None, 1300])
+def test_threads_that_share_a_context_do_not_show(
+    backend: tuple[str, torch.dtype], block_size: int, window: int | None
+) -> None:
+    """Spans of a context that is long beside the others are computed by all threads; one thread never splits it."""
+    name, dtype = backend
+    shape = Shape(num_heads=6, num_kv_heads=2, head_dim=40, block_size=block_size, num_blocks=80, dtype=dtype)
+    pool = Pool(name, shape, num_threads=1)
+    long, short = pool.sequence(2000, seed=1), pool.sequence(150, seed=2)
+    run_step(pool, [(long, 0, 1990), (short, 0, 100)], sliding_window=window)
+    steps: list[list[tuple[Sequence, int, int]]] = [
+        [(long, 1990, 1991)],
+        [(short, 100, 101), (long, 1990, 1991)],
+        [(long, 1990, 1995), (short, 100, 141)],
+    ]
+    for parts in steps:
+        pool.backend = make_backend(name, dtype, num_threads=1)
+        expected = run_step(pool, parts, sliding_window=window)
+        for num_threads in (2, 4, 7):
+            pool.backend = make_backend(name, dtype, num_threads=num_threads)
+            for result, whole in zip(run_step(pool, parts, sliding_window=window), expected, strict=True):
+                assert torch.equal(result, whole)
 
 
 @pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 0.0])

@@ -41,23 +41,24 @@ class Trial {
     query_norm_ = floats(shape.head_dim), key_norm_ = floats(shape.head_dim);
   }
 
-  // Whether every result of all steps is a number that a mean of values can be.
-  bool run() {
-    bool is_well = true;
+  // Whether every result of all steps is a number that a mean of values can be. Long: one request has a context that
+  // threads share.
+  bool run(bool is_long) {
+    bool is_well = !is_long || step(1, kLongPrompt);
     for (const std::int64_t most_new : {300, 1, 30, 1}) is_well &= step(most_new);
     return is_well;
   }
 
  private:
-  static constexpr std::int64_t kMostPositions = 332;  // two spans
+  static constexpr std::int64_t kLongPrompt = 1000, kMostPositions = kLongPrompt + 332;
 
-  bool step(std::int64_t most_new) {
+  bool step(std::int64_t most_new, std::int64_t new_of_first = 0) {
     std::vector<std::int32_t> starts{0}, lengths, table, row_blocks[2];
     std::vector<std::int64_t> slots;
     const std::int64_t group = shape_.num_heads / shape_.num_kv_heads;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       Request& request = requests_[i];
-      const std::int64_t num_new = 1 + source_() % most_new;
+      const std::int64_t num_new = i == 0 && new_of_first ? new_of_first : 1 + source_() % most_new;
       for (std::int64_t at = request.length; at < request.length + num_new; ++at)
         slots.push_back(request.blocks[at / shape_.block_size] * shape_.block_size + at % shape_.block_size);
       request.length += num_new;
@@ -138,8 +139,13 @@ bool check(const Ops& ops) {
         const std::int64_t num_kv_heads = 1 + source() % 4, group = 1 + source() % 5;
         const Shape shape{num_kv_heads * group, num_kv_heads, head_dim, block_size, source() % 2 ? 50 : 0,
                           dtype % 2 == 1, dtype >= 2};
-        is_well &= Trial(ops, source() % 2 ? alone : crowd, shape, source).run();
+        is_well &= Trial(ops, source() % 2 ? alone : crowd, shape, source).run(false);
       }
+  for (const bool has_int8_kv : {false, true})
+    for (const std::int64_t block_size : {32, 48}) {
+      const Shape shape{6, 2, 40, block_size, 0, false, has_int8_kv};
+      is_well &= Trial(ops, crowd, shape, source).run(true);
+    }
   std::printf("%s: attention is %s\n", ops.name, is_well ? "well" : "not a mean of values");
   return is_well;
 }

@@ -5,57 +5,6 @@
 // position. Tiles that a row does not see add exact zeros, so blocks of rows may share them or leave them out.
 
 template <class Element>
-static inline void begin_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
-  make_queries<Element>(args, rows, work.queries);
-  // Rows of the second tile that are not there are computed all the same.
-  if (rows.num_rows() > kTileRows && rows.num_rows() < kMaxRowsOfBlock) __builtin_memset(work.weights, 0, sizeof work.weights);
-  work.states[0] = work.states[1] = {};
-  begin_tiles(smaller(kTileRows, rows.rows_per_head));
-}
-
-template <class Element>
-static inline void finish_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
-  end_tiles();
-  for (std::int64_t row = 0; row < rows.num_rows(); ++row)
-    finish_row(args, rows, work, row, 1.0f / work.states[row / 16].sum[row % 16]);
-}
-
-// What a span adds to its rows, which depends on nothing but the span. Not inlined, so that there is one copy of this
-// code: in a second one the compiler might fuse other products with sums.
-template <class Element>
-[[gnu::noinline]] static void attend_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
-  score_span(args, span, work);
-  weigh_span(args, span, work);
-  mix_span(args, span, work);
-}
-
-// Joins a span to those before it, and that in one copy too.
-template <class Element>
-[[gnu::noinline]] static void join_span(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work,
-                                        bool is_first) {
-  for (std::int64_t tile = 0; tile * 16 < rows.num_rows(); ++tile) {
-    const Shares shares =
-        join(work.states[tile], load_f32(work.span_max + tile * 16), load_f32(work.span_sum + tile * 16));
-    store_f32(work.old_shares + tile * 16, shares.old_share);
-    store_f32(work.new_shares + tile * 16, shares.new_share);
-  }
-  for (std::int64_t row = 0; row < rows.num_rows(); ++row) add_mixed(work, row, padded_head(args) / kPart, is_first);
-}
-
-template <class Element>
-static inline void attend_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
-  begin_rows(args, rows, work);
-  Span span = find_span<Element>(args, rows, 0);
-  for (;;) {
-    attend_span(args, span, work);
-    join_span(args, rows, work, span.is_first());
-    if (span.is_last()) break;
-    span = find_span<Element>(args, rows, span.first_tile + span.num_tiles);
-  }
-  finish_rows(args, rows, work);
-}
-
-template <class Element>
 static void attention_of(const AttentionArgs& args, Pool& pool) {
   const std::int64_t tokens = larger(1, smaller(16, args.num_tokens / (pool.num_threads() * kChunksPerThread)));
   // All keys and values are written before any is read: requests of one step may share blocks.
@@ -63,10 +12,13 @@ static void attention_of(const AttentionArgs& args, Pool& pool) {
     write_kv<Element>(args, chunk * tokens, smaller(args.num_tokens, (chunk + 1) * tokens));
   });
   const Work todo(args, pool);
-  pool.run(todo.num_items(), [&](std::int64_t item) {
-    Workspace<Element> work;
-    Work::Item left = todo.item(item);
-    for (RowBlock rows; todo.take(left, rows);) attend_rows(args, rows, work);
+  const Split split(args, todo, pool);
+  pool.run(split.num_chunks(), [&](std::int64_t index) {
+    const Split::Chunk chunk = split.chunk(index);
+    chunk.is_part ? attend_part<Element>(args, todo, split, chunk) : attend_item<Element>(args, todo, chunk.item);
+  });
+  pool.run(split.num_items(), [&](std::int64_t index) {
+    join_parts<Element>(args, todo, split, split.first_item() + index);
   });
 }
 

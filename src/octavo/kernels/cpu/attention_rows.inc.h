@@ -40,10 +40,14 @@ class Work {
     const std::int64_t num_short = args.num_row_blocks - num_tall_;
     const std::int64_t fair_share = num_short * args.num_kv_heads / (pool.num_threads() * kChunksPerThread);
     heads_at_once_ = larger(1, smaller(smaller(kTileRows, args.num_kv_heads), fair_share));
-    num_items_ = num_tall_ * args.num_kv_heads + num_short * ceil_div(args.num_kv_heads, heads_at_once_);
+    num_items_ = num_tall_items() + num_short * num_items_of_short_block();
   }
 
   std::int64_t num_items() const { return num_items_; }
+  std::int64_t num_tall_blocks() const { return num_tall_; }
+  std::int64_t num_tall_items() const { return num_tall_ * args_.num_kv_heads; }  // which come first
+  std::int64_t num_items_of_short_block() const { return ceil_div(args_.num_kv_heads, heads_at_once_); }
+  std::int64_t heads_at_once() const { return heads_at_once_; }
 
   // One row block, for some kv heads that are still to be taken.
   struct Item {
@@ -51,28 +55,32 @@ class Work {
   };
 
   Item item(std::int64_t index) const {
-    const std::int64_t num_tall_items = num_tall_ * args_.num_kv_heads;
-    if (index < num_tall_items) return {index % num_tall_, index / num_tall_, index / num_tall_ + 1};
-    const std::int64_t parts = ceil_div(args_.num_kv_heads, heads_at_once_), part = (index - num_tall_items) % parts;
-    return {num_tall_ + (index - num_tall_items) / parts, part * heads_at_once_,
+    if (index < num_tall_items()) return {index % num_tall_, index / num_tall_, index / num_tall_ + 1};
+    const std::int64_t parts = num_items_of_short_block(), part = (index - num_tall_items()) % parts;
+    return {num_tall_ + (index - num_tall_items()) / parts, part * heads_at_once_,
             smaller(args_.num_kv_heads, (part + 1) * heads_at_once_)};
   }
 
-  // Takes the item's next rows; false where none are left.
-  bool take(Item& item, RowBlock& rows) const {
-    if (item.kv_head == item.end_head) return false;
-    const std::int32_t* block = args_.row_blocks + item.block * 3;
-    const std::int64_t request = block[0], first_token = args_.query_start_loc[request];
+  RowBlock rows(std::int64_t block, std::int64_t kv_head, std::int64_t num_heads) const {
+    const std::int32_t* cut = args_.row_blocks + block * 3;
+    const std::int64_t request = cut[0], first_token = args_.query_start_loc[request];
     const std::int64_t num_new = args_.query_start_loc[request + 1] - first_token;
-    const std::int64_t num_heads = larger(1, smaller(item.end_head - item.kv_head, kTileRows / block[2]));
-    rows = {.request = request,
-            .kv_head = item.kv_head,
+    return {.request = request,
+            .kv_head = kv_head,
             .num_heads = num_heads,
-            .first_row = block[1],
-            .rows_per_head = block[2],
+            .first_row = cut[1],
+            .rows_per_head = cut[2],
             .group_size = args_.num_heads / args_.num_kv_heads,
             .first_token = first_token,
             .first_position = args_.seq_lens[request] - num_new};
+  }
+
+  // Takes the item's next rows; false where none are left.
+  bool take(Item& item, RowBlock& next) const {
+    if (item.kv_head == item.end_head) return false;
+    const std::int64_t rows_per_head = args_.row_blocks[item.block * 3 + 2];
+    const std::int64_t num_heads = larger(1, smaller(item.end_head - item.kv_head, kTileRows / rows_per_head));
+    next = rows(item.block, item.kv_head, num_heads);
     item.kv_head += num_heads;
     return true;
   }

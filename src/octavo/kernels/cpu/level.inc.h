@@ -62,6 +62,8 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "attention_span.inc.h"
 #include "attention_weights.inc.h"
 #include "attention_values.inc.h"
+#include "attention_block.inc.h"
+#include "attention_split.inc.h"
 #include "attention.inc.h"
 
 }  // namespace
