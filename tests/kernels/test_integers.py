@@ -17,7 +17,7 @@ from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWe
 MOST_ROWS = 70
 NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
 FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), NESTED]
-SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300)]  # N, K
+SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300), (40, 1100)]  # N, K
 # Tiles, vectors, and both sides of each border between them.
 SOME_ROWS = [(0, 1), (3, 2), (5, 4), (1, 5), (20, 9), (0, 16), (2, 17), (7, 33)]
 
@@ -165,6 +165,17 @@ def test_rows_are_independent(form: IntegerFormat, level: str) -> None:
         whole = op(slice(0, MOST_ROWS))
         for start, size in SOME_ROWS:
             assert torch.equal(op(slice(start, start + size)), whole[start : start + size]), (name, start, size)
+
+
+@every_form
+@every_level
+def test_many_rows_are_those_of_few(form: IntegerFormat, level: str) -> None:
+    """Several blocks of rows and of k, the last of each not full."""
+    kernels, x = make_kernels(level, form), random(300, 1100)
+    packed = kernels.pack_linear(random(100, 1100), None)
+    whole = kernels.linear(x, packed)
+    for start, size in [(0, 1), (127, 2), (250, 50), (299, 1)]:
+        assert torch.equal(kernels.linear(x[start : start + size], packed), whole[start : start + size]), (start, size)
 
 
 @every_form

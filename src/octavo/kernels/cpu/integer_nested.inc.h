@@ -43,6 +43,27 @@ static inline ExpandedLine expand_line(const std::uint8_t* from, const Multiplie
 
 #else
 
+#if defined(__AVX2__)
+
+static inline Multipliers load_multipliers(const std::uint8_t* from) {
+  const __m256i even = _mm256_set_epi32(0x05040504, 0x05040504, 0x01000100, 0x01000100, 0x05040504, 0x05040504, 0x01000100, 0x01000100);
+  const __m256i odd = _mm256_add_epi8(even, _mm256_set1_epi8(8));
+  const __m256i low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  const __m256i high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8)));
+  using Half = i16x32::Half;
+  return {{(Half)_mm256_shuffle_epi8(low, even), (Half)_mm256_shuffle_epi8(high, even)},
+          {(Half)_mm256_shuffle_epi8(low, odd), (Half)_mm256_shuffle_epi8(high, odd)}};
+}
+
+// (4096 * q * m + 2^14) >> 15
+static inline i16x32 nested_values(i16x32 words, int shift, i16x32 m) {
+  const i16x32 nibbles = (words << shift) & static_cast<std::int16_t>(0xf000);
+  return {(i16x32::Half)_mm256_mulhrs_epi16((__m256i)nibbles.low, (__m256i)m.low),
+          (i16x32::Half)_mm256_mulhrs_epi16((__m256i)nibbles.high, (__m256i)m.high)};
+}
+
+#else
+
 static inline Multipliers load_multipliers(const std::uint8_t* from) {
   std::int16_t lanes[2][32];
   for (int word = 0; word < 32; ++word)
@@ -54,6 +75,8 @@ static inline Multipliers load_multipliers(const std::uint8_t* from) {
 static inline i16x32 nested_values(i16x32 words, int shift, i16x32 m) {
   return (((i16x32)((words << shift) & static_cast<std::int16_t>(0xf000)) >> 12) * m + 4) >> 3;
 }
+
+#endif
 
 // Words 8 * b + j of both become bytes 16 * b + j and 16 * b + 8 + j.
 static inline i8x64 narrow_words(i16x32 even, i16x32 odd) {

@@ -64,6 +64,10 @@ static inline i32x16 put_integers(f32x16 values, float inverse, std::int8_t* to)
   const i32x16 integers = convert<i32x16>(round_to_integers(values * inverse));
 #if defined(OCTAVO_HAS_AVX512_BF16)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)integers));
+#elif defined(__AVX2__)
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)integers.low, (__m256i)integers.high), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
 #else
   for (int lane = 0; lane < 16; ++lane) to[lane] = static_cast<std::int8_t>(integers[lane]);
 #endif

@@ -47,7 +47,12 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "integer_nested.inc.h"
 #include "integer_pack.inc.h"
 #include "integer_rows.inc.h"
+#include "integer_product.inc.h"
+#if defined(OCTAVO_HAS_AVX2)
+#include "integer_avx2.inc.h"
+#else
 #include "integer_dot.inc.h"
+#endif
 #if defined(OCTAVO_HAS_AMX)
 #include "integer_tiles.inc.h"
 #endif

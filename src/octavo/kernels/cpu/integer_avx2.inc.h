@@ -1,0 +1,170 @@
+// Products of integers by vectors of 32 bytes, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL,
+// at the AVX2 level.
+//
+// vpmaddubsw wants an unsigned side and adds pairs of products in 16 bits, where they saturate. Of 8 bits, it takes |w|
+// and the row's q with the sign of w: 2 * 128 * 127 is just within. Of 4 bits, weights are taken 8 too large, and pairs of
+// a whole unit stay in 16 bits: 16 * 15 * 127 = 30,480.
+
+constexpr std::int64_t kMostRowsTogether = 6;  // 12 sums, and what else a product needs, in 16 registers
+constexpr std::int64_t kBlockTilesOfK = 8;     // of a panel, that meet all rows of a block in turn: 16 KiB
+
+static inline __m256i load_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+
+// 4 of k of a row, in each of 8 outputs' places.
+static inline __m256i load_quad(const std::int8_t* from) {
+  std::int32_t quad;
+  __builtin_memcpy(&quad, from, sizeof quad);
+  return _mm256_set1_epi32(quad);
+}
+
+static inline __m256i add_pairs(__m256i sum, __m256i pairs) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+// sums[row][half of 16 outputs] += one unit of k, 8 quads, of rows that follow one another within a row tile.
+template <int kRows>
+static inline void add_bytes(__m256i (*sums)[2], const std::int8_t* left, const std::uint8_t* right) {
+  for (std::int64_t quad = 0; quad < 8; ++quad) {
+    const __m256i weights[2] = {load_bytes(right + quad * 64), load_bytes(right + quad * 64 + 32)};
+    const __m256i magnitudes[2] = {_mm256_abs_epi8(weights[0]), _mm256_abs_epi8(weights[1])};
+    for (int row = 0; row < kRows; ++row) {
+      const __m256i q = load_quad(left + row * kTileK + quad * 4);
+      for (int half = 0; half < 2; ++half)
+        sums[row][half] = add_pairs(
+            sums[row][half], _mm256_maddubs_epi16(magnitudes[half], _mm256_sign_epi8(q, weights[half])));
+    }
+  }
+}
+
+// The same of nibbles.
+template <int kRows>
+static inline void add_nibbles(__m256i (*sums)[2], const std::int8_t* left, const std::uint8_t* right) {
+  const __m256i low = _mm256_set1_epi8(0x0f);
+  __m256i pairs[kRows][2] = {};
+  for (std::int64_t line = 0; line < 4; ++line) {
+    for (int half = 0; half < 2; ++half) {
+      const __m256i weights = load_bytes(right + line * 64 + half * 32);
+      const __m256i first = _mm256_and_si256(weights, low), second = _mm256_and_si256(_mm256_srli_epi16(weights, 4), low);
+      for (int row = 0; row < kRows; ++row) {
+        const std::int8_t* q = left + row * kTileK + line * 8;
+        const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(first, load_quad(q)),
+                                              _mm256_maddubs_epi16(second, load_quad(q + 4)));
+        pairs[row][half] = _mm256_add_epi16(pairs[row][half], both);
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row)
+    for (int half = 0; half < 2; ++half) sums[row][half] = add_pairs(sums[row][half], pairs[row][half]);
+}
+
+// k tiles [k, k + count) of one panel, and where they meet rows.
+struct PanelBlock {
+  const IntegerProduct& product;
+  std::int64_t panel, k, count;
+  const std::uint8_t* right;  // bytes or nibbles
+  float* results;             // [row tiles][2][16][16] from row tile `first` on: integers or, in groups, floats
+  std::int64_t first;
+  Ahead ahead;                // of each unit: what memory is asked for beside
+
+  bool is_in_groups() const { return product.form().group_size != 0; }
+  std::int64_t units_per_group() const { return is_in_groups() ? product.units_per_group() : count * 2; }
+  // The last k tile may reach beyond the last group.
+  std::int64_t num_units() const {
+    return is_in_groups() ? smaller(count * 2, product.groups() * units_per_group() - k * 2) : count * 2;
+  }
+  float* result(std::int64_t row, int tile) const {
+    return results + ((row / 16 - first) * 2 + tile) * kResultElements + row % 16 * 16;
+  }
+
+  // What sums of a group begin with.
+  template <int kBits>
+  __m256i begin(std::int64_t row, int tile, int half, std::int64_t group) const {
+    if (k > 0 && !is_in_groups()) return load_bytes(result(row, tile) + half * 8);
+    return _mm256_set1_epi32(kBits == 8 ? 0 : -8 * product.rows.sums[row * product.groups() + group]);
+  }
+
+  // total += scale * sum (+ offset * sum of the row's q), or the sum as it is where there are no groups.
+  void end(__m256i sum, std::int64_t row, int tile, int half, std::int64_t group) const {
+    float* to = result(row, tile) + half * 8;
+    if (!is_in_groups()) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sum);
+    const Integers& form = product.form();
+    const std::int64_t at = (panel * product.groups() + group) * 32 + tile * 16 + half * 8;
+    __m256 total = group > 0 ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
+    total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(form.scales + at), total);
+    if (form.offsets) {
+      const float row_sum = static_cast<float>(product.rows.sums[row * product.groups() + group]);
+      total = _mm256_fmadd_ps(_mm256_loadu_ps(form.offsets + at), _mm256_set1_ps(row_sum), total);
+    }
+    _mm256_storeu_ps(to, total);
+  }
+};
+
+// Rows of one row tile times one of the panel's two tiles.
+template <int kBits, int kRows>
+static void multiply_block(const PanelBlock& block, std::int64_t row, int tile) {
+  const IntegerProduct& product = block.product;
+  constexpr std::int64_t kRightTile = kTileBytes * kBits / 8;
+  const std::int8_t* left = product.rows.left + (row / 16 * product.num_k() + block.k) * kTileBytes + row % 16 * kTileK;
+  const std::uint8_t* right = block.right + tile * kRightTile;
+  const std::int64_t first_group = block.is_in_groups() ? block.k * 2 / block.units_per_group() : 0;
+  for (std::int64_t group = first_group, unit = 0; unit < block.num_units(); ++group) {
+    __m256i sums[kRows][2];
+    for (int i = 0; i < kRows; ++i)
+      for (int half = 0; half < 2; ++half) sums[i][half] = block.begin<kBits>(row + i, tile, half, group);
+    for (const std::int64_t end = smaller(block.num_units(), unit + block.units_per_group()); unit < end; ++unit) {
+      for (std::int64_t i = 0; i < block.ahead.lines; ++i)
+        __builtin_prefetch(block.ahead.line(unit * block.ahead.lines + i), 0, 2);
+      const std::int8_t* q = left + unit / 2 * kTileBytes + unit % 2 * kUnitK;
+      const std::uint8_t* weights = right + unit / 2 * 2 * kRightTile + unit % 2 * (kRightTile / 2);
+      kBits == 8 ? add_bytes<kRows>(sums, q, weights) : add_nibbles<kRows>(sums, q, weights);
+    }
+    for (int i = 0; i < kRows; ++i)
+      for (int half = 0; half < 2; ++half) block.end(sums[i][half], row + i, tile, half, group);
+  }
+}
+
+template <int kBits>
+static inline void multiply_rows(const PanelBlock& block, std::int64_t row, std::int64_t count, int tile) {
+  switch (count) {
+    case 1: return multiply_block<kBits, 1>(block, row, tile);
+    case 2: return multiply_block<kBits, 2>(block, row, tile);
+    case 3: return multiply_block<kBits, 3>(block, row, tile);
+    case 4: return multiply_block<kBits, 4>(block, row, tile);
+    case 5: return multiply_block<kBits, 5>(block, row, tile);
+    default: return multiply_block<kBits, 6>(block, row, tile);
+  }
+}
+
+// All rows [first row, end row), a few at a time: as equal in number as may be.
+template <int kBits>
+static inline void multiply_all_rows(PanelBlock block, std::int64_t end, const void* next, std::int64_t num_lines) {
+  std::int64_t num_blocks = 0;
+  for (std::int64_t row = block.first * 16; row < end; row += 16) num_blocks += 2 * ceil_div(smaller(16, end - row), kMostRowsTogether);
+  block.ahead = {next, ceil_div(num_lines, num_blocks * block.count * 2)};
+  for (std::int64_t row = block.first * 16; row < end;) {
+    const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row;
+    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMostRowsTogether));
+    for (int tile = 0; tile < 2; ++tile) {
+      multiply_rows<kBits>(block, row, count, tile);
+      block.ahead.from = block.ahead.line(block.count * 2 * block.ahead.lines);
+    }
+    row += count;
+  }
+}
+
+// Row tiles [first, end) times a panel: results as in `PanelBlock`. `expanded` has room for a block of bytes.
+static inline void multiply_panel(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t panel,
+                                  float* results, std::uint8_t* expanded) {
+  const Integers& form = product.form();
+  const std::int64_t tile_bytes = k_tile_bytes(form), end_row = smaller(product.num_rows, end * 16);
+  for (std::int64_t k = 0; k < product.num_k(); k += kBlockTilesOfK) {
+    const std::int64_t count = smaller(kBlockTilesOfK, product.num_k() - k);
+    const std::uint8_t* right = product.panel(panel) + k * tile_bytes;
+    const std::uint8_t* next = right + count * tile_bytes;
+    for (std::int64_t i = 0; form.is_nested && i < count; ++i)
+      expand_nested(right + i * tile_bytes, expanded + i * 2 * kTileBytes);
+    const PanelBlock block = {product, panel, k, count, form.is_nested ? expanded : right, results, first, {}};
+    form.bits == 8 || form.is_nested ? multiply_all_rows<8>(block, end_row, next, count * tile_bytes / 64)
+                                     : multiply_all_rows<4>(block, end_row, next, count * tile_bytes / 64);
+  }
+}

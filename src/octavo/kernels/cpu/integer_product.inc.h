@@ -1,0 +1,51 @@
+// A linear map whose weights are integers. Included inside namespace octavo::OCTAVO_LEVEL.
+//
+// Sums are exact in 32 bits, so that whoever adds them up in whatever order gets the same: 128 * 127 * k stays below 2^31
+// up to k = 132,000.
+
+static inline f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
+#if defined(OCTAVO_HAS_AVX512_BF16)
+  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#else
+  return a * b + sum;
+#endif
+}
+
+// A map with integer weights, its rows quantised already.
+struct IntegerProduct {
+  IntegerRows rows;
+  std::int64_t num_rows, in_size;
+  PackedWeight packed;
+  Destination to;
+
+  const Integers& form() const { return packed.integers; }
+  std::int64_t num_k() const { return num_k_tiles(in_size); }
+  std::int64_t groups() const { return num_groups(form(), in_size); }
+  std::int64_t units_per_group() const { return form().group_size ? form().group_size / kUnitK : num_k() * 2; }
+  const std::uint8_t* panel(std::int64_t index) const {
+    return form().values + index * panel_bytes(form(), in_size);
+  }
+  const float* scales(std::int64_t panel, std::int64_t group) const {
+    return form().scales + (panel * groups() + group) * 32;
+  }
+  // What one scale for all of k makes of a sum.
+  f32x16 scaled(i32x16 sum, std::int64_t panel, int half, std::int64_t row) const {
+    const f32x16 product = multiply_add(convert<f32x16>(sum), load_f32(scales(panel, 0) + half * 16), splat(0.0f));
+    return with_offset(product, panel, 0, half, row);
+  }
+  // Sums of floats go from group to group: sum += scale * q-sum, then += offset * (sum of the row's q).
+  f32x16 with_offset(f32x16 sum, std::int64_t panel, std::int64_t group, int half, std::int64_t row) const {
+    if (form().offsets == nullptr) return sum;
+    const float* offsets = form().offsets + (panel * groups() + group) * 32 + half * 16;
+    return multiply_add(load_f32(offsets), splat(static_cast<float>(rows.sums[row * groups() + group])), sum);
+  }
+};
+
+// Weights that come from memory are asked for twice: far ahead into the second-level cache, which has room for many
+// requests at once, and shortly before they are needed into the first.
+constexpr std::int64_t kFarBytes = 16384, kNearBytes = 2048;
+
+static inline void prefetch_line(const std::uint8_t* from) {
+  __builtin_prefetch(from + kFarBytes, 0, 2);
+  __builtin_prefetch(from + kNearBytes);
+}
