@@ -3,6 +3,7 @@
 The device is a double that records ops (`testing_device`); kernels are torch's, in float32, and row-invariant.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo import LLM, SamplingParams
+from octavo.attention.metadata import ForwardBatch
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import FinishedRequest
 from octavo.contracts.schedule import SchedulerOutput
@@ -22,7 +24,9 @@ from octavo.errors import EngineDeadError
 from octavo.executor.uniproc import UniProcExecutor
 from octavo.testing import FakeExecutor, expected_tokens, make_request
 from octavo.testing_device import RecordedQueue
+from octavo.worker.decode_graphs import graph_bytes
 from octavo.worker.overlapped_runner import OverlappedRunner
+from octavo.worker.worker import Worker
 
 PROMPTS = ["Octavo is", "What is a block?", "Sort: 41, 7, 23, 8", "one two three " * 8, "x"]
 OPTIONS: dict[str, Any] = {
@@ -198,3 +202,44 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int) -> None
             tokens[request_id].append(token_id)
     assert tokens == {request.request_id: expected_tokens(request, 64, 7)[0] for request in requests}
     core.check_integrity()
+
+
+def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.queue = RecordedQueue()
+    peaks = iter([5 << 20, 3 << 20])
+    batches: list[ForwardBatch] = []
+
+    def peak_bytes(kind: CpuKind, run: Callable[[], None]) -> int:
+        run()
+        return next(peaks)
+
+    monkeypatch.setattr(CpuKind, "peak_bytes", peak_bytes)
+    options = {**OPTIONS, "max_num_batched_tokens": 200, "num_kv_blocks": None}
+    worker = Worker(EngineArgs(model_name="demo", **options).resolve())
+    worker.load_model()
+    plan = worker.devices.attention(torch.float32).plan
+
+    def note(self: FixedAttention, batch: ForwardBatch) -> torch.Tensor:
+        batches.append(batch)
+        return plan(batch)
+
+    monkeypatch.setattr(FixedAttention, "plan", note)
+    report = worker.measure_memory()
+    assert report.activation_bytes == 5 << 20
+    assert report.graph_bytes == graph_bytes(3 << 20)
+    prefill, decode = batches
+    assert prefill.query_start_loc_list == [0, 96, 192, 200]
+    assert prefill.seq_lens.tolist() == prefill.seq_lens_list == [96, 96, 8]
+    assert decode.seq_lens.tolist() == [1, 1, 1]
+    assert decode.seq_lens_list == [96, 96, 96]
+    assert decode.block_table.shape == (3, 12)
+    assert max(int(batch.slot_mapping.max()) for batch in batches) < 96
+
+
+def test_an_estimate_serves_where_nobody_counts(place: Place) -> None:
+    worker = Worker(EngineArgs(model_name="demo", **{**OPTIONS, "num_kv_blocks": None}).resolve())
+    worker.load_model()
+    assert worker.measure_memory().graph_bytes == 0
+    assert worker.measure_memory().activation_bytes > 0

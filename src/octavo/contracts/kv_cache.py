@@ -30,4 +30,5 @@ class MemoryReport:
     budget_bytes: int  # gpu_memory_utilization of the total, or less where others already use it
     weights_bytes: int
     activation_bytes: int  # peak of one step beyond the weights
+    graph_bytes: int = 0  # of captured graphs
     kv_bytes: int  # what is left for blocks

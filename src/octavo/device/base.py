@@ -1,5 +1,6 @@
 """What the device manager wants to know of a kind of device. One file per kind answers it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,10 @@ class DeviceKind(Protocol):
 
     def queue(self) -> DeviceQueue | None:
         """Return a queue of work that the host need not wait for; None: a call returns when its work is done."""
+        ...
+
+    def peak_bytes(self, run: Callable[[], None]) -> int | None:
+        """Run something; return the most memory that it held at once. None, and nothing is run, where nobody counts."""
         ...
 
     def supports(self, dtype: torch.dtype) -> bool:

@@ -1,6 +1,7 @@
 """The CPU as a device: cores, instruction sets, and memory as far as the system and its container allow."""
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,10 @@ class CpuKind:
 
     def queue(self) -> DeviceQueue | None:
         """Return none: a CPU's steps are done when they return."""
+        return None
+
+    def peak_bytes(self, run: Callable[[], None]) -> int | None:
+        """Return none: an estimate serves."""
         return None
 
     def supports(self, dtype: torch.dtype) -> bool:

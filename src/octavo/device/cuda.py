@@ -1,5 +1,7 @@
 """NVIDIA and AMD GPUs, which torch calls cuda."""
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.device.base import DeviceMemory
@@ -39,6 +41,16 @@ class CudaKind:
         from octavo.device.cuda_queue import CudaQueue
 
         return CudaQueue()
+
+    def peak_bytes(self, run: Callable[[], None]) -> int | None:
+        """See `DeviceKind.peak_bytes`. What torch allocates is counted; what libraries take beside is free no more."""
+        run()  # kernels are compiled and workspaces made, which stay
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
 
     def supports(self, dtype: torch.dtype) -> bool:
         return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()

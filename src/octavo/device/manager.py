@@ -1,6 +1,7 @@
 """`DeviceManager`: which device a rank computes on, what it has, and the kernels that fit it."""
 
 import logging
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -95,6 +96,10 @@ class DeviceManager:
     def queue(self) -> DeviceQueue | None:
         """Return a queue of work on the device that the host need not wait for; None where it has to."""
         return self._kind.queue()
+
+    def peak_bytes(self, run: Callable[[], None]) -> int | None:
+        """Run something; return the most memory that it held at once. None, and nothing is run, where nobody counts."""
+        return self._kind.peak_bytes(run)
 
     def kernels(self, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
         """Return the ops for layers of this dtype, whose weights they are to quantise.

@@ -1,6 +1,7 @@
 """Apple's GPUs, which torch calls mps. They share the machine's RAM."""
 
 import platform
+from collections.abc import Callable
 
 import torch
 
@@ -31,6 +32,10 @@ class MpsKind:
 
     def queue(self) -> DeviceQueue | None:
         """Return none: steps are waited for."""
+        return None
+
+    def peak_bytes(self, run: Callable[[], None]) -> int | None:
+        """Return none: an estimate serves."""
         return None
 
     def supports(self, dtype: torch.dtype) -> bool:

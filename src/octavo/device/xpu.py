@@ -1,5 +1,7 @@
 """Intel GPUs, which torch calls xpu."""
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.device.base import DeviceMemory
@@ -30,6 +32,10 @@ class XpuKind:
 
     def queue(self) -> DeviceQueue | None:
         """Return none: steps are waited for."""
+        return None
+
+    def peak_bytes(self, run: Callable[[], None]) -> int | None:
+        """Return none: an estimate serves."""
         return None
 
     def supports(self, dtype: torch.dtype) -> bool:

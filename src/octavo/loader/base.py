@@ -14,6 +14,7 @@ from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.loader.packed_model import PackedModel
+from octavo.loader.staging import staged
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
@@ -52,13 +53,19 @@ class ModelLoader(ABC):
         packed = PackedModel.of(model, self.load_config) if self.reads_files else None
         is_restored = packed is not None and packed.restore()
         if not is_restored:
-            load_weights(model, self.tensors(model))
+            load_weights(model, self._tensors_for(model))
             process_weights_after_loading(model)
         took_s, how = time.monotonic() - start, "mapped in, packed as they were" if is_restored else "loaded"
         logger.info("%s (%s): weights %s in %.2f s", model_config.model, model_config.architecture, how, took_s)
         if packed is not None and not is_restored:
             packed.keep()
         return model.eval()
+
+    def _tensors_for(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return `tensors`, on a GPU already where it wants all of each: a rank of several takes its share only."""
+        context, tensors = model.context, self.tensors(model)
+        is_whole = context.groups.tensor.size == context.groups.experts.size == 1
+        return staged(tensors, context.device) if context.device.type == "cuda" and is_whole else tensors
 
 
 def get_model_loader(load_config: LoadConfig) -> ModelLoader:

@@ -36,7 +36,8 @@ class DummyLoader(ModelLoader):
                 continue
             num_outputs, num_inputs = slot.shape
             if num_inputs not in scaled:
-                scaled[num_inputs] = (block / math.sqrt(num_inputs)).to(model.context.dtype)
+                values = (block / math.sqrt(num_inputs)).to(model.context.dtype)
+                scaled[num_inputs] = values.to(model.context.device)  # there, matrices are spread out of it
             start = places[name.rpartition(".")[0]] * _STRIDE % _NUM_STARTS
             yield name, scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start)
 

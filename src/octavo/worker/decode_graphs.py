@@ -16,6 +16,12 @@ logger = logging.getLogger(__name__)
 
 _USES_BEFORE_CAPTURE = 1
 MOST_GRAPHS = 64  # held at once; each takes memory of the driver beside the pool that all share
+_BYTES_PER_GRAPH = 2 << 20  # of a few hundred launches; an estimate
+
+
+def graph_bytes(decode_peak: int) -> int:
+    """Return what graphs may take: their own pool, as large as the largest step of decoding, and the driver's part."""
+    return decode_peak + MOST_GRAPHS * _BYTES_PER_GRAPH
 
 
 class DecodeGraphs:

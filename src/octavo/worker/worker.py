@@ -28,7 +28,7 @@ from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.rows import SamplingRows
-from octavo.worker.decode_graphs import DecodeGraphs
+from octavo.worker.decode_graphs import DecodeGraphs, graph_bytes
 from octavo.worker.decode_record import DecodeRecord
 from octavo.worker.decode_step import DecodeStep
 from octavo.worker.expert_loads import ExpertLoads
@@ -37,6 +37,7 @@ from octavo.worker.graph_key import row_bucket
 from octavo.worker.graph_uses import GraphUses
 from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.kv_cache import allocate_kv_caches
+from octavo.worker.largest_step import LargestSteps, measured_peaks
 from octavo.worker.memory import (
     activation_bytes,
     check_weights_fit,
@@ -217,23 +218,39 @@ class Worker:
 
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with the weights loaded and no KV yet."""
-        limits, weights = self._config.scheduler, self._weights_bytes()
-        activations = activation_bytes(
-            self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize
-        )
+        weights = self._weights_bytes()
+        activations, graphs = self._step_bytes()
         budget, memory = self._memory_budget(), self._memory()
+        scratch = self._num_scratch * self.kv_cache_spec.bytes_per_block
+        kv_bytes = kv_budget(budget, memory.free_bytes - self._mapped_bytes, weights, activations + graphs) - scratch
         report = MemoryReport(
             total_bytes=memory.total_bytes,
             budget_bytes=budget,
             weights_bytes=weights,
             activation_bytes=activations,
-            kv_bytes=kv_budget(budget, memory.free_bytes - self._mapped_bytes, weights, activations),
+            graph_bytes=graphs,
+            kv_bytes=max(0, kv_bytes),
         )
         logger.info(
-            "memory: %s in all, %s for Octavo: weights %s, activations %s, KV up to %s",
-            *map(gib, (memory.total_bytes, budget, weights, activations, report.kv_bytes)),
+            "memory: %s in all, %s for Octavo: weights %s, activations %s%s, KV up to %s",
+            *map(gib, (memory.total_bytes, budget, weights, activations)),
+            f", graphs {gib(graphs)}" if graphs else "",
+            gib(report.kv_bytes),
         )
         return report
+
+    def _step_bytes(self) -> tuple[int, int]:
+        """Return what a step takes beside weights and KV, and what graphs take; estimated where nobody counts."""
+        limits = self._config.scheduler
+        if self._queue is not None and self._model is not None:
+            steps = LargestSteps(self._model, self._config, self.kv_cache_spec, self._kv_layout)
+            peaks = measured_peaks(steps, self.devices.peak_bytes)
+            if peaks is not None:
+                return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
+        estimate = activation_bytes(
+            self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize
+        )
+        return estimate, 0
 
     def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step."""

@@ -1,0 +1,75 @@
+"""The largest steps there may be, run before there is a KV pool: what they take is what must stay free.
+
+Legend: T = tokens of the step, R = requests in it, B = blocks of one request, D = hidden size, V = vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from octavo.attention.base import KVLayout
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.config.engine import EngineConfig
+from octavo.contracts.kv_cache import KVCacheSpec
+from octavo.models.interfaces import CausalLM
+from octavo.sampling.noise import NoiseKeys
+from octavo.sampling.plain_draw import draw_plain
+from octavo.worker.kv_cache import allocate_kv_caches
+
+
+class LargestSteps:
+    """Two steps over a few blocks of scratch KV memory, which all requests share and whose contents mean nothing."""
+
+    def __init__(self, model: CausalLM, config: EngineConfig, spec: KVCacheSpec, layout: KVLayout) -> None:
+        self._model, self._config = model, config
+        self._device, self._block_size = model.context.device, spec.block_size
+        self._num_prompt_tokens = min(config.scheduler.max_num_batched_tokens, config.model.max_model_len)
+        num_blocks = -(-self._num_prompt_tokens // spec.block_size)
+        self._kv_caches: list[LayerKVCache] = allocate_kv_caches(spec, num_blocks, layout.dtype, self._device)
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        """Compute as many tokens as a step may have: prompts as long as they can be, the last one cut."""
+        budget, most = self._config.scheduler.max_num_batched_tokens, self._num_prompt_tokens
+        self._run([most] * (budget // most) + [budget % most] * (budget % most > 0))
+
+    @torch.inference_mode()
+    def decode(self) -> None:
+        """Compute one token of as many requests as may run, launched for contexts as long as the model allows."""
+        is_bound = self._model.context.attention.is_capturable  # then lengths on the host are bounds, not work
+        self._run([1] * self._config.scheduler.max_num_seqs, self._config.model.max_model_len if is_bound else None)
+
+    def _run(self, lens: list[int], bound: int | None = None) -> None:
+        batch = self._batch(lens, bound)
+        hidden = self._model.run_stage(batch, self._kv_caches, None).hidden  # [T, D]
+        logits = self._model.compute_logits(hidden[batch.logits_indices])  # [R, V]
+        words = torch.zeros(len(lens), dtype=torch.int64, device=self._device)
+        keys = NoiseKeys(seed_low=words, seed_high=words, output_indices=words)
+        draw_plain(logits, torch.ones(len(lens), dtype=torch.float64, device=self._device), keys)
+
+    def _batch(self, lens: list[int], bound: int | None) -> ForwardBatch:
+        """Return a step of prompts of these lengths [R], whose tables all name the same blocks."""
+        positions = torch.cat([torch.arange(length) for length in lens])  # [T]
+        starts = torch.tensor([0, *lens]).cumsum(0)  # [R + 1]
+        num_blocks = -(-(bound or max(lens)) // self._block_size)  # B
+        table = torch.arange(num_blocks) % -(-self._num_prompt_tokens // self._block_size)
+        return ForwardBatch(
+            input_ids=torch.zeros_like(positions).to(self._device),
+            positions=positions.to(self._device),
+            query_start_loc=starts.to(torch.int32).to(self._device),
+            seq_lens=torch.tensor(lens, dtype=torch.int32).to(self._device),
+            slot_mapping=positions.to(self._device),
+            block_table=table.to(torch.int32).expand(len(lens), -1).contiguous().to(self._device),
+            logits_indices=(starts[1:] - 1).to(self._device),
+            block_size=self._block_size,
+            query_start_loc_list=starts.tolist(),
+            seq_lens_list=[bound] * len(lens) if bound else lens,
+        )
+
+
+def measured_peaks(
+    steps: LargestSteps, peak_bytes: Callable[[Callable[[], None]], int | None]
+) -> tuple[int, int] | None:
+    """Return what prefill and decode take at most beside what is there; None where the device does not count."""
+    prefill, decode = peak_bytes(steps.prefill), peak_bytes(steps.decode)
+    return None if prefill is None or decode is None else (prefill, decode)
