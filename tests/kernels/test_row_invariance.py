@@ -23,7 +23,7 @@ def rows_that_differ(kernels: Kernels, case: Case, dtype: torch.dtype = torch.fl
         whole = op(kernels, slice(0, MOST_ROWS))
         return [
             (start, size)
-            for size in (1, 2, 3, 5, 8, 15, 16, 17, 31, 64, 100, 129, 255)
+            for size in (1, 2, 3, 5, 7, 8, 10, 15, 16, 17, 31, 64, 100, 129, 255)
             for start in (0, 1, 43)
             if not torch.equal(op(kernels, slice(start, start + size)), whole[start : start + size])
         ]

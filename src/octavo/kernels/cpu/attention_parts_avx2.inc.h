@@ -8,14 +8,7 @@ template <class Element>
 using Left = float;
 constexpr bool kMultipliesBytes = true;
 
-// Columns 8 * vector ... of the even or the odd k of a pair.
-template <bool kIsOdd>
-static inline __m256 load_columns(const bf16* part, std::int64_t pair, std::int64_t vector) {
-  const bf16* from = part + vector / 2 * kTileElements + pair * 32 + vector % 2 * 16;
-  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  if constexpr (kIsOdd) return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(-0x10000)));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-}
+// As of bf16: see tiles_avx2.inc.h.
 template <bool kIsOdd>
 static inline __m256 load_columns(const std::int8_t* part, std::int64_t pair, std::int64_t vector) {
   const std::int8_t* from = part + (pair * 2 + kIsOdd) * kPart + vector * 8;
@@ -24,18 +17,6 @@ static inline __m256 load_columns(const std::int8_t* part, std::int64_t pair, st
 template <bool kIsOdd>
 static inline __m256 load_columns(const float* part, std::int64_t pair, std::int64_t vector) {
   return _mm256_loadu_ps(part + (pair * 2 + kIsOdd) * kPart + vector * 8);
-}
-
-// One k of some rows, whose elements lie kPart apart, times some vectors of columns.
-template <int kRows, int kVectors>
-static inline void add_k(__m256 (&sums)[kRows][kVectors], const float* left, const __m256 (&columns)[kVectors]) {
-#pragma GCC unroll 8
-  for (int row = 0; row < kRows; ++row) {
-    const __m256 factor = _mm256_broadcast_ss(left + row * kPart);
-#pragma GCC unroll 8
-    for (int vector = 0; vector < kVectors; ++vector)
-      sums[row][vector] = _mm256_fmadd_ps(factor, columns[vector], sums[row][vector]);
-  }
 }
 
 // `kRows` rows of one left tile, times columns 8 * first_vector ... of all parts; asks for what comes next, or not.

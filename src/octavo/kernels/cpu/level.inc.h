@@ -19,11 +19,17 @@ namespace {
 
 constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows of a product that is made of vectors
 constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
+#if defined(OCTAVO_HAS_AVX2)
+constexpr std::int64_t kLeftCacheBytes = 256 << 10;   // of activations that are to stay in the second-level cache
+constexpr std::int64_t kFewRowTiles = 0;              // products take long enough to fetch weights beside any of them
+constexpr std::int64_t kMostRowTiles = 4;             // 64 rows
+constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, half of the first-level cache
+#else
 constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRowTiles = 6;              // 96 rows
 constexpr std::int64_t kMostRowTiles = 32;            // 512 rows
-constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, in the first-level cache
-constexpr std::int64_t kTilesOfKAlone = 16;           // 32 KiB, where left tiles pass that cache by
+constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel in the first-level cache, which left tiles pass by
+#endif
 constexpr std::int64_t kMostPanels = 16;              // whose results, of 512 rows, take 1 MiB
 constexpr std::int64_t kStreamedBytes = 1 << 16;      // results as large as this bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;

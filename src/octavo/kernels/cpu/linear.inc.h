@@ -28,23 +28,13 @@ static void pack_linear(const PackArgs& args, Pool& pool) {
   });
 }
 
-// One row of inputs as its line in each of the left tiles [num_k][16][32]; inputs that are not there are zeros.
-static inline void pack_row(const bf16* from, std::int64_t size, std::int64_t num_k, bf16* to) {
-  const std::int64_t num_whole = size / 32;
-  for (std::int64_t k = 0; k < num_whole; ++k) __builtin_memcpy(to + k * kTileElements, from + k * 32, 64);
-  for (std::int64_t k = num_whole; k < num_k; ++k) {
-    __builtin_memset(to + k * kTileElements, 0, 64);
-    __builtin_memcpy(to + k * kTileElements, from + k * 32, static_cast<std::size_t>(larger(0, size - k * 32)) * sizeof(bf16));
-  }
-}
-
 // All rows as left tiles [row tiles][num_k][16][32], normalised where that is asked for. Rows that are not there are
-// zeros.
-static void pack_rows(const RowsArgs& args, bf16* left, Pool& pool) {
+// zeros where products read them.
+static void pack_rows(const RowsArgs& args, LeftElement* left, Pool& pool) {
   const std::int64_t num_k = ceil_div(args.size, 32);
   pool.run(ceil_div(args.rows, 16), [&](std::int64_t tile) {
     bf16* normalised = args.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
-    for (std::int64_t line = 0; line < 16; ++line) {
+    for (std::int64_t line = 0; line < (kReadsWholeTiles ? 16 : smaller(16, args.rows - tile * 16)); ++line) {
       const std::int64_t row = tile * 16 + line;
       const bf16* from = args.x + row * args.size;
       if (normalised && row < args.rows) normalise_row(args, row, normalised), from = normalised;
@@ -58,16 +48,19 @@ struct Destination {
   Output output;
   std::int64_t out_size;  // N
   void* out;              // [T, N] bf16 or float32; or, gated:
-  bf16* out_left;         // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
+  LeftElement* out_left;  // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
   Largest* largest = nullptr;  // [groups of panels][T], in place of all results
 
   std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
   std::int64_t num_panels() const { return ceil_div(out_size, outputs_per_panel()); }
+  LeftElement* left_line(std::int64_t row, std::int64_t line) const {
+    return out_left + (row / 16 * ceil_div(out_size, 32) + line) * kTileElements + row % 16 * 32;
+  }
 };
 
 // One map, its rows packed already.
 struct Product {
-  const bf16* left;  // [row tiles][num_k][16][32]
+  const LeftElement* left;  // [row tiles][num_k][16][32]
   std::int64_t rows, num_k;
   PackedWeight packed;
   Destination to;
@@ -102,8 +95,11 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
   } else {
     lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
   }
+#if defined(OCTAVO_HAS_AVX2)
+  if (to.out_left) return put_left(to.left_line(row, pair), reinterpret_cast<const bf16*>(lines));
+#endif
   bf16* out = to.out_left
-                  ? to.out_left + (row / 16 * ceil_div(to.out_size, 32) + pair) * kTileElements + row % 16 * 32
+                  ? reinterpret_cast<bf16*>(to.left_line(row, pair))
                   : static_cast<bf16*>(to.out) + row * to.out_size + column;
   if (streams && count == width && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
     for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lines[i / 32]);
@@ -169,16 +165,15 @@ struct Blocking {
   std::int64_t row_tiles, panels, num_k;
 };
 
-static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t num_k,
-                                       std::int64_t tiles_of_k = kTilesOfK) {
+static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t num_k) {
   // Few rows: memory decides. The first product of a panel streams its weights, the others find them in a cache.
   if (num_row_tiles <= kFewRowTiles) return {larger(2, num_row_tiles), kPair, num_k};
   const std::int64_t num_blocks = ceil_div(num_row_tiles, kMostRowTiles);
   const std::int64_t row_tiles = ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2;
   // Where the rows' tiles of all k fit, they stay while pair after pair of panels passes by. Where they do not, those of
   // a block of k are used for many panels, whose sums wait meanwhile.
-  const bool fits = row_tiles * num_k * kTileElements * 2 <= kLeftCacheBytes;
-  return {row_tiles, fits ? kPair : kMostPanels, tiles_of_k};
+  const bool fits = row_tiles * num_k * kTileElements * std::int64_t{sizeof(LeftElement)} <= kLeftCacheBytes;
+  return {row_tiles, fits ? kPair : kMostPanels, kTilesOfK};
 }
 
 // Some row tiles of a product, in the hands of one thread.
@@ -228,13 +223,18 @@ struct ProductRows {
     Ahead ahead = {right_next, ceil_div(32, ceil_div(num_tiles(), 2))};
     if (streams_weights) ahead = {right + kPrefetchElements, 32};
     for (std::int64_t tile = 0; tile < num_tiles(); tile += 2, result += 4 * kResultElements) {
-      const bf16* left = product.left + (first + tile) * stride() + k * kTileElements;
+      const LeftElement* left = product.left + (first + tile) * stride() + k * kTileElements;
+#if defined(OCTAVO_HAS_AVX2)
+      const std::int64_t rows = smaller(smaller(product.rows, end * 16) - (first + tile) * 16, 32);
+      multiply_tiles(result, left, stride(), rows, right, count, k > 0, ahead);
+#else
       Beside beside = {finish, num_rows(), ahead};
       if (tile + 1 < num_tiles()) {
         multiply_2x2(result, left, left + stride(), right, count, k > 0, beside);
       } else {
         multiply_1x2(result, left, right, count, k > 0, smaller(16, product.rows - (first + tile) * 16), beside);
       }
+#endif
       ahead = streams_weights ? Ahead{} : Ahead{ahead.line(count * ahead.lines), ahead.lines};
     }
   }
@@ -252,7 +252,7 @@ struct Cut {
 // claiming them costs nothing.
 static inline Cut cut_product(const Product& product, std::int64_t num_wanted) {
   const std::int64_t num_panels = product.to.num_panels();
-  const Blocking blocking = choose_blocking(product.num_row_tiles(), product.num_k, kTilesOfKAlone);
+  const Blocking blocking = choose_blocking(product.num_row_tiles(), product.num_k);
   const std::int64_t group = larger(1, ceil_div(num_panels, blocking.panels) / num_wanted) * blocking.panels;
   const std::int64_t num_groups = ceil_div(num_panels, group);
   const bool streams = product.to.out_left == nullptr && product.rows * product.to.out_size * 2 >= kStreamedBytes;
@@ -294,7 +294,7 @@ static inline std::int64_t left_elements(std::int64_t rows, std::int64_t size) {
 static void linear(const LinearArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
-  bf16* left = static_cast<bf16*>(pool.scratch().bytes(left_elements(rows.rows, rows.size) * sizeof(bf16)));
+  LeftElement* left = static_cast<LeftElement*>(pool.scratch().bytes(left_elements(rows.rows, rows.size) * sizeof(LeftElement)));
   pack_rows(rows, left, pool);
   multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, {args.output, args.packed.out_size, args.out, nullptr}}, pool);
 }
@@ -304,9 +304,9 @@ static void largest(const LargestArgs& args, Pool& pool) {
   if (rows.rows == 0) return;
   Product product = {nullptr, rows.rows, ceil_div(rows.size, 32), args.packed, {Output::float32, args.packed.out_size, nullptr, nullptr}};
   const Cut cut = cut_product(product, pool.num_threads() * kChunksPerThread);
-  const std::int64_t left_bytes = left_elements(rows.rows, rows.size) * sizeof(bf16);
+  const std::int64_t left_bytes = left_elements(rows.rows, rows.size) * sizeof(LeftElement);
   char* memory = static_cast<char*>(pool.scratch().bytes(left_bytes + cut.num_groups * rows.rows * sizeof(Largest)));
-  bf16* left = reinterpret_cast<bf16*>(memory);
+  LeftElement* left = reinterpret_cast<LeftElement*>(memory);
   product.left = left, product.to.largest = reinterpret_cast<Largest*>(memory + left_bytes);
   pack_rows(rows, left, pool);
   pool.run(cut.num_chunks, [&](std::int64_t chunk) { multiply_chunk(product, cut, chunk); });
@@ -325,8 +325,8 @@ static void mlp(const MlpArgs& args, Pool& pool) {
   if (rows.rows == 0) return;
   const std::int64_t middle_size = args.gate_up.out_size, size = left_elements(rows.rows, rows.size);
   const std::int64_t num_elements = size + left_elements(rows.rows, middle_size);
-  bf16* left = static_cast<bf16*>(pool.scratch().bytes(num_elements * sizeof(bf16)));
-  bf16* middle = left + size;
+  LeftElement* left = static_cast<LeftElement*>(pool.scratch().bytes(num_elements * sizeof(LeftElement)));
+  LeftElement* middle = left + size;
   pack_rows(rows, left, pool);
   multiply({left, rows.rows, ceil_div(rows.size, 32), args.gate_up, {Output::gated, middle_size, nullptr, middle}}, pool);
   multiply({middle, rows.rows, ceil_div(middle_size, 32), args.down, {Output::bf16, args.down.out_size, args.out, nullptr}}, pool);

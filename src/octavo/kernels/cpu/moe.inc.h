@@ -78,7 +78,7 @@ static inline void choose_experts(const Routing& routing, float* logits, std::in
 constexpr std::int64_t kTokensTogether = 8;  // of a chunk, where a token takes about a microsecond
 
 // `left`: the tokens as left tiles. `logits`: [T, outputs of the router].
-static void route_tokens(const Routing& routing, const PackedWeight& router, const bf16* left, std::int64_t num_tokens,
+static void route_tokens(const Routing& routing, const PackedWeight& router, const LeftElement* left, std::int64_t num_tokens,
                          std::int64_t num_k, float* logits, std::int64_t* ids, float* weights, Pool& pool) {
   multiply({left, num_tokens, num_k, router, {Output::float32, router.out_size, logits, nullptr}}, pool);
   const std::int64_t num_choices = routing.num_choices();
@@ -147,31 +147,32 @@ struct ExpertProduct {
 struct ExpertMemory {
   SortedPairs sorted;
   ExpertProduct* products;  // [X]
-  bf16* left;               // left tiles of the sorted rows
-  bf16* middle;             // the same, between the two maps
+  LeftElement* left;        // left tiles of the sorted rows
+  LeftElement* middle;      // the same, between the two maps
   bf16* answers;            // [R, D] in the sorted order
 
   static ExpertMemory in(Room& room, const Experts& experts, std::int64_t num_pairs, std::int64_t size) {
     const std::int64_t num_tiles = SortedPairs::most_tiles(num_pairs, experts.count);
     return {SortedPairs::in(room, num_pairs, experts.count), room.take<ExpertProduct>(experts.count),
-            room.take<bf16>(num_tiles * ceil_div(size, 32) * kTileElements),
-            room.take<bf16>(num_tiles * ceil_div(experts.most_intermediate, 32) * kTileElements),
+            room.take<LeftElement>(num_tiles * ceil_div(size, 32) * kTileElements),
+            room.take<LeftElement>(num_tiles * ceil_div(experts.most_intermediate, 32) * kTileElements),
             room.take<bf16>(num_pairs * size)};
   }
 };
 
 // Copies tokens from their left tiles into those of their experts.
-static void gather_tokens(const bf16* tokens, std::int64_t num_k, const Pairs& pairs, const SortedPairs& sorted,
-                          std::int64_t num_tiles, bf16* left, Pool& pool) {
+static void gather_tokens(const LeftElement* tokens, std::int64_t num_k, const Pairs& pairs, const SortedPairs& sorted,
+                          std::int64_t num_tiles, LeftElement* left, Pool& pool) {
   pool.run(num_tiles, [&](std::int64_t tile) {
     const std::int64_t first = sorted.tile_row[tile], count = sorted.tile_row[tile + 1] - first;
-    bf16* to = left + tile * num_k * kTileElements;
-    for (std::int64_t line = 0; line < 16; ++line) {
+    LeftElement* to = left + tile * num_k * kTileElements;
+    for (std::int64_t line = 0; line < (kReadsWholeTiles ? 16 : count); ++line) {
       const std::int64_t token = line < count ? pairs.token(sorted.pair[first + line]) : 0;
-      const bf16* from = tokens + token / 16 * num_k * kTileElements + token % 16 * 32;
+      const LeftElement* from = tokens + token / 16 * num_k * kTileElements + token % 16 * 32;
       for (std::int64_t k = 0; k < num_k; ++k) {
-        bf16* to_line = to + k * kTileElements + line * 32;
-        line < count ? __builtin_memcpy(to_line, from + k * kTileElements, 64) : __builtin_memset(to_line, 0, 64);
+        LeftElement* to_line = to + k * kTileElements + line * 32;
+        line < count ? __builtin_memcpy(to_line, from + k * kTileElements, 32 * sizeof *to)
+                     : __builtin_memset(to_line, 0, 32 * sizeof *to);
       }
     }
   });
@@ -204,7 +205,7 @@ static void multiply_experts(const SortedPairs& sorted, std::int64_t num_experts
 }
 
 // Fills memory.answers. `tokens`: left tiles.
-static void compute_experts(const Experts& experts, const bf16* tokens, std::int64_t size, const Pairs& pairs,
+static void compute_experts(const Experts& experts, const LeftElement* tokens, std::int64_t size, const Pairs& pairs,
                             ExpertMemory& memory, Pool& pool) {
   SortedPairs& sorted = memory.sorted;
   const std::int64_t num_k = ceil_div(size, 32), num_tiles = sorted.sort(pairs, experts.count);
@@ -213,7 +214,7 @@ static void compute_experts(const Experts& experts, const bf16* tokens, std::int
   multiply_experts(sorted, experts.count, memory.products, pool,
                    [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> Product {
                      const PackedWeight& gate_up = experts.gate_up[expert];
-                     bf16* middle = memory.middle + tile * middle_stride;
+                     LeftElement* middle = memory.middle + tile * middle_stride;
                      return {memory.left + tile * num_k * kTileElements, rows, num_k, gate_up,
                              {Output::gated, gate_up.out_size, nullptr, middle}};
                    });
@@ -251,11 +252,11 @@ static void route(const RouteArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
   struct Memory {
-    bf16* left;
+    LeftElement* left;
     float* logits;
   };
   const Memory memory = placed(pool, [&](Room& room) -> Memory {
-    return {room.take<bf16>(left_elements(rows.rows, rows.size)), room.take<float>(rows.rows * args.router.out_size)};
+    return {room.take<LeftElement>(left_elements(rows.rows, rows.size)), room.take<float>(rows.rows * args.router.out_size)};
   });
   pack_rows(rows, memory.left, pool);
   route_tokens(args.routing, args.router, memory.left, rows.rows, ceil_div(rows.size, 32), memory.logits, args.expert_ids,
@@ -266,11 +267,11 @@ static void expert_rows(const ExpertRowsArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (args.num_pairs == 0) return;
   struct Memory {
-    bf16* left;
+    LeftElement* left;
     ExpertMemory experts;
   };
   Memory memory = placed(pool, [&](Room& room) -> Memory {
-    return {room.take<bf16>(left_elements(rows.rows, rows.size)),
+    return {room.take<LeftElement>(left_elements(rows.rows, rows.size)),
             ExpertMemory::in(room, args.experts, args.num_pairs, rows.size)};
   });
   pack_rows(rows, memory.left, pool);
@@ -289,14 +290,14 @@ static void moe(const MoeArgs& args, Pool& pool) {
   if (rows.rows == 0) return;
   const std::int64_t num_choices = args.routing.num_choices(), num_pairs = rows.rows * num_choices;
   struct Memory {
-    bf16* left;
+    LeftElement* left;
     float* logits;
     std::int64_t* expert_ids;
     float* weights;
     ExpertMemory experts;
   };
   Memory memory = placed(pool, [&](Room& room) -> Memory {
-    return {room.take<bf16>(left_elements(rows.rows, rows.size)), room.take<float>(rows.rows * args.router.out_size),
+    return {room.take<LeftElement>(left_elements(rows.rows, rows.size)), room.take<float>(rows.rows * args.router.out_size),
             room.take<std::int64_t>(num_pairs), room.take<float>(num_pairs),
             ExpertMemory::in(room, args.experts, num_pairs, rows.size)};
   });

@@ -101,7 +101,11 @@ static inline void multiply_1x2(float* result, const bf16* left, const bf16* rig
   _tile_stored(1, result + kResultElements, 64);
 }
 
-#else  // vectors
+#elif defined(OCTAVO_HAS_AVX2)
+
+#include "tiles_avx2.inc.h"
+
+#else  // vectors as wide as a tile
 
 static inline void begin_tiles(std::int64_t) {}
 static inline void end_tiles() {}
@@ -161,9 +165,27 @@ static inline void multiply_2x2(float* result, const bf16* left0, const bf16* le
 
 #endif
 
+#if !defined(OCTAVO_HAS_AVX2)
+
+using LeftElement = bf16;  // of the left tiles of linear maps
+
+constexpr bool kReadsWholeTiles = true;  // also lines of rows that are not there
+
+// One row of inputs as its line in each of the left tiles [num_k][16][32]; inputs that are not there are zeros.
+static inline void pack_row(const bf16* from, std::int64_t size, std::int64_t num_k, bf16* to) {
+  const std::int64_t num_whole = size / 32;
+  for (std::int64_t k = 0; k < num_whole; ++k) __builtin_memcpy(to + k * kTileElements, from + k * 32, 64);
+  for (std::int64_t k = num_whole; k < num_k; ++k) {
+    __builtin_memset(to + k * kTileElements, 0, 64);
+    __builtin_memcpy(to + k * kTileElements, from + k * 32, static_cast<std::size_t>(larger(0, size - k * 32)) * sizeof(bf16));
+  }
+}
+
 // Without anything beside it.
 static inline void multiply_1x2(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
                                 bool accumulates, std::int64_t rows) {
   Nothing nothing;
   multiply_1x2(result, left, right, num_k, accumulates, rows, nothing);
 }
+
+#endif
