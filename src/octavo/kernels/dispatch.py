@@ -66,6 +66,7 @@ class Kernels(Protocol):
     name: str
     is_row_invariant: bool  # a row's result has the same bits whatever other rows are computed with it
     packing_copies: bool  # a weight that is packed and also read plain (a tied logits head) exists twice
+    reads_packed_rows: bool  # `packed_rows` is there: a tied logits head, once packed, is the embedding's table, too
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Bring weight [N, K] and bias [N] into the layout that `linear` reads. Once, at load."""
@@ -162,6 +163,10 @@ class Kernels(Protocol):
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return the rows [T, D] of table [V, D] that ids [T] name."""
+        ...
+
+    def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
+        """Return the rows [T, K] that ids [T] name of a weight [N, K] that `pack_logits_linear` packed; K is `size`."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -115,7 +115,8 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     """See `Kernels`. bfloat16 only; what is not here is computed by the reference."""
 
     is_row_invariant = True
-    packing_copies = True
+    packing_copies = False
+    reads_packed_rows = True
     records_experts = True  # `moe` is one native call
 
     def __init__(self, level: str, num_threads: int) -> None:
@@ -276,6 +277,11 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         rows, choice = self._normed_rows(x, residual, norm_weight, eps, total), self._routing(routing)
         self.native.moe(rows, _handle(router), choice, _experts_handle(experts), load.data_ptr(), out.data_ptr())
         return out, total
+
+    def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
+        ids, out = ids.to(torch.int64).contiguous(), torch.empty(len(ids), size, dtype=torch.bfloat16)
+        self.native.packed_rows(_handle(packed), size, len(ids), ids.data_ptr(), out.data_ptr())
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x, weight = x.contiguous(), weight.to(torch.bfloat16)

@@ -38,6 +38,7 @@ class IntegerNativeKernels(NativeKernels):
         self.name = f"{plain.name}-{quantization.name}"
         self._quantization = quantization
 
+    packing_copies, reads_packed_rows = True, False  # integers are not what an embedding's rows were
     largest_logits = ReferenceKernels.largest_logits  # all of them, and then the largest
 
     # Experts are computed one by one, by the linear maps.

@@ -20,6 +20,7 @@ class ReferenceKernels:
     name = "torch-reference"
     is_row_invariant = False  # torch chooses its way through a matmul by the number of rows
     packing_copies = False
+    reads_packed_rows = False  # there is nothing to gain: the plain layout is the packed one
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Keep the plain layout, [N, K]."""
@@ -144,6 +145,10 @@ class ReferenceKernels:
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """table[ids]."""
         return table.index_select(0, ids)
+
+    def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
+        """weight[ids]."""
+        return packed.weight.index_select(0, ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""

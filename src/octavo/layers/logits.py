@@ -1,5 +1,7 @@
 """From hidden states to logits. Legend: L = rows that get logits, D = hidden size, V = vocabulary."""
 
+from collections.abc import Mapping
+
 import torch
 
 from octavo.distributed.shares import Share
@@ -13,7 +15,7 @@ _SLICE_ROWS = 128
 
 
 class LogitsHead(MergedLinear):
-    """The last linear map. Tied, it shares the embedding's table and a checkpoint brings nothing for it.
+    """The last linear map. Tied, it shares the embedding's weights and a checkpoint brings nothing for it.
 
     Each rank computes a range of the vocabulary, and all get all logits, so that they sample alike.
     """
@@ -35,7 +37,21 @@ class LogitsHead(MergedLinear):
         if self._tied_to is None:
             super().process_weights_after_loading()
         elif self._packed is None:
-            self._packed = self.pack(self._tied_to.table, None)
+            self._packed = self._tied_to.packed or self.pack(self._tied_to.table, None)
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether the embedding holds what this head computes with."""
+        return self._tied_to is not None and self._tied_to.packed is not None
+
+    def packed_tensors(self) -> dict[str, torch.Tensor] | None:
+        return {} if self._is_shared else super().packed_tensors()
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if self._is_shared:
+            self.process_weights_after_loading()
+        else:
+            super().adopt_packed(tensors)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """See `MergedLinear.pack`."""

@@ -130,7 +130,10 @@ class DecoderForCausalLM(CausalLM):
         stage = self.stage
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=context.device)
         if stage.is_first:
-            self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
+            has_tied_head = config.tie_word_embeddings and stage.is_last
+            self.embedding = Embedding(
+                config.vocab_size, config.hidden_size, context=context, has_tied_head=has_tied_head
+            )
         self.layers = nn.ModuleDict({str(layer): self.build_layer(layer) for layer in stage.layers})
         if stage.is_last:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)

@@ -280,6 +280,11 @@ class Kernels {
     run(ops_.attention, AttentionArgs{layer, step, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)});
   }
 
+  void packed_rows(const PackedWeight& packed, std::int64_t size, std::int64_t num_ids, std::uintptr_t ids,
+                   std::uintptr_t out) {
+    run_now(&octavo::packed_rows, PackedRowsArgs{packed, size, num_ids, at<const std::int64_t>(ids), at<bf16>(out)});
+  }
+
   void draw(std::uintptr_t logits, std::int64_t num_rows, std::int64_t vocab_size, std::uintptr_t rows,
             std::uintptr_t token_ids, std::uintptr_t largest) {
     const DrawArgs args = {at<const float>(logits), num_rows,   vocab_size, at<const DrawRow>(rows),
@@ -404,6 +409,7 @@ NB_MODULE(_cpu, m) {
       .def("combine_experts", &Kernels::combine_experts)
       .def("moe", &Kernels::moe)
       .def("rms_norm", &Kernels::rms_norm)
+      .def("packed_rows", &Kernels::packed_rows)
       .def("draw", &Kernels::draw)
       .def("begin_recording", &Kernels::begin_recording)
       .def("end_recording", &Kernels::end_recording)

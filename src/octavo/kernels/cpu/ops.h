@@ -105,6 +105,15 @@ struct PackIntegersArgs {
   float* packed_offsets;   // the same, or null
 };
 
+// Rows of a weight that is packed, as they were before: an embedding whose table is the logits head's weight.
+struct PackedRowsArgs {
+  PackedWeight packed;      // bf16, not gated
+  std::int64_t size;        // K
+  std::int64_t num_ids;
+  const std::int64_t* ids;  // [T], below N
+  bf16* out;                // [T, K]
+};
+
 struct NormArgs {
   RowsArgs rows;
   bf16* out;  // [T, K]
@@ -188,6 +197,9 @@ struct Ops {
   void (*sum)(const SumArgs&);
   const DrawOps* draw;
 };
+
+// The same at every level: nothing is computed. Throws std::out_of_range for an id that is none.
+void packed_rows(const PackedRowsArgs& args, Pool& pool);
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements
 std::int64_t packed_integers_size(const PackIntegersArgs& args);                       // bytes

@@ -1,0 +1,35 @@
+"""Rows read of a packed weight: the bits that were packed, in odd sizes, alone and among many."""
+
+import pytest
+import torch
+from tests.kernels.conftest import LEVELS, native
+
+from octavo.kernels.reference import ReferenceKernels
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("in_size", [1, 2, 31, 32, 33, 70, 1024])
+@pytest.mark.parametrize("num_outputs", [1, 15, 16, 31, 33, 100, 1001])
+def test_they_are_what_was_packed(level: str, num_outputs: int, in_size: int) -> None:
+    """All 65,536 patterns of bits in turn, NaN among them: compared as integers."""
+    weight = (torch.arange(num_outputs * in_size) * 40_503).to(torch.int16).view(num_outputs, in_size)
+    packed = native(level, 2).pack_logits_linear(weight.view(torch.bfloat16), None)
+    ids = torch.randint(num_outputs, (90,), generator=torch.Generator().manual_seed(1))
+    rows = native(level, 2).packed_rows(ids, packed, in_size)
+    assert torch.equal(rows.view(torch.int16), weight[ids])
+    one = native(level, 2).packed_rows(ids[40:41].to(torch.int32), packed, in_size)
+    assert torch.equal(one.view(torch.int16), weight[ids[40:41]])
+
+
+def test_the_reference_reads_its_own_layout() -> None:
+    weight = torch.randn(9, 5, generator=torch.Generator().manual_seed(2))
+    packed = ReferenceKernels().pack_logits_linear(weight, None)
+    assert torch.equal(ReferenceKernels().packed_rows(torch.tensor([8, 0]), packed, 5), weight[[8, 0]])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("token_id", [-1, 40])
+def test_an_id_that_is_none_is_an_error(level: str, token_id: int) -> None:
+    packed = native(level, 1).pack_logits_linear(torch.zeros(40, 8, dtype=torch.bfloat16), None)
+    with pytest.raises(IndexError, match="no row"):
+        native(level, 1).packed_rows(torch.tensor([3, token_id]), packed, 8)
