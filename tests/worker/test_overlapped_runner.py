@@ -223,7 +223,8 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
 
     def note(self: FixedAttention, batch: ForwardBatch) -> torch.Tensor:
         batches.append(batch)
-        return plan(batch)
+        planned: torch.Tensor = plan(batch)
+        return planned
 
     monkeypatch.setattr(FixedAttention, "plan", note)
     report = worker.measure_memory()
