@@ -22,6 +22,9 @@ from octavo.attention.selector import select_attention
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.kernels.dispatch import Kernels, select_kernels
 from octavo.kernels.reference import ReferenceKernels
+from octavo.sampling.mass import relative_logits
+from octavo.sampling.noise import NoiseKeys, gumbel_for_all
+from octavo.sampling.plain_draw import draw_plain
 
 _BLOCK_SIZE = 32
 _COLD_BYTES = 256 << 20
@@ -140,6 +143,7 @@ class _Layer:
             )
         if num_rows <= 256:
             yield self._largest_logits(num_rows)
+            yield self._draw(num_rows)
 
     def _largest_logits(self, num_rows: int) -> Case:
         x, weight = self._random(num_rows, self._hidden), self._random(self._vocab, self._hidden)
@@ -151,6 +155,26 @@ class _Layer:
             define=lambda: self._reference.largest_logits(x, plain)[0],
             num_bytes=weight.nbytes,
             num_operations=2.0 * num_rows * weight.numel(),
+        )
+
+    def _draw(self, num_rows: int) -> Case:
+        """Tokens must be the same ones: the largest id off is an error."""
+        logits, seeds = torch.randn(num_rows, self._vocab, device=self._device), torch.arange(num_rows)
+        seeds, temperatures = seeds.to(self._device), torch.ones(num_rows, dtype=torch.float64, device=self._device)
+        keys = NoiseKeys(seed_low=seeds, seed_high=seeds, output_indices=seeds)
+
+        def define() -> torch.Tensor:
+            scores = [
+                relative_logits(row) + gumbel_for_all(keys.take(slice(at, at + 1)), self._vocab)
+                for at, row in enumerate(torch.split(logits, 1))
+            ]
+            return torch.cat(scores).argmax(-1)
+
+        return Case(
+            name="draw",
+            run=lambda: draw_plain(logits, temperatures, keys)[1],
+            define=define,
+            num_bytes=2 * logits.nbytes,  # once for the largest
         )
 
     def decode(self, num_requests: int, context: int) -> Iterator[Case]:

@@ -8,6 +8,7 @@ Legend: L = logits rows of the step, S = rows of one slice, V = vocabulary size.
 import torch
 from torch import Tensor
 
+from octavo.kernels.triton.selection import uses_triton
 from octavo.sampling.mass import relative_logits
 from octavo.sampling.noise import NoiseKeys, gumbel_for_all
 
@@ -20,6 +21,11 @@ def draw_plain(logits: Tensor, temperatures: Tensor, keys: NoiseKeys) -> tuple[T
     Temperature 0 is the arg-max, ties to the lowest id. A row whose largest logit is not finite gets some token.
     """
     largest, tokens = logits.max(-1)
+    if uses_triton(logits.device, logits.dtype):
+        from octavo.kernels.triton.draw import draw
+
+        drawn = draw(logits, largest, temperatures, keys.seed_low, keys.seed_high, keys.output_indices)
+        return largest, torch.where(temperatures > 0.0, drawn, tokens)
     rows_at_once = max(1, _SLICE // logits.shape[1])
     for start in range(0, len(logits), rows_at_once):
         part = slice(start, start + rows_at_once)

@@ -1,0 +1,96 @@
+"""A token for each row of logits: the arg-max of log p + Gumbel noise, in one pass that writes no noise down.
+
+Philox4x32-10 (Salmon et al., SC 2011) gives four words for four neighbours: counter (id >> 2, output index, 0, 0), word
+id & 3. Scores are float64, of the same operations in the same order as `sampling/noise.py` and `sampling/mass.py`;
+only the two logarithms are the device's own. Torch calls the same ones on a GPU.
+
+Legend: L = rows, V = vocabulary size, P = parts of a row, each searched by a program.
+"""
+
+import torch
+import triton
+from triton import language as tl
+
+_PART = 8192  # ids; a multiple of the block
+_BLOCK = 256  # quads of ids at a time
+
+
+@triton.jit
+def _gumbel(word: tl.tensor) -> tl.tensor:
+    """Return -log(-log u) for u = (word + 1/2) 2^-32, float64."""
+    uniform = (word.to(tl.float64) + 0.5) * (1.0 / 4294967296.0)
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _draw_kernel(
+    logits: tl.tensor,  # [L, V] float32
+    largest: tl.tensor,  # [L] float32
+    temperatures: tl.tensor,  # [L] float64; 0: nothing is drawn
+    seed_low: tl.tensor,  # [L] int64
+    seed_high: tl.tensor,  # [L] int64
+    output_indices: tl.tensor,  # [L] int64
+    scores: tl.tensor,  # [L, P] float64, out: the best of each part
+    ids: tl.tensor,  # [L, P] int64, out: the lowest id that has it
+    vocab_size: tl.tensor,  # V
+    num_parts: tl.tensor,  # P
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0.0:
+        peak = tl.load(largest + row).to(tl.float64)
+        key_low, key_high = tl.load(seed_low + row).to(tl.uint32), tl.load(seed_high + row).to(tl.uint32)
+        output_index = tl.load(output_indices + row).to(tl.uint32)
+        best = tl.full((BLOCK,), float("-inf"), tl.float64)
+        best_id = tl.full((BLOCK,), 0, tl.int32) + part * PART
+        for start in range(0, PART // 4, BLOCK):
+            quads = part * (PART // 4) + start + tl.arange(0, BLOCK)
+            zero = (quads * 0).to(tl.uint32)
+            words = tl.philox_impl(quads.to(tl.uint32), zero + output_index, zero, zero, key_low, key_high)
+            for lane in tl.static_range(4):
+                token_ids = quads * 4 + lane
+                logit = tl.load(logits + row * vocab_size + token_ids, mask=token_ids < vocab_size, other=float("-inf"))
+                score = (logit.to(tl.float64) - peak) / temperature + _gumbel(words[lane])
+                is_better = score > best
+                best, best_id = tl.where(is_better, score, best), tl.where(is_better, token_ids, best_id)
+        winner = tl.max(best, axis=0)
+        tl.store(scores + row * num_parts + part, winner)
+        tl.store(ids + row * num_parts + part, tl.min(tl.where(best == winner, best_id, vocab_size - 1), axis=0))
+
+
+def draw(
+    logits: torch.Tensor,
+    largest: torch.Tensor,
+    temperatures: torch.Tensor,
+    seed_low: torch.Tensor,
+    seed_high: torch.Tensor,
+    output_indices: torch.Tensor,
+) -> torch.Tensor:
+    """Draw from logits [L, V] float32 whose largest are [L]; columns are [L], float64 and int64. Return ids [L] int64.
+
+    Of equal scores the lowest id wins. What rows of temperature 0 get means nothing.
+    """
+    num_rows, vocab_size = logits.shape
+    num_parts = triton.cdiv(vocab_size, _PART)
+    scores = torch.zeros(num_rows, num_parts, dtype=torch.float64, device=logits.device)
+    ids = torch.zeros(num_rows, num_parts, dtype=torch.int64, device=logits.device)
+    if num_rows:
+        _draw_kernel[num_rows, num_parts](
+            logits.contiguous(),
+            largest,
+            temperatures,
+            seed_low,
+            seed_high,
+            output_indices,
+            scores,
+            ids,
+            vocab_size,
+            num_parts,
+            PART=_PART,
+            BLOCK=_BLOCK,
+            enable_fp_fusion=False,
+        )
+    winners = scores.max(-1, keepdim=True).indices  # of equal ones the first part, which has the lower ids
+    return ids.gather(1, winners)[:, 0]
