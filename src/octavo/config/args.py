@@ -72,7 +72,9 @@ class EngineArgs:
     max_num_seqs: int = option(256, "most requests running at once; never more than max_num_batched_tokens")
     max_num_batched_tokens: int = option(2048, "token budget of one step; longer prompts are computed in chunks")
     block_size: int = option(32, "tokens per KV block")
-    kv_cache_dtype: KVCacheDType = option("auto", "how keys and values are kept: auto (the model's dtype), bf16, int8")
+    kv_cache_dtype: KVCacheDType = option(
+        "auto", "how keys and values are kept: auto (the model's dtype), bf16, int8 (CPU), fp8 (GPU)"
+    )
     num_kv_blocks: int | None = option(None, "KV blocks; default: as many as the memory allows")
     gpu_memory_utilization: float | None = option(
         None, "fraction of the device's memory to use, whatever the device; default 0.9, on a CPU 0.5"

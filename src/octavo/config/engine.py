@@ -6,7 +6,7 @@ from typing import Literal
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 
-KVCacheDType = Literal["auto", "bf16", "int8"]
+KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 QuantizationName = Literal["int8", "int4"]
 LATER_LOAD_FORMATS = ("pt", "gguf", "tensorizer")  # known, and not read yet

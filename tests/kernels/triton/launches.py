@@ -1,16 +1,29 @@
 """Every launcher of the layers' kernels, called once for each variant that a model may ask for."""
 
+from itertools import accumulate
+
 import torch
 
+from octavo.attention.base import AttentionLayer, HeadNorms
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.triton_paged import TritonAttention
+from octavo.kernels.triton.attention import EXACT, FASTEST
 from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from octavo.kernels.triton.silu_and_mul import silu_and_mul
 
+FIRST_WITH_E4M3 = 89
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+SHAPES = ((16, 8, 128), (9, 3, 80), (71, 1, 64), (8, 1, 256))  # H, G, E
 
 
 def launch_all(capability: int) -> None:
     for dtype in DTYPES:
         _launch_small(dtype)
+    for shape in SHAPES:
+        _launch_attention(shape, torch.bfloat16, torch.bfloat16)
+    _launch_attention((14, 2, 64), torch.float32, torch.float32)
+    if capability >= FIRST_WITH_E4M3:
+        _launch_attention((16, 8, 128), torch.bfloat16, torch.float8_e4m3fn)
 
 
 def _launch_small(dtype: torch.dtype) -> None:
@@ -19,3 +32,37 @@ def _launch_small(dtype: torch.dtype) -> None:
         rms_norm(x, weight, 1e-6)
         add_rms_norm(x, x, weight, 1e-6)
         silu_and_mul(x)
+
+
+def _launch_attention(shape: tuple[int, int, int], dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """A step of prompts and decodes, and one of decodes only, in layers with and without norms and windows."""
+    num_heads, num_kv_heads, head_dim = shape
+    pool = torch.zeros(64, num_kv_heads, head_dim).to(kv_dtype)
+    norm = torch.zeros(head_dim)
+    for norms, window, tiling in ((HeadNorms(query=norm, key=norm, eps=1e-6), None, EXACT), (None, 100, FASTEST)):
+        backend = TritonAttention(dtype, kv_dtype, tiling)
+        layer = AttentionLayer(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=window, norms=norms
+        )
+        for batch in (_batch([1, 1]), _batch([1, 300])):
+            num_tokens = len(batch.positions)
+            qkv = torch.zeros(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
+            angles, cache = torch.zeros(num_tokens, head_dim // 2), LayerKVCache(key=pool, value=pool)
+            backend.forward(qkv, angles, angles, cache, batch, backend.plan(batch), layer)
+
+
+def _batch(lengths: list[int]) -> ForwardBatch:
+    starts = [0, *accumulate(lengths)]
+    nothing = torch.zeros(sum(lengths), dtype=torch.int64)
+    return ForwardBatch(
+        input_ids=nothing,
+        positions=nothing,
+        query_start_loc=torch.tensor(starts, dtype=torch.int32),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        slot_mapping=nothing,
+        block_table=torch.zeros(len(lengths), 32, dtype=torch.int32),
+        logits_indices=nothing[:0],
+        block_size=16,
+        query_start_loc_list=starts,
+        seq_lens_list=lengths,
+    )

@@ -1,0 +1,178 @@
+"""Attention by Octavo's own Triton kernels: norms, rotation and KV memory in one launch, attention in one or two.
+
+Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, N = items of work,
+M = tokens of requests with few rows.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.attention.base import AttentionLayer, KVLayout
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.kernels.triton.attention import (
+    EXACT,
+    SPLIT_SIZE,
+    FewRows,
+    PagedContext,
+    Tiling,
+    attend_few,
+    attend_many,
+)
+from octavo.kernels.triton.heads import rotate_and_write
+
+_Items = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """A step dealt out to programs."""
+
+    few: FewRows | None
+    many: torch.Tensor | None  # [N, 3] int32, see `attend_many`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TritonPlan:
+    """One step; the first layer of each ratio of heads deals it out."""
+
+    batch: ForwardBatch
+    context: PagedContext
+    work: dict[int, Work] = field(default_factory=dict)  # by query heads of a kv head
+
+
+class TritonAttention:
+    """See `AttentionBackend`. Keys and values in the model's dtype, or in 8 bits (e4m3) that are widened when read.
+
+    With the tiling `EXACT` a token has the same bits in any batch and chunking. With `FASTEST` it has them in any batch
+    of decodes; tokens of prompts are computed in another order.
+
+    A step of one token a request reads nothing from the host but the number of requests and of splits: a launch of it
+    that was captured is right for any such step whose contexts need no more splits.
+    """
+
+    is_capturable = True
+
+    def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling = EXACT) -> None:
+        self._kv_dtype, self._tiling = kv_dtype or dtype, tiling
+        self.is_row_invariant = tiling.is_same_for_all
+        self.name = "triton" + ("-fp8-kv" if self._kv_dtype == torch.float8_e4m3fn else "")
+
+    def kv_layout(self, head_dim: int) -> KVLayout:
+        return KVLayout(head_size=head_dim, dtype=self._kv_dtype)
+
+    def plan(self, batch: ForwardBatch) -> TritonPlan:
+        context = PagedContext(
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            block_table=batch.block_table,
+            block_size=batch.block_size,
+        )
+        return TritonPlan(batch=batch, context=context)
+
+    def forward(
+        self,
+        qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
+        cos: torch.Tensor,  # [T, E / 2] float32
+        sin: torch.Tensor,  # [T, E / 2] float32
+        kv_cache: LayerKVCache,
+        batch: ForwardBatch,
+        plan: TritonPlan,
+        layer: AttentionLayer,
+    ) -> torch.Tensor:  # [T, H * E]
+        norms = None if layer.norms is None else (layer.norms.query, layer.norms.key, layer.norms.eps)
+        pools = kv_cache.key, kv_cache.value
+        query = rotate_and_write(
+            qkv, cos, sin, norms, batch.slot_mapping, *pools, num_heads=layer.num_heads, block_size=batch.block_size
+        )
+        group_size = layer.num_heads // layer.num_kv_heads
+        if group_size not in plan.work:
+            plan.work[group_size] = deal_out(batch, group_size, self._tiling)
+        work, out = plan.work[group_size], torch.empty_like(query)
+        if work.few is not None:
+            attend_few(
+                query,
+                *pools,
+                plan.context,
+                work.few,
+                out,
+                scale=layer.scale,
+                sliding_window=layer.sliding_window,
+                tiling=self._tiling,
+            )
+        if work.many is not None:
+            attend_many(
+                query,
+                *pools,
+                plan.context,
+                work.many,
+                out,
+                scale=layer.scale,
+                sliding_window=layer.sliding_window,
+                tiling=self._tiling,
+            )
+        return out.flatten(1)
+
+
+def deal_out(batch: ForwardBatch, group_size: int, tiling: Tiling) -> Work:
+    """Deal out a step where a kv head serves `group_size` query heads. Requests with few rows go by splits."""
+    device = batch.seq_lens.device
+    num_tokens = np.diff(batch.query_start_loc_list)  # [R]
+    is_few = (num_tokens == 1) | (num_tokens * group_size <= tiling.few_rows)  # [R]
+    if (num_tokens == 1).all():
+        num_items = len(num_tokens) * -(-group_size // tiling.few_rows)
+        few = FewRows(
+            items=None,
+            tokens=None,
+            num_tokens=len(num_tokens),
+            num_items=num_items,
+            num_splits=num_splits(max(batch.seq_lens_list)),
+        )
+        return Work(few=few, many=None)
+    few_requests, many_requests = is_few.nonzero()[0], (~is_few).nonzero()[0]
+    return Work(
+        few=_deal_few(batch, few_requests, group_size, tiling) if len(few_requests) else None,
+        many=_deal_many(batch, many_requests, group_size, tiling).to(device) if len(many_requests) else None,
+    )
+
+
+def num_splits(seq_len: int) -> int:
+    """Return the splits of a context of this length, at least one."""
+    return max(1, -(-seq_len // SPLIT_SIZE))
+
+
+def _deal_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> FewRows:
+    starts, device = np.asarray(batch.query_start_loc_list), batch.seq_lens.device
+    num_tokens = np.diff(starts)[requests]
+    firsts = np.cumsum(num_tokens) - num_tokens  # among M
+    owners = np.repeat(requests, num_tokens)  # [M]
+    tokens = np.arange(len(owners)) + np.repeat(starts[requests] - firsts, num_tokens)  # [M]
+    items = _cut(requests, num_tokens * group_size, firsts, tiling.few_rows)
+    return FewRows(
+        items=torch.from_numpy(items).to(device),
+        tokens=torch.from_numpy(np.stack((tokens, owners), axis=1).astype(np.int32)).to(device),
+        num_tokens=len(tokens),
+        num_items=len(items),
+        num_splits=num_splits(max(batch.seq_lens_list[request] for request in requests)),
+    )
+
+
+def _deal_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> torch.Tensor:
+    """Return items [N, 3], those with the longest contexts first: a program that ends late should begin early."""
+    num_tokens = np.diff(batch.query_start_loc_list)[requests]
+    items = _cut(requests, num_tokens * group_size, np.zeros_like(requests), tiling.many_rows)
+    firsts = np.asarray(batch.seq_lens_list) - np.diff(batch.query_start_loc_list)  # [R], positions
+    lengths = firsts[items[:, 0]] + items[:, 1] // group_size
+    return torch.from_numpy(items[np.argsort(-lengths, kind="stable")])
+
+
+def _cut(
+    requests: npt.NDArray[np.int64], num_rows: npt.NDArray[np.int64], parts: npt.NDArray[np.int64], size: int
+) -> _Items:
+    """Return [N, 3] of request, first row and part: each request's rows, `size` at a time."""
+    counts = -(-num_rows // size)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [N], of its request
+    columns = np.repeat(requests, counts), within * size, np.repeat(parts, counts)
+    return np.stack(columns, axis=1).astype(np.int32)

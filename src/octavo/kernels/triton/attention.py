@@ -1,0 +1,391 @@
+"""Causal attention over paged KV memory: one way of computing a row, and two ways of dealing rows to programs.
+
+A row is one query head of one token. The context is cut at absolute positions into tiles, and tiles into splits of
+`SPLIT_SIZE` positions. A split's sum runs over its tiles in order (online softmax: Milakov and Gimelshein 2018,
+arXiv:1805.02867), and splits are joined in order (Flash-Decoding, Dao et al. 2023). Few rows have a program for each
+split and a second launch that joins; many rows have one program that does all. What a row may not see adds an exact
+zero, so with as many rows in a tile (`Tiling.is_same_for_all`) both ways are the same operations on the same numbers.
+
+Legend: T = tokens, R = requests, H = query heads, G = kv heads, E = head size, B = slots in a block, N = items of
+work, S = splits, M = tokens whose splits are joined by the second launch.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton import language as tl
+
+from octavo.kernels.triton.heads import kv_place
+
+SPLIT_SIZE = 256  # positions; a row's part of a split is 1 % of what is read for it, or less
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiling:
+    """How many rows a program of each kind takes, which are powers of two from 16 on, and positions in a tile."""
+
+    few_rows: int
+    many_rows: int
+    tile_size: int
+
+    @property
+    def is_same_for_all(self) -> bool:
+        """Whether a token has the same bits by whichever way it is computed; then splits are kept apart everywhere."""
+        return self.few_rows == self.many_rows
+
+
+# 64 rows are a whole instruction of Hopper's matrix unit. Decoding wastes most of them: 64 operations a byte, of 184
+# that an H200 has for each byte it reads.
+EXACT = Tiling(few_rows=64, many_rows=64, tile_size=64)
+FASTEST = Tiling(few_rows=16, many_rows=128, tile_size=64)
+
+
+@triton.jit
+def _shift(largest: tl.tensor) -> tl.tensor:
+    """Return what to subtract from exponents: the largest, or 0 where nothing was seen."""
+    return tl.where(largest == float("-inf"), 0.0, largest)
+
+
+@triton.jit
+def _join(
+    mixed: tl.tensor,  # [..., E] float32
+    largest: tl.tensor,  # [...] float32, exponents of 2
+    total: tl.tensor,  # [...] float32
+    next_mixed: tl.tensor,
+    next_largest: tl.tensor,
+    next_total: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Add the next split to the sum of those before it. One that saw nothing changes no bit."""
+    new_largest = tl.maximum(largest, next_largest)
+    shift = _shift(new_largest)
+    weight, next_weight = tl.exp2(largest - shift), tl.exp2(next_largest - shift)
+    mixed = mixed * tl.expand_dims(weight, -1) + next_mixed * tl.expand_dims(next_weight, -1)
+    return mixed, new_largest, total * weight + next_total * next_weight
+
+
+@triton.jit
+def _attend_span(
+    query: tl.tensor,  # [ROWS, E_BLOCK]
+    positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
+    key_pool: tl.tensor,
+    value_pool: tl.tensor,
+    blocks: tl.tensor,  # the request's row of the block table
+    kv_head: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
+    WINDOW: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+    E_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to positions start ... stop - 1; return sums [ROWS, E_BLOCK], largest exponents, totals [ROWS]."""
+    columns = tl.arange(0, E_BLOCK)[None, :]
+    mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
+    largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    for first in range(start, stop, TILE):
+        at = first + tl.arange(0, TILE)
+        block = tl.load(blocks + at // B, mask=at < stop, other=0).to(tl.int64)
+        places = kv_place(block * B + at % B, kv_head, G, E, B)[:, None] + columns
+        is_read = (at < stop)[:, None] & (columns < E)
+        keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
+        is_seen = at[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            is_seen &= at[None, :] > positions[:, None] - WINDOW
+        scores = tl.where(is_seen, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
+        shift = _shift(new_largest)
+        # Multiply-add by name: the compiler may not choose where (`enable_fp_fusion=False`), as it could choose
+        # otherwise in the other kind of program.
+        weights = tl.fma(scores, scale, -shift[:, None])
+        weights = tl.exp2(weights)
+        fading = tl.exp2(largest - shift)
+        total = tl.fma(total, fading, tl.sum(weights, axis=1))
+        values = tl.load(value_pool + places, mask=is_read, other=0.0).to(query.dtype)
+        mixed = tl.dot(weights.to(query.dtype), values, mixed * fading[:, None], input_precision="tf32x3")
+        largest = new_largest
+    return mixed, largest, total
+
+
+@triton.jit
+def _mean(mixed: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """Return the weighted mean; zeros where nothing was seen, as in a row that only fills up a batch."""
+    return mixed / tl.expand_dims(tl.where(total == 0.0, 1.0, total), -1)
+
+
+@triton.jit
+def _first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+    return tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
+
+
+@triton.jit
+def _attention_kernel(
+    query: tl.tensor,  # [T, H, E]
+    key_pool: tl.tensor,
+    value_pool: tl.tensor,
+    query_start_loc: tl.tensor,  # [R + 1] int32
+    seq_lens: tl.tensor,  # [R] int32
+    block_table: tl.tensor,  # [R, row_size] int32
+    items: tl.tensor | None,  # [N, 3] int32: request, first row, number of its first token among M
+    out: tl.tensor | None,  # [T, H, E]; None: the parts go to the next three
+    part_mixed: tl.tensor | None,  # [M, H, S, E] float32
+    part_largest: tl.tensor | None,  # [M, H, S] float32
+    part_total: tl.tensor | None,  # [M, H, S] float32
+    row_size: tl.tensor,
+    num_splits: tl.tensor,  # S
+    scale: tl.tensor,  # of exponents of 2
+    WINDOW: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+    E_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    KEEPS_SPLITS: tl.constexpr,
+) -> None:
+    """A program takes ROWS rows of one request and kv head, and one split of their context or all of it.
+
+    Without items every request has one token, and as many programs as its rows need.
+    """
+    GROUP: tl.constexpr = H // G
+    kv_head = tl.program_id(1)
+    if items is None:
+        PROGRAMS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+        request = tl.program_id(0) // PROGRAMS
+        first_row = tl.program_id(0) % PROGRAMS * ROWS
+        part = request
+    else:
+        request = tl.load(items + 3 * tl.program_id(0))
+        first_row = tl.load(items + 3 * tl.program_id(0) + 1)
+        part = tl.load(items + 3 * tl.program_id(0) + 2)
+    start = tl.load(query_start_loc + request)
+    num_tokens = tl.load(query_start_loc + request + 1) - start
+    seq_len = tl.load(seq_lens + request)
+    first_position = seq_len - num_tokens
+
+    rows = first_row + tl.arange(0, ROWS)
+    tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
+    is_row = tokens < num_tokens
+    positions = tl.where(is_row, first_position + tokens, -1)
+    columns = tl.arange(0, E_BLOCK)[None, :]
+    is_inside = is_row[:, None] & (columns < E)
+    places = (((start + tokens).to(tl.int64) * H + heads) * E)[:, None] + columns
+    rotated = tl.load(query + places, mask=is_inside, other=0.0)
+
+    last_token = tl.minimum((first_row + ROWS - 1) // GROUP, num_tokens - 1)
+    stop = first_position + last_token + 1
+    begin = _first_seen(first_position + first_row // GROUP, WINDOW) // TILE * TILE
+    blocks = block_table + request.to(tl.int64) * row_size
+    if out is None:
+        split = tl.program_id(2)
+        begin, stop = tl.maximum(begin, split * SPLIT), tl.minimum(stop, (split + 1) * SPLIT)
+        if begin < stop:
+            mixed, largest, total = _attend_span(
+                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale,
+                WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
+            )  # fmt: skip
+            parts = ((part + tokens).to(tl.int64) * H + heads) * num_splits + split
+            tl.store(part_largest + parts, largest, mask=is_row)
+            tl.store(part_total + parts, total, mask=is_row)
+            tl.store(part_mixed + parts[:, None] * E + columns, mixed, mask=is_inside)
+    else:
+        if KEEPS_SPLITS:
+            mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
+            largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+            total = tl.zeros([ROWS], dtype=tl.float32)
+            for split_start in range(begin // SPLIT * SPLIT, stop, SPLIT):
+                next_mixed, next_largest, next_total = _attend_span(
+                    rotated, positions, key_pool, value_pool, blocks, kv_head,
+                    tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale,
+                    WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
+                )  # fmt: skip
+                mixed, largest, total = _join(mixed, largest, total, next_mixed, next_largest, next_total)
+        else:
+            mixed, largest, total = _attend_span(
+                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale,
+                WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
+            )  # fmt: skip
+        tl.store(out + places, _mean(mixed, total).to(rotated.dtype), mask=is_inside)
+
+
+@triton.jit
+def _join_kernel(
+    part_mixed: tl.tensor,  # [M, H, S, E] float32
+    part_largest: tl.tensor,  # [M, H, S] float32
+    part_total: tl.tensor,  # [M, H, S] float32
+    query_start_loc: tl.tensor,  # [R + 1] int32
+    seq_lens: tl.tensor,  # [R] int32
+    tokens: tl.tensor | None,  # [M, 2] int32: token, its request; None: they are of equal numbers
+    out: tl.tensor,  # [T, H, E]
+    num_splits: tl.tensor,  # S
+    WINDOW: tl.constexpr,
+    H: tl.constexpr,
+    E: tl.constexpr,
+    E_BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+) -> None:
+    """A program joins the splits of one row, in order."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    request = token
+    part = (tl.program_id(0).to(tl.int64) * H + head) * num_splits
+    if tokens is not None:
+        token, request = tl.load(tokens + 2 * token), tl.load(tokens + 2 * token + 1)
+    behind = tl.load(query_start_loc + request + 1) - token  # tokens of the request, with this one, up to its last
+    position = tl.load(seq_lens + request) - behind
+    columns = tl.arange(0, E_BLOCK)
+    mixed = tl.zeros([E_BLOCK], dtype=tl.float32)
+    largest = tl.max(mixed, axis=0) + float("-inf")
+    total = tl.max(mixed, axis=0)
+    for split in range(_first_seen(position, WINDOW) // SPLIT, (position + SPLIT) // SPLIT):
+        next_mixed = tl.load(part_mixed + (part + split) * E + columns, mask=columns < E, other=0.0)
+        next_largest, next_total = tl.load(part_largest + part + split), tl.load(part_total + part + split)
+        mixed, largest, total = _join(mixed, largest, total, next_mixed, next_largest, next_total)
+    place = (token.to(tl.int64) * H + head) * E + columns
+    tl.store(out + place, _mean(mixed, total).to(out.dtype.element_ty), mask=columns < E)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PagedContext:
+    """Where the contexts of a step lie, and which of their positions are new."""
+
+    query_start_loc: torch.Tensor  # [R + 1] int32
+    seq_lens: torch.Tensor  # [R] int32; 0: a request that only fills up a batch, and gets zeros
+    block_table: torch.Tensor  # [R, row_size] int32
+    block_size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FewRows:
+    """What is split: tokens of requests with so few rows that one tile, or one token, holds them."""
+
+    items: torch.Tensor | None  # [N, 3] int32: request, first row, number of its first token among M; None: see below
+    tokens: torch.Tensor | None  # [M, 2] int32: token, its request; None: every request has one token
+    num_tokens: int  # M
+    num_items: int  # N
+    num_splits: int  # S, at least what the longest context needs
+
+
+def attend_few(
+    query: torch.Tensor,  # [T, H, E]
+    key_pool: torch.Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
+    value_pool: torch.Tensor,  # [num_slots, G, E]
+    context: PagedContext,
+    work: FewRows,
+    out: torch.Tensor,  # [T, H, E], written where the work's tokens are
+    *,
+    scale: float,
+    sliding_window: int | None,
+    tiling: Tiling,
+) -> None:
+    """Attend from few rows of each request: a program for each split, and a launch that joins."""
+    _, num_heads, head_dim = query.shape
+    shape = work.num_tokens, num_heads, work.num_splits
+    mixed = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
+    largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
+    e_block, window = max(16, triton.next_power_of_2(head_dim)), sliding_window or 0
+    _attention_kernel[work.num_items, key_pool.shape[1], work.num_splits](
+        query,
+        key_pool,
+        value_pool,
+        context.query_start_loc,
+        context.seq_lens,
+        context.block_table,
+        work.items,
+        None,
+        mixed,
+        largest,
+        total,
+        context.block_table.stride(0),
+        work.num_splits,
+        scale * math.log2(math.e),
+        WINDOW=window,
+        H=num_heads,
+        G=key_pool.shape[1],
+        E=head_dim,
+        B=context.block_size,
+        ROWS=tiling.few_rows,
+        E_BLOCK=e_block,
+        TILE=tiling.tile_size,
+        SPLIT=SPLIT_SIZE,
+        KEEPS_SPLITS=False,
+        num_warps=_num_warps(tiling.few_rows, e_block),
+        num_stages=2,
+        enable_fp_fusion=False,
+    )
+    _join_kernel[work.num_tokens, num_heads](
+        mixed,
+        largest,
+        total,
+        context.query_start_loc,
+        context.seq_lens,
+        work.tokens,
+        out,
+        work.num_splits,
+        WINDOW=window,
+        H=num_heads,
+        E=head_dim,
+        E_BLOCK=e_block,
+        SPLIT=SPLIT_SIZE,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+
+
+def attend_many(
+    query: torch.Tensor,  # [T, H, E]
+    key_pool: torch.Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
+    value_pool: torch.Tensor,  # [num_slots, G, E]
+    context: PagedContext,
+    items: torch.Tensor,  # [N, 3] int32: request, first row, unused
+    out: torch.Tensor,  # [T, H, E], written where the items' tokens are
+    *,
+    scale: float,
+    sliding_window: int | None,
+    tiling: Tiling,
+) -> None:
+    """Attend from many rows: a program goes through all of its rows' context."""
+    _, num_heads, head_dim = query.shape
+    e_block = max(16, triton.next_power_of_2(head_dim))
+    _attention_kernel[len(items), key_pool.shape[1]](
+        query,
+        key_pool,
+        value_pool,
+        context.query_start_loc,
+        context.seq_lens,
+        context.block_table,
+        items,
+        out,
+        None,
+        None,
+        None,
+        context.block_table.stride(0),
+        1,
+        scale * math.log2(math.e),
+        WINDOW=sliding_window or 0,
+        H=num_heads,
+        G=key_pool.shape[1],
+        E=head_dim,
+        B=context.block_size,
+        ROWS=tiling.many_rows,
+        E_BLOCK=e_block,
+        TILE=tiling.tile_size,
+        SPLIT=SPLIT_SIZE,
+        KEEPS_SPLITS=tiling.is_same_for_all,
+        num_warps=_num_warps(tiling.many_rows, e_block),
+        num_stages=2,
+        enable_fp_fusion=False,
+    )
+
+
+def _num_warps(num_rows: int, e_block: int) -> int:
+    """Return 4, or 8 where the sums of a program, with those of the splits before, would not fit into registers."""
+    return 8 if num_rows * e_block > 64 * 128 else 4
