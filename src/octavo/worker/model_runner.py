@@ -6,6 +6,7 @@ Legend: T = tokens of the step, R = requests in it, S = rows that sample, D = hi
 """
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptNews
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stage_links import StageLinks
+from octavo.worker.torch_threads import one_torch_thread
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +56,17 @@ class ModelRunner:
         """
         if self._links is not None and not self.model.stage.is_last:
             return self._hand_on(order, self._links)
-        batch = self._prepare(order)
-        if batch is None:
-            return no_answer()
-        hidden = self._run_stage(batch).hidden  # [T, D]
-        return self._sample(order, hidden[batch.logits_indices], self._prompt_logprobs.of_step(order, batch, hidden))
+        with self._torch_threads():
+            batch = self._prepare(order)
+            if batch is None:
+                return no_answer()
+            hidden = self._run_stage(batch).hidden  # [T, D]
+        prompts = self._prompt_logprobs.of_step(order, batch, hidden)  # rates all of the vocabulary: by all threads
+        with self._torch_threads():
+            return self._sample(order, hidden[batch.logits_indices], prompts)
+
+    def _torch_threads(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.graph is None else one_torch_thread()
 
     def check(self, order: SchedulerOutput) -> None:
         """Refuse what no worker of this version can do."""
@@ -68,9 +76,10 @@ class ModelRunner:
     def _hand_on(self, order: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
         try:
-            batch = self._prepare(order)
-            if batch is not None:
-                links.send(self._run_stage(batch))
+            with self._torch_threads():
+                batch = self._prepare(order)
+                if batch is not None:
+                    links.send(self._run_stage(batch))
         except Exception as error:
             logger.exception("step %d failed on this stage", order.step)
             links.send_failure(order.total_num_scheduled_tokens, error)
