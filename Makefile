@@ -30,8 +30,8 @@ help:
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
-	@echo "make sanitize    the C++ kernels under address and undefined-behaviour sanitizers"
-	@echo "make valgrind    attention at the AVX2 level under valgrind, which has to be installed"
+	@echo "make sanitize    the C++ kernels under address, undefined-behaviour and thread sanitizers"
+	@echo "make valgrind    attention and collectives at the AVX2 level under valgrind, which has to be installed"
 	@echo "make bench   host cost of a step, ops beside the roofline, Octavo beside transformers, the server; quiet machine"
 	@echo "             (a model of your own: .venv/bin/octavo bench throughput --model FOLDER)"
 	@echo "make clean   remove .venv and all that tools have left"
@@ -69,15 +69,16 @@ sanitized-folder: $(TEST)
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOCTAVO_SANITIZE=ON \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
+CHECKED := sanitized_linear sanitized_integers sanitized_moe sanitized_attention sanitized_collectives \
+    threads_collectives
 sanitize: sanitized-folder
-	$(BIN)/cmake --build $(SANITIZED) --target sanitized_linear sanitized_moe sanitized_attention
-	$(SANITIZED)/sanitized_linear
-	$(SANITIZED)/sanitized_moe
-	$(SANITIZED)/sanitized_attention
+	$(BIN)/cmake --build $(SANITIZED) --target $(CHECKED)
+	@for program in $(CHECKED); do echo $$program; $(SANITIZED)/$$program || exit 1; done
 
 valgrind: sanitized-folder
-	$(BIN)/cmake --build $(SANITIZED) --target plain_attention
+	$(BIN)/cmake --build $(SANITIZED) --target plain_attention plain_collectives
 	valgrind --quiet --error-exitcode=1 $(SANITIZED)/plain_attention avx2
+	valgrind --quiet --error-exitcode=1 $(SANITIZED)/plain_collectives avx2
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,11 +3,11 @@
 // exactly the size that they need. `make sanitize` builds and runs it; with a level's name it runs that level alone.
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <vector>
 
-#include "level.h"
+#include "levels.h"
+#include "numbers.h"
 #include "ops.h"
 
 using namespace octavo;
@@ -82,7 +82,7 @@ class Trial {
     const std::vector<float> cos = floats(num_tokens * shape_.head_dim / 2), sin = floats(num_tokens * shape_.head_dim / 2);
     const std::vector<float> wide = floats(num_tokens * width * shape_.head_dim);
     std::vector<bf16> narrow(shape_.is_float32 ? 0 : wide.size());
-    for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = bits(wide[i]) >> 16;
+    for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = to_bf16(wide[i]);
     const std::int64_t out_size = num_tokens * shape_.num_heads * shape_.head_dim;
     std::vector<float> wide_out(shape_.is_float32 ? out_size : 0);
     std::vector<bf16> narrow_out(shape_.is_float32 ? 0 : out_size);
@@ -107,18 +107,7 @@ class Trial {
     return is_well;
   }
 
-  static std::uint32_t bits(float value) {
-    std::uint32_t result;
-    std::memcpy(&result, &value, sizeof result);
-    return result;
-  }
-
-  std::vector<float> floats(std::int64_t count) {
-    std::uniform_real_distribution<float> distribution(-1.0f, 1.0f);
-    std::vector<float> result(count);
-    for (float& value : result) value = distribution(source_);
-    return result;
-  }
+  std::vector<float> floats(std::int64_t count) { return random_floats(count, source_); }
 
   const Ops& ops_;
   Pool& pool_;
@@ -152,16 +141,4 @@ bool check(const Ops& ops) {
 
 }  // namespace
 
-int main(int count, char** names) {
-  std::vector<const Ops*> all{&ops_portable};
-#if defined(__x86_64__)
-  const Level best = best_level();
-  if (best >= Level::avx2) all.push_back(&ops_avx2);
-  if (best >= Level::avx512) all.push_back(&ops_avx512);
-  if (best >= Level::amx) all.push_back(&ops_amx);
-#endif
-  bool is_well = true;
-  for (const Ops* ops : all)
-    if (count < 2 || std::strcmp(names[1], ops->name) == 0) is_well &= check(*ops);
-  return is_well ? 0 : 1;
-}
+int main(int count, char** names) { return check_levels(count, names, check); }

@@ -2,11 +2,11 @@
 // sizes and buffers of exactly the size that they need; and the whole beside its parts. `make sanitize` runs it.
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <vector>
 
-#include "level.h"
+#include "levels.h"
+#include "numbers.h"
 #include "ops.h"
 #include "packed.h"
 
@@ -73,17 +73,7 @@ class Trial {
     return {sizes_.num_experts(), most, gate_up_.data(), down_.data()};
   }
 
-  std::vector<bf16> numbers(std::int64_t count) {
-    std::uniform_real_distribution<float> distribution(-1.0f, 1.0f);
-    std::vector<bf16> result(count);
-    for (bf16& half : result) {
-      const float value = distribution(source_);
-      std::uint32_t bits;
-      std::memcpy(&bits, &value, sizeof bits);
-      half = static_cast<bf16>(bits >> 16);
-    }
-    return result;
-  }
+  std::vector<bf16> numbers(std::int64_t count) { return random_halves(count, source_); }
 
   std::vector<bf16> packed(std::int64_t out_size, std::int64_t in_size, bool is_gated) {
     const auto weight = numbers((is_gated ? 2 : 1) * out_size * in_size);
@@ -116,13 +106,4 @@ bool check(const Ops& ops) {
 
 }  // namespace
 
-int main() {
-  bool is_well = check(ops_portable);
-#if defined(__x86_64__)
-  const Level best = best_level();
-  if (best >= Level::avx2) is_well &= check(ops_avx2);
-  if (best >= Level::avx512) is_well &= check(ops_avx512);
-  if (best >= Level::amx) is_well &= check(ops_amx);
-#endif
-  return is_well ? 0 : 1;
-}
+int main(int count, char** names) { return check_levels(count, names, check); }

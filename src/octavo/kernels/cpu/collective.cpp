@@ -66,6 +66,11 @@ void unmap(std::uint8_t*, std::int64_t) {}
 
 #endif
 
+// Of none there may be no address either, and memcpy wants one.
+void copy(void* to, const void* from, std::int64_t size) {
+  if (size > 0) std::memcpy(to, from, static_cast<std::size_t>(size));
+}
+
 }  // namespace
 
 std::int64_t Collective::memory_size(int size) { return kLinesBytes + 2 * size * kSlotBytes; }
@@ -136,7 +141,7 @@ void Collective::all_reduce(void* x, std::int64_t count, bool is_float32) {
 
 void Collective::reduce_whole(std::uint8_t* x, std::int64_t count, bool is_float32) {
   begin();
-  std::memcpy(slot(rank_), x, static_cast<std::size_t>(count * (is_float32 ? 4 : 2)));
+  copy(slot(rank_), x, count * (is_float32 ? 4 : 2));
   post_and_wait();
   const void* parts[kMostRanks];
   for (int rank = 0; rank < size_; ++rank) parts[rank] = slot(rank);
@@ -149,7 +154,7 @@ void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_
   const auto begin_of = [&](int rank) { return count * rank / size_ / 32 * 32; };
   const auto end_of = [&](int rank) { return rank + 1 == size_ ? count : begin_of(rank + 1); };
   begin();
-  std::memcpy(slot(rank_), x, static_cast<std::size_t>(count * element));
+  copy(slot(rank_), x, count * element);
   post_and_wait();
   const std::int64_t first = begin_of(rank_);
   const void* parts[kMostRanks];
@@ -158,7 +163,7 @@ void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_
   post_and_wait();
   for (int rank = 0; rank < size_; ++rank) {
     const std::int64_t from = begin_of(rank) * element, size = end_of(rank) * element - from;
-    std::memcpy(x + from, slot(rank) + from, static_cast<std::size_t>(size));
+    copy(x + from, slot(rank) + from, size);
   }
 }
 
@@ -177,12 +182,12 @@ void Collective::all_gather(const void* x, void* out, std::int64_t rows, const s
       const std::int64_t own = row_bytes[static_cast<std::size_t>(rank_)];
       const auto* from = static_cast<const std::uint8_t*>(x) + row * own + column;
       for (std::int64_t at = 0; at < num_rows; ++at)
-        std::memcpy(slot(rank_) + at * width_of(rank_), from + at * own, static_cast<std::size_t>(width_of(rank_)));
+        copy(slot(rank_) + at * width_of(rank_), from + at * own, width_of(rank_));
       post_and_wait();
       auto* to = static_cast<std::uint8_t*>(out) + row * total + column;
       for (int rank = 0; rank < size_; to += row_bytes[static_cast<std::size_t>(rank++)])
         for (std::int64_t at = 0; at < num_rows; ++at)
-          std::memcpy(to + at * total, slot(rank) + at * width_of(rank), static_cast<std::size_t>(width_of(rank)));
+          copy(to + at * total, slot(rank) + at * width_of(rank), width_of(rank));
     }
   }
 }
@@ -218,14 +223,14 @@ void Collective::all_to_all(const void* x, void* out, std::int64_t row_bytes,
   for (std::int64_t at = 0; at < most; at += kSlotBytes) {
     begin();
     const std::int64_t size = std::clamp(own - at, std::int64_t{0}, kSlotBytes);
-    std::memcpy(slot(rank_), static_cast<const std::uint8_t*>(x) + at, static_cast<std::size_t>(size));
+    copy(slot(rank_), static_cast<const std::uint8_t*>(x) + at, size);
     post_and_wait();
     auto* to = static_cast<std::uint8_t*>(out);
     for (int source = 0; source < size_; ++source) {
       const Span span = theirs[static_cast<std::size_t>(source)];
       const std::int64_t begin = std::max(span.begin, at), end = std::min(span.end, at + kSlotBytes);
       if (begin < end)
-        std::memcpy(to + (begin - span.begin), slot(source) + (begin - at), static_cast<std::size_t>(end - begin));
+        copy(to + (begin - span.begin), slot(source) + (begin - at), end - begin);
       to += span.end - span.begin;
     }
   }

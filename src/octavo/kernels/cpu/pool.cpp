@@ -9,6 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(OCTAVO_SANITIZE)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace octavo {
 namespace {
@@ -52,6 +55,10 @@ void* Scratch::bytes(std::size_t size) {
     madvise(data_, size_, MADV_HUGEPAGE);  // a wish: small pages only take longer
 #endif
   }
+#if defined(OCTAVO_SANITIZE)  // what lies beyond those asked for is not there
+  ASAN_UNPOISON_MEMORY_REGION(data_, size_);
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(data_) + size, size_ - size);
+#endif
   return data_;
 }
 
