@@ -90,6 +90,10 @@ class _Layer:
     ) -> None:
         self._device, self._dtype, self._kernels, self._attention = device, dtype, kernels, attention
         self._reference = ReferenceKernels()
+        self._map_kernels = {"": kernels}
+        exact = select_kernels(device, dtype, deterministic=True)
+        if exact.name != kernels.name:
+            self._map_kernels[", deterministic"] = exact
         self._hidden, self._inner = int(geometry["hidden_size"]), int(geometry["intermediate_size"])
         self._vocab = int(geometry["vocab_size"])
         head_dim = int(geometry["head_dim"])
@@ -134,13 +138,14 @@ class _Layer:
             packed = [self._kernels.pack_linear(weight, None) for weight in weights]
             plain, turns = self._reference.pack_linear(weights[0], None), cycle(packed)
             x = self._random(num_rows, in_size)
-            yield Case(
-                name=f"linear {name}",
-                run=lambda x=x, turns=turns: self._kernels.linear(x, next(turns)),  # type: ignore[misc]
-                define=lambda x=x, plain=plain: self._reference.linear(x, plain),  # type: ignore[misc]
-                num_bytes=weights[0].nbytes + x.nbytes + num_rows * num_outputs * self._dtype.itemsize,
-                num_operations=2.0 * num_rows * num_outputs * in_size,
-            )
+            for label, kernels in self._map_kernels.items():
+                yield Case(
+                    name=f"linear {name}{label}",
+                    run=lambda kernels=kernels, x=x, turns=turns: kernels.linear(x, next(turns)),  # type: ignore[misc]
+                    define=lambda x=x, plain=plain: self._reference.linear(x, plain),  # type: ignore[misc]
+                    num_bytes=weights[0].nbytes + x.nbytes + num_rows * num_outputs * self._dtype.itemsize,
+                    num_operations=2.0 * num_rows * num_outputs * in_size,
+                )
         if num_rows <= 256:
             yield self._largest_logits(num_rows)
             yield self._draw(num_rows)

@@ -3,8 +3,10 @@
 import logging
 
 import pytest
+import torch
 
 from octavo.config.args import EngineArgs
+from octavo.device.manager import DeviceManager
 from octavo.errors import InvalidParameterError
 from octavo.kernels.native import native_kernels
 from octavo.worker.worker import Worker
@@ -26,3 +28,11 @@ def test_it_is_refused_where_it_cannot_be() -> None:
     worker("float16", deterministic=False)
     with pytest.raises(InvalidParameterError, match=r"deterministic.*cpu with float16.*sdpa"):
         worker("float16", deterministic=True)
+
+
+def test_other_kernels_are_taken_where_the_fastest_promise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
+    devices = DeviceManager("cpu")
+    assert not devices.kernels(torch.bfloat16).is_row_invariant
+    assert devices.kernels(torch.bfloat16, deterministic=True).is_row_invariant

@@ -90,7 +90,7 @@ class EngineArgs:
     threads: int | None = option(None, "CPU threads of the model; default: the cores that this process may keep busy")
     enforce_eager: bool = option(False, "compute op by op, without captured graphs")
     deterministic: bool = option(
-        False, "the same bits in any batch, or an error where the device's kernels cannot; CPU kernels in C++ always do"
+        False, "only kernels that give the same bits in any batch, or an error; the C++ kernels of a CPU are always so"
     )
     tensor_parallel_size: int = option(1, "ranks that share every layer")
     pipeline_parallel_size: int = option(1, "stages of consecutive layers, each on ranks of its own")

@@ -101,13 +101,13 @@ class DeviceManager:
         """Run something; return the most memory that it held at once. None, and nothing is run, where nobody counts."""
         return self._kind.peak_bytes(run)
 
-    def kernels(self, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
-        """Return the ops for layers of this dtype, whose weights they are to quantise.
+    def kernels(self, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False) -> Kernels:
+        """Return the ops for layers of this dtype, whose weights they are to quantise; see `select_kernels`.
 
         Raises:
             InvalidParameterError: this device, with this dtype, does not compute with weights quantised so.
         """
-        return select_kernels(self.device, dtype, quantization)
+        return select_kernels(self.device, dtype, quantization, deterministic=deterministic)
 
     def attention(
         self, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"

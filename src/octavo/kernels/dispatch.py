@@ -220,8 +220,12 @@ _ONEDNN = {
 }
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype, quantization: str | None = None) -> Kernels:
+def select_kernels(
+    device: torch.device, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False
+) -> Kernels:
     """Return the best kernels there are for this device and dtype, and for weights that they are to quantise.
+
+    With `deterministic`, row-invariant ones are preferred to faster ones; whether they are is theirs to say.
 
     Raises:
         InvalidParameterError: there is no such quantisation, or none here.
@@ -229,9 +233,10 @@ def select_kernels(device: torch.device, dtype: torch.dtype, quantization: str |
     if quantization is not None:
         return _integer_kernels(device, dtype, quantization)
     if uses_triton(device, dtype):
+        from octavo.kernels.triton.deterministic import DeterministicKernels
         from octavo.kernels.triton.kernels import TritonKernels
 
-        return TritonKernels()
+        return DeterministicKernels() if deterministic else TritonKernels()
     if device.type == "cpu" and dtype in _NATIVE_DTYPES:
         from octavo.kernels.native import native_kernels
 

@@ -74,7 +74,7 @@ class Worker:
         self._part = part_of_rank(config.model, place, deals_experts=deals_experts)
         self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
-        self._kernels = self.devices.kernels(self._dtype, config.quantization)
+        self._kernels = self.devices.kernels(self._dtype, config.quantization, deterministic=config.deterministic)
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
         if config.deterministic:
             self._check_deterministic()
@@ -104,6 +104,9 @@ class Worker:
         if unsure:
             where = f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
             limit = f"false: on {where}, bits may depend on the batch in {' and '.join(unsure)}"
+            raise InvalidParameterError("deterministic", True, limit)
+        if self.devices.device.type == "cuda" and self._config.model.moe is not None:
+            limit = "false for a model with experts on a GPU: torch's sums route tokens, and promise nothing"
             raise InvalidParameterError("deterministic", True, limit)
         logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
 
