@@ -137,7 +137,8 @@ class ReferenceKernels:
         """add_rms_norm, route, expert_rows, combine_experts."""
         normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
         routes = self.route(normed, router, routing)
-        load += torch.bincount(routes.expert_ids[:, : routing.top_k].flatten(), minlength=routing.num_experts)
+        chosen = routes.expert_ids[:, : routing.top_k].flatten()
+        load.scatter_add_(0, chosen, torch.ones_like(chosen))  # bincount would wait for a GPU
         token_ids = torch.arange(len(x), device=x.device).repeat_interleave(routing.num_choices)  # [T * C]
         rows = self.expert_rows(normed, token_ids, routes.expert_ids.flatten(), experts)
         return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total

@@ -7,8 +7,11 @@ import torch
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.triton_paged import TritonAttention
+from octavo.kernels.dispatch import Routing
 from octavo.kernels.triton.attention import EXACT, FASTEST
+from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from octavo.kernels.triton.route import route
 from octavo.kernels.triton.silu_and_mul import silu_and_mul
 
 FIRST_WITH_E4M3 = 89
@@ -19,6 +22,8 @@ SHAPES = ((16, 8, 128), (9, 3, 80), (71, 1, 64), (8, 1, 256))  # H, G, E
 def launch_all(capability: int) -> None:
     for dtype in DTYPES:
         _launch_small(dtype)
+    for dtype in (torch.bfloat16, torch.float32):
+        _launch_experts(dtype)
     for shape in SHAPES:
         _launch_attention(shape, torch.bfloat16, torch.bfloat16)
     _launch_attention((14, 2, 64), torch.float32, torch.float32)
@@ -66,3 +71,18 @@ def _batch(lengths: list[int]) -> ForwardBatch:
         query_start_loc_list=starts,
         seq_lens_list=lengths,
     )
+
+
+def _launch_experts(dtype: torch.dtype) -> None:
+    """Experts alike, and some with a larger one that is shared."""
+    kernels, x = TritonKernels(), torch.zeros(3, 128, dtype=dtype)
+    for sizes, has_shared in (([64] * 128, False), ([37, 37, 101], True)):
+        routing = Routing(num_experts=len(sizes) - has_shared, top_k=2, renormalises=has_shared, has_shared=has_shared)
+        experts = kernels.pack_experts(
+            [kernels.pack_gated_linear(torch.zeros(2 * size, 128, dtype=dtype), None) for size in sizes],
+            [kernels.pack_linear(torch.zeros(128, size, dtype=dtype), None) for size in sizes],
+        )
+        route(torch.zeros(3, len(sizes)), routing)
+        ids = torch.zeros(3, dtype=torch.int64)
+        rows = kernels.expert_rows(x, ids, ids, experts)
+        kernels.combine_experts(rows.view(1, 3, 128), torch.zeros(1, 3))

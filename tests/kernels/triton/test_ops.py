@@ -15,8 +15,8 @@ from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.triton.kernels import TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-OPS = ("rms_norm", "add_rms_norm", "silu_and_mul", "gated_mlp")
-MOST = 40  # rows; the interpreter takes a millisecond for each
+OPS = ("rms_norm", "add_rms_norm", "silu_and_mul", "gated_mlp", "route", "expert_rows", "combine_experts", "moe")
+MOST = 34  # rows; the interpreter takes a millisecond for each
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +34,16 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_fast_is_reference(case: Case, dtype: torch.dtype) -> None:
     op = case.make(dtype)
-    for rows in (slice(3, 3), slice(0, 1), slice(3, 10), slice(0, MOST)):
+    for rows in (slice(3, 3), slice(0, 1), slice(3, MOST)):
         assert_close(op(TritonKernels(), rows), op(ReferenceKernels(), rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 def test_rows_are_independent(case: Case, dtype: torch.dtype) -> None:
     """Of the ops that are ours alone: cuBLAS promises nothing."""
-    if case.name.startswith("gated_mlp"):
-        pytest.skip("two of its parts are cuBLAS's")
+    if case.name.startswith(("gated_mlp", "route", "moe")):
+        pytest.skip("a part of it is cuBLAS's")
     op = case.make(dtype)
     whole = op(TritonKernels(), slice(0, MOST))
-    for start, stop in ((0, 1), (5, 7), (1, 34), (39, 40)):
+    for start, stop in ((0, 1), (5, 7), (1, 30), (33, 34)):
         assert torch.equal(op(TritonKernels(), slice(start, stop)), whole[start:stop])

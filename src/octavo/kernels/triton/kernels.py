@@ -3,11 +3,13 @@
 Legend: T = tokens, K = input size, N = output size.
 """
 
+from collections.abc import Sequence
+
 import torch
 
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routes, Routing
 from octavo.kernels.reference import ReferenceKernels
-from octavo.kernels.triton import rms_norm, silu_and_mul
+from octavo.kernels.triton import combine, experts, rms_norm, route, silu_and_mul
 
 
 class TritonKernels(ReferenceKernels):
@@ -31,3 +33,19 @@ class TritonKernels(ReferenceKernels):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return silu_and_mul.silu_and_mul(gate_up)
+
+    def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
+        """Left where they are, and found by address."""
+        return experts.pack_experts(gate_up, down)
+
+    def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
+        return route.route(self.router_logits(x, router), routing)
+
+    def expert_rows(
+        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, packed: PackedExperts
+    ) -> torch.Tensor:
+        assert isinstance(packed, experts.TritonExperts)
+        return experts.expert_rows(x, token_ids, expert_ids, packed)
+
+    def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return combine.combine_experts(rows, weights)

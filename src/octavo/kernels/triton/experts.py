@@ -1,0 +1,161 @@
+"""The maps of many experts in two launches: rows sorted by expert, and weights found by address, where they are.
+
+Tiles are the same for any number of rows, so a row's bits do not depend on the others. Few rows of an expert waste most
+of a tile; what they cost is to read its weights, 64 operations a byte, of 184 that an H200 has.
+
+Legend: T = tokens, X = experts (a shared one is the last), D = hidden size, I = intermediate size of an expert,
+R = pairs of a token and an expert.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton import language as tl
+
+from octavo.kernels.dispatch import PackedExperts, PackedLinear
+from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.triton.silu_and_mul import gated
+
+_ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile: rows, outputs, inputs
+_ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TritonExperts(PackedExperts):
+    """Experts with what the kernel reads of them. The tuples keep the memory that addresses name."""
+
+    gate_up_addresses: torch.Tensor  # [X] int64, of weights [2 * I, D], gates first
+    down_addresses: torch.Tensor  # [X] int64, of weights [D, I]
+    sizes: torch.Tensor  # [X] int32, each expert's I
+    largest_size: int
+    size_divisor: int  # divides each I: how many elements lie together wherever a row begins
+
+
+def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> TritonExperts:
+    """Put experts together: gate_up of [2 * I, D], down of [D, I]."""
+    assert all(linear.bias is None for linear in (*gate_up, *down)), "experts have no biases"
+    maps = *gate_up, *down
+    assert all(linear.weight.is_contiguous() and linear.weight.data_ptr() % _ALIGNMENT == 0 for linear in maps)
+    sizes, device = [linear.weight.shape[1] for linear in down], down[0].weight.device
+    return TritonExperts(
+        gate_up=tuple(gate_up),
+        down=tuple(down),
+        gate_up_addresses=torch.tensor([linear.weight.data_ptr() for linear in gate_up], device=device),
+        down_addresses=torch.tensor([linear.weight.data_ptr() for linear in down], device=device),
+        sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
+        largest_size=max(sizes),
+        size_divisor=math.gcd(_ALIGNMENT, *sizes),
+    )
+
+
+@triton.jit
+def _experts_kernel(
+    x: tl.tensor,  # gated: [T, D]; else [R, row_size], in the order of experts
+    token_ids: tl.tensor,  # [R] int64, of pairs
+    order: tl.tensor,  # [R] int64, pairs in the order of experts
+    bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are bounds[e] ... bounds[e + 1] - 1 of the order
+    addresses: tl.tensor,  # [X] int64
+    sizes: tl.tensor,  # [X] int32
+    out: tl.tensor,  # gated: [R, row_size], in the order of experts; else [R, D], in that of pairs
+    row_size: tl.tensor,  # the largest I
+    X: tl.constexpr,
+    D: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    X_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+) -> None:
+    """A program computes one tile of one expert's answers, or nothing, where there are fewer tiles than could be."""
+    # Which expert: each has as many row blocks as its pairs fill.
+    numbers = tl.arange(0, X_BLOCK)
+    begins = tl.load(bounds + numbers, mask=numbers < X, other=0).to(tl.int32)
+    ends = tl.load(bounds + numbers + 1, mask=numbers < X, other=0).to(tl.int32)
+    num_blocks = (ends - begins + ROWS - 1) // ROWS
+    last_blocks = tl.cumsum(num_blocks, axis=0)
+    expert = tl.sum((last_blocks <= tl.program_id(0)).to(tl.int32), axis=0)
+    if expert >= X:
+        return
+    is_expert = numbers == expert
+    first_block = tl.sum(tl.where(is_expert, last_blocks - num_blocks, 0), axis=0)
+    begin, end = tl.sum(tl.where(is_expert, begins, 0), axis=0), tl.sum(tl.where(is_expert, ends, 0), axis=0)
+    rows = begin + (tl.program_id(0) - first_block) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < end
+    pairs = tl.load(order + rows, mask=is_row, other=0)
+
+    dtype: tl.constexpr = x.dtype.element_ty
+    weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(dtype)), 16)
+    size = tl.multiple_of(tl.load(sizes + expert), DIVISOR)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    if IS_GATED:
+        in_size, num_outputs = D, size
+        sources = tl.load(token_ids + pairs, mask=is_row, other=0) * D
+    else:
+        in_size, num_outputs = size, D
+        sources = rows.to(tl.int64) * row_size
+    if tl.program_id(1) * COLUMNS >= num_outputs:
+        return
+    is_column = columns < num_outputs
+    places = columns.to(tl.int64) * in_size
+    result = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in range(0, in_size, DEPTH):
+        inputs = start + tl.arange(0, DEPTH)
+        is_input = inputs < in_size
+        x_tile = tl.load(x + sources[:, None] + inputs[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
+        w_mask = is_column[:, None] & is_input[None, :]
+        w_places = weight + places[:, None] + inputs[None, :]
+        result = tl.dot(x_tile, tl.trans(tl.load(w_places, mask=w_mask, other=0.0)), result, input_precision="tf32x3")
+        if IS_GATED:
+            up_tile = tl.load(w_places + size.to(tl.int64) * D, mask=w_mask, other=0.0)
+            up = tl.dot(x_tile, tl.trans(up_tile), up, input_precision="tf32x3")
+    if IS_GATED:
+        # Rounded to the dtype first, as where the gate is an op of its own.
+        result = gated(result.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32))
+        targets = rows.to(tl.int64) * row_size
+    else:
+        targets = pairs * D
+    tl.store(out + targets[:, None] + columns[None, :], result.to(dtype), mask=is_row[:, None] & is_column[None, :])
+
+
+def expert_rows(
+    x: torch.Tensor,  # [T, D]
+    token_ids: torch.Tensor,  # [R] int64
+    expert_ids: torch.Tensor,  # [R] int64
+    experts: TritonExperts,
+) -> torch.Tensor:  # [R, D]
+    """Return in row r what expert expert_ids[r] makes of token token_ids[r]. Waits for nothing."""
+    x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(experts.down))
+    ordered, order = expert_ids.sort(stable=True)
+    bounds = torch.searchsorted(ordered, torch.arange(num_experts + 1, device=x.device))
+    middle, out = x.new_empty(num_pairs, experts.largest_size), x.new_empty(num_pairs, x.shape[1])
+    maps = (x, experts.gate_up_addresses, middle), (middle, experts.down_addresses, out)
+    # No more row blocks than pairs, nor than full ones and one begun for each expert.
+    num_blocks = min(num_pairs, num_pairs // _ROWS + num_experts)
+    for is_gated, (inputs, addresses, outputs) in zip((True, False), maps, strict=True):
+        _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS)](
+            inputs,
+            token_ids,
+            order,
+            bounds,
+            addresses,
+            experts.sizes,
+            outputs,
+            experts.largest_size,
+            X=num_experts,
+            D=x.shape[1],
+            IS_GATED=is_gated,
+            DIVISOR=experts.size_divisor,
+            X_BLOCK=triton.next_power_of_2(num_experts),
+            ROWS=_ROWS,
+            COLUMNS=_COLUMNS,
+            DEPTH=_DEPTH,
+            num_warps=4,
+            num_stages=3,
+            enable_fp_fusion=False,
+        )
+    return out
