@@ -1,7 +1,7 @@
 // The products of attention by AVX2. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // Left parts are float32, so that an element is broadcast straight from memory. Right parts are taken as they lie in
-// the pool, as bf16, float32 or bytes, and widened in registers, of which there are 16: sums of 4 rows x 16 columns, or
+// the pool, as bf16, float32 or bytes, and widened in registers, of which there are 16: sums of 6 rows x 16 columns, or
 // of 2 rows x 32. Each sum takes its k one after the other, however rows are cut.
 
 template <class Element>
@@ -19,62 +19,76 @@ static inline __m256 load_columns(const float* part, std::int64_t pair, std::int
   return _mm256_loadu_ps(part + (pair * 2 + kIsOdd) * kPart + vector * 8);
 }
 
-// `kRows` rows of one left tile, times columns 8 * first_vector ... of all parts; asks for what comes next, or not.
-template <int kRows, int kVectors, class Right, class Next>
-static inline void multiply_columns(float* result, const float* left, std::int64_t num_k, std::int64_t first_vector,
-                                    const Right& right, const Next& next, bool fetches) {
+// The same part, from columns 16 * half on.
+template <class Element>
+static inline const Element* from_half(const Element* part, int half) {
+  return part + half * (sizeof(Element) == sizeof(bf16) ? kTileElements : 16);
+}
+
+// `kRows` rows of one left tile times a half of all parts, or times both. Fetches what comes next, or not. Not inlined:
+// among others' code GCC 12 keeps sums of 6 rows in memory, and a prompt takes half as long again.
+template <int kRows, int kVectors, bool kFetches, class Right, class Next>
+[[gnu::noinline]] static void multiply_columns(float* result, const float* left, std::int64_t num_k, int half, const Right& right,
+                                    const Next& next) {
   __m256 sums[kRows][kVectors], columns[kVectors];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
     for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] = _mm256_setzero_ps();
   for (std::int64_t k = 0; k < num_k; ++k, left += kLeftElements) {
-    const auto *part = right(k), *coming = fetches ? next(k) : part;
+    const auto *part = from_half(right(k), half), *coming = kFetches ? next(k) : nullptr;
     for (std::int64_t pair = 0; pair < kPart / 2; ++pair) {
-      for (std::size_t line = 0; line < sizeof *part; ++line)  // as many as a pair of k has
+      for (std::size_t line = 0; kFetches && line < sizeof *part; ++line)  // as many as a pair of k has
         __builtin_prefetch(reinterpret_cast<const char*>(coming + pair * 2 * kPart) + line * 64);
 #pragma GCC unroll 8
-      for (int vector = 0; vector < kVectors; ++vector)
-        columns[vector] = load_columns<false>(part, pair, first_vector + vector);
+      for (int vector = 0; vector < kVectors; ++vector) columns[vector] = load_columns<false>(part, pair, vector);
       add_k(sums, left + pair * 2, columns);
-      asm volatile("" ::: "memory");  // or GCC loads a pair but once, and has no registers left for sums
+      // Or GCC 12 loads a pair but once, and has too few registers left; with 6 rows it does well by itself.
+      if constexpr (kRows <= 4) asm volatile("" ::: "memory");
 #pragma GCC unroll 8
-      for (int vector = 0; vector < kVectors; ++vector)
-        columns[vector] = load_columns<true>(part, pair, first_vector + vector);
+      for (int vector = 0; vector < kVectors; ++vector) columns[vector] = load_columns<true>(part, pair, vector);
       add_k(sums, left + pair * 2 + 1, columns);
     }
   }
+  result += half * kResultElements;
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int vector = 0; vector < kVectors; ++vector) {
-      const std::int64_t at = first_vector + vector;
-      _mm256_storeu_ps(result + at / 2 * kResultElements + row * 16 + at % 2 * 8, sums[row][vector]);
-    }
+    for (int vector = 0; vector < kVectors; ++vector)
+      _mm256_storeu_ps(result + vector / 2 * kResultElements + row * 16 + vector % 2 * 8, sums[row][vector]);
 }
 
-template <int kRows, class Right, class Next>
+template <int kRows, bool kFetches, class Right, class Next>
 static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right,
-                                 const Next& next, bool fetches) {
+                                 const Next& next) {
   if constexpr (kRows <= 2) {
-    multiply_columns<kRows, 4>(result, left, num_k, 0, right, next, fetches);
+    multiply_columns<kRows, 4, kFetches>(result, left, num_k, 0, right, next);
   } else {
-    multiply_columns<kRows, 2>(result, left, num_k, 0, right, next, fetches);
-    multiply_columns<kRows, 2>(result, left, num_k, 2, right, next, false);
+    multiply_columns<kRows, 2, kFetches>(result, left, num_k, 0, right, next);
+    multiply_columns<kRows, 2, false>(result, left, num_k, 1, right, next);
+  }
+}
+
+// Up to 8 rows of one left tile, which fetch; of more, 6, which do not: products decide there, not memory.
+template <class Right, class Next>
+static inline std::int64_t multiply_some_rows(float* result, const float* left, std::int64_t num_rows,
+                                              std::int64_t num_k, const Right& right, const Next& next) {
+  if (num_rows > 8) return multiply_rows<6, false>(result, left, num_k, right, next), 6;
+  if (num_rows > 4) return multiply_rows<4, false>(result, left, num_k, right, next), 4;
+  switch (num_rows) {
+    case 1: return multiply_rows<1, true>(result, left, num_k, right, next), 1;
+    case 2: return multiply_rows<2, true>(result, left, num_k, right, next), 2;
+    case 3: return multiply_rows<3, true>(result, left, num_k, right, next), 3;
+    default: return multiply_rows<4, true>(result, left, num_k, right, next), 4;
   }
 }
 
 template <class Right, class Next>
 static inline void multiply_parts(float* result, const float* left, std::int64_t row_tile_stride, std::int64_t num_rows,
                                   std::int64_t num_k, const Right& right, const Next& next) {
-  for (std::int64_t row = 0; row < num_rows; row += 4) {
-    float* to = result + row / 16 * 2 * kResultElements + row % 16 * 16;
-    const float* from = left + row / 16 * row_tile_stride + row % 16 * kPart;
-    switch (smaller(4, num_rows - row)) {
-      case 1: multiply_rows<1>(to, from, num_k, right, next, row == 0); break;
-      case 2: multiply_rows<2>(to, from, num_k, right, next, row == 0); break;
-      case 3: multiply_rows<3>(to, from, num_k, right, next, row == 0); break;
-      default: multiply_rows<4>(to, from, num_k, right, next, row == 0);
-    }
+  for (std::int64_t row = 0; row < num_rows;) {
+    const std::int64_t tile = row / 16, at = row % 16;
+    row += multiply_some_rows(result + tile * 2 * kResultElements + at * 16, left + tile * row_tile_stride + at * kPart,
+                              smaller(16 - at, num_rows - row), num_k, right, next);
   }
 }
