@@ -63,6 +63,20 @@ class RecordedQueue:
         self.num_waits += 1
 
 
+class CalledQueue(RecordedQueue):
+    """For kernels that are no ops of torch, which a recording would not see: a replay calls the step again."""
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        number, self.captures = self.captures, self.captures + 1
+
+        def replay() -> None:
+            self.replays.append(number)
+            step()
+
+        return replay
+
+
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The ops of a step, with their arguments and the tensors that they made."""
 

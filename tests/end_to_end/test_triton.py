@@ -1,6 +1,8 @@
 """Whole engines on Triton's kernels, interpreted on a CPU: the tokens of the CPU's own kernels, by every path."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from tests.kernels.triton.device import DEVICE
 
 from octavo import LLM
 from octavo.attention import triton_paged
+from octavo.device.cpu import CpuKind
 from octavo.sampling_params import SamplingParams
+from octavo.testing_device import CalledQueue
 
 PROMPTS = [random_prompt(length, seed=length) for length in (3, 40)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
@@ -49,6 +53,20 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("rotate_and_write", "attend_few", "attend_many"):
         monkeypatch.setattr(triton_paged, name, wrap(name))
     return seen
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU has a queue of its own")
+def test_padded_steps_on_static_tensors_give_the_same_tokens(
+    make_pair: Callable[..., tuple[LLM, LLM]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What CUDA graphs capture, without the capture: 3 rows in a bucket of 4, lengths on the host as bounds."""
+    queue, prompts = CalledQueue(), [*PROMPTS, random_prompt(2, seed=2)]
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setattr(CpuKind, "queue", lambda kind: queue if "OCTAVO_GPU_KERNELS" in os.environ else None)
+    plain, triton = make_pair("qwen3-mixed-windows", max_num_seqs=4)
+    assert tokens_of(triton, prompts) == tokens_of(plain, prompts)
+    assert queue.captures
+    assert queue.replays
 
 
 @pytest.mark.parametrize("name", MODELS)
