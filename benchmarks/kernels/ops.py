@@ -1,30 +1,40 @@
 """Every op of a decoder layer beside the roofline of this machine.
 
     python -m benchmarks.kernels.ops [--dtype bfloat16] [--threads 2] [--rows 1 8 32 256] [--reference]
+        [--quantization int8]
 
 Shapes are Qwen3-0.6B's; experts are Qwen3-30B-A3B's, half as many. Weights and KV are taken in turn from copies of
 together 512 MiB, as in a model, where a layer's weights are cold when its turn comes. Each time is the best of many
 runs. "GB/s" and "T/s" count the bytes and operations that the op cannot do without; the roofline is the longer of those
-bytes over the read bandwidth and those operations over the matmul rate, both measured in the same run; "of roof" is
-that time over the measured one. Above 100 % a shared last-level cache helped, or a neighbour disturbed the probe.
-`--reference` measures the plain torch ops that define each kernel.
+bytes over the read bandwidth and those operations over the matmul rate (in the dtype or in float32, whichever is
+faster), all measured in the same run; "of roof" is that time over the measured one. Above 100 % a shared last-level
+cache helped, or a neighbour disturbed the probe.
+`--reference` measures the plain torch ops that define each kernel. With `--quantization` bytes are those of the
+integers; operations are still compared with the same rate.
 
-Legend: T = rows (tokens, or requests that decode), C = context positions.
+Legend: T = rows (tokens, or requests that decode), C = context positions, V = vocabulary.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
+import numpy as np
 import torch
 
 from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
-from octavo.kernels.dispatch import Kernels, PackedExperts, PackedLinear, Routing, select_kernels
+from octavo.kernels.dispatch import KeepsPacked, Kernels, PackedExperts, PackedLinear, Routing, select_kernels
+from octavo.kernels.quantization import QUANTIZATIONS
 from octavo.kernels.reference import ReferenceKernels
+from octavo.sampling.draw import Draws, TorchDraws
+from octavo.sampling.native_draw import select_draws
+from octavo.sampling.rows import SamplingRows
+from octavo.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
@@ -33,6 +43,13 @@ LINEARS = {
     "out": (HIDDEN, HEADS * HEAD_DIM),
     "gate_up": (2 * INTERMEDIATE, HIDDEN),
     "down": (HIDDEN, INTERMEDIATE),
+}
+VOCAB = 151936
+DRAWS = {
+    "the largest": SamplingParams(temperature=0.0, seed=0),
+    "temperature": SamplingParams(seed=0),
+    "top-k 50": SamplingParams(seed=0, top_k=50),
+    "top-p 0.9": SamplingParams(seed=0, top_p=0.9),
 }
 CONTEXTS = (160, 1024)
 LONG_CONTEXT = 16384
@@ -56,11 +73,12 @@ def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
     """Time each linear map."""
     for name, (num_outputs, in_size) in LINEARS.items():
         weight, x = torch.randn(num_outputs, in_size).to(dtype), torch.randn(num_rows, in_size).to(dtype)
-        copies = [kernels.pack_linear(weight.clone(), None) for _ in range(num_copies(weight.nbytes))]
+        num_bytes = packed_bytes(kernels, kernels.pack_linear(weight.clone(), None), weight)
+        copies = [kernels.pack_linear(weight.clone(), None) for _ in range(num_copies(num_bytes))]
         yield Case(
             name=f"linear {name} {num_outputs}x{in_size}",
             run=linear_run(kernels, x, copies),
-            num_bytes=weight.nbytes + x.nbytes + num_rows * num_outputs * dtype.itemsize,
+            num_bytes=num_bytes + x.nbytes + num_rows * num_outputs * dtype.itemsize,
             num_operations=2 * num_rows * weight.numel(),
         )
 
@@ -68,6 +86,12 @@ def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
 def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) -> Callable[[], object]:
     turns = cycle(copies)
     return lambda: kernels.linear(x, next(turns))
+
+
+def packed_bytes(kernels: Kernels, packed: PackedLinear, weight: torch.Tensor) -> int:
+    """Return what a map reads of its weight: as it is packed, or as it was where that is not shown."""
+    tensors = kernels.packed_tensors(packed).values() if isinstance(kernels, KeepsPacked) else [weight]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def num_copies(num_bytes: int) -> int:
@@ -90,10 +114,14 @@ def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
         return kernels.moe(x, rest, norm, 1e-6, router, routing, experts, load)
 
     weights = 3 * EXPERT_HIDDEN * EXPERT_INTERMEDIATE
+    maps = (layers[0].gate_up[0], 2 * EXPERT_INTERMEDIATE), (layers[0].down[0], EXPERT_INTERMEDIATE)
+    of_expert = sum(
+        packed_bytes(kernels, packed, torch.empty(size, EXPERT_HIDDEN, dtype=dtype)) for packed, size in maps
+    )
     yield Case(
         name=f"moe {TOP_K} of {NUM_EXPERTS}, {touched} touched",
         run=run,
-        num_bytes=(touched * weights + NUM_EXPERTS * EXPERT_HIDDEN + 4 * num_rows * EXPERT_HIDDEN) * dtype.itemsize,
+        num_bytes=touched * of_expert + (NUM_EXPERTS + 4 * num_rows) * EXPERT_HIDDEN * dtype.itemsize,
         num_operations=2 * num_rows * TOP_K * weights,
     )
 
@@ -123,6 +151,22 @@ def small_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator
     }
     for name, (run, num_values) in runs.items():
         yield Case(name=name, run=run, num_bytes=num_values * dtype.itemsize)
+
+
+def draw_cases(draws: Draws, num_rows: int) -> Iterator[Case]:
+    """Time the choice of T tokens: logits of a bell shape with ten that stand out, as real ones have."""
+    logits, indices = 2.5 * torch.randn(num_rows, VOCAB), np.arange(num_rows, dtype=np.int32)
+    logits[:, 1000:1010] += 15.0
+    for name, params in DRAWS.items():
+        rows = SamplingRows(num_rows, VOCAB, CPU)
+        for row in range(num_rows):
+            rows.add(row, params, [], [], np.zeros(0, dtype=np.int32), 0)
+        records = rows.records(indices)
+        yield Case(
+            name=f"draw: {name}, V = {VOCAB}",
+            run=partial(draws.draw, logits, records, indices),
+            num_bytes=logits.nbytes,
+        )
 
 
 def attention_cases(num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -185,13 +229,16 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 256])
-    parser.add_argument("--reference", action="store_true")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--reference", action="store_true")
+    kind.add_argument("--quantization", choices=tuple(QUANTIZATIONS), help="of the weights of linear maps")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    kernels: Kernels = ReferenceKernels() if options.reference else select_kernels(CPU, dtype)
+    kernels: Kernels = ReferenceKernels() if options.reference else select_kernels(CPU, dtype, options.quantization)
+    draws: Draws = TorchDraws() if options.reference else select_draws(CPU, kernels)
     with torch.inference_mode():
-        bandwidth, rate = read_bandwidth(), matmul_rate(dtype)
+        bandwidth, rate = read_bandwidth(), max(matmul_rate(dtype), matmul_rate(torch.float32))
         print(f"{kernels.name}, {options.dtype}, {options.threads} threads, torch {torch.__version__}: ", end="")
         print(f"reads {bandwidth / 1e9:.1f} GB/s, multiplies {rate / 1e12:.2f} T/s")
         for num_rows in options.rows:
@@ -199,6 +246,7 @@ def main() -> None:
             for cases in (linear_cases, expert_cases, small_cases):
                 print_cases(cases(kernels, num_rows, dtype), bandwidth, rate)
             print_cases(attention_cases(num_rows, dtype), bandwidth, rate)
+            print_cases(draw_cases(draws, num_rows), bandwidth, rate)
 
 
 def print_cases(cases: Iterator[Case], bandwidth: float, rate: float) -> None:

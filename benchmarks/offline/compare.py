@@ -1,11 +1,13 @@
 """Octavo beside transformers on the same geometry, in one run: decode at several batch sizes, and prefill.
 
     python -m benchmarks.offline.compare [--cells decode:1 decode:8 decode:32 prefill:1024] [--repeats 3] [--out FILE]
+        [--quantization int8]
 
 Random weights of Qwen3-0.6B's geometry in bfloat16, 128 tokens in and 64 out for decode. Each engine runs in a process
 of its own, one after the other, and they take turns `--repeats` times, so that a noisy neighbour hits both; the table
 shows medians. Roofline: weight and KV bytes over the memory bandwidth measured in the same run, and operations over
-the matrix rate measured in the same run, whichever takes longer.
+the matrix rate measured in the same run (in bfloat16 or float32, whichever is faster), whichever takes longer. With
+`--quantization` Octavo's weights are integers, and so are the bytes of the roofline; all else stays as it is.
 """
 
 import argparse
@@ -17,21 +19,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.geometry import QWEN3_0_6B, kv_bytes_per_token, parameter_counts, write_checkpoint
+from octavo.kernels.quantization import QUANTIZATIONS, get_quantization
 
 NUM_IN, NUM_OUT = 128, 64
 ENGINES = ("octavo", "transformers")
 
 
-def run_octavo(folder: Path, cells: list[str]) -> dict[str, float]:
+def run_octavo(folder: Path, cells: list[str], quantization: str | None) -> dict[str, float]:
     """Return tokens per second of each cell, and seconds until ready."""
     from octavo import LLM, SamplingParams
 
     start_s = time.perf_counter()
-    llm = LLM(str(folder), load_format="dummy", max_model_len=4096, max_num_seqs=64, enable_prefix_caching=False)
+    options: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 64, "enable_prefix_caching": False}
+    llm = LLM(str(folder), load_format="dummy", quantization=quantization, **options)
     results = {"ready_s": time.perf_counter() - start_s}
 
     def generate(batch: int, num_in: int, num_out: int) -> float:
@@ -103,13 +108,13 @@ def random_prompts(batch: int, length: int) -> list[list[int]]:
 
 
 def probe_machine() -> dict[str, float]:
-    """Measure what the machine can do: reading bandwidth in bytes/s, bf16 matrix rate in operations/s."""
+    """Measure what the machine can do: reading bandwidth in bytes/s, matrix rate in operations/s."""
     import torch
 
     data = torch.ones(1 << 28, dtype=torch.float32)  # 1 GiB, beyond every cache
     reading = min(timed(lambda: float(data.sum())) for _ in range(5))
-    a = torch.randn(4096, 4096, dtype=torch.bfloat16)
-    product = min(timed(lambda: torch.mm(a, a)) for _ in range(5))
+    a = torch.randn(4096, 4096)
+    product = min(timed(partial(torch.mm, x, x)) for x in (a.bfloat16(), a) for _ in range(3))
     return {"bytes_per_s": data.nbytes / reading, "flops_per_s": 2 * 4096**3 / product}
 
 
@@ -119,25 +124,37 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - begun_s
 
 
-def roofline(cell: str, machine: dict[str, float]) -> float:
+def weight_bytes(quantization: str | None) -> tuple[float, float]:
+    """Return the bytes of all layers and of the logits head. Integers with scales: as a map of 1024 x 1024 has them."""
+    layers, table = parameter_counts(QWEN3_0_6B)
+    if quantization is None:
+        return 2.0 * layers, 2.0 * table
+    forms = get_quantization(quantization)
+    return layers * forms.linear.num_bytes(1024, 1024) / 1024**2, table * forms.logits.num_bytes(1024, 1024) / 1024**2
+
+
+def roofline(cell: str, machine: dict[str, float], quantization: str | None = None) -> float:
     """Return the tokens per second that bytes and operations allow."""
     layers, table = parameter_counts(QWEN3_0_6B)
+    layers_bytes, table_bytes = weight_bytes(quantization)
     kind, size = cell.split(":")
     if kind == "decode":
         batch = int(size)
-        num_bytes = 2 * (layers + table) + batch * (NUM_IN + NUM_OUT / 2) * kv_bytes_per_token(QWEN3_0_6B)
+        num_bytes = layers_bytes + table_bytes + batch * (NUM_IN + NUM_OUT / 2) * kv_bytes_per_token(QWEN3_0_6B)
         return batch / max(num_bytes / machine["bytes_per_s"], 2 * batch * (layers + table) / machine["flops_per_s"])
-    return int(size) / max(2 * int(size) * layers / machine["flops_per_s"], 2 * layers / machine["bytes_per_s"])
+    return int(size) / max(2 * int(size) * layers / machine["flops_per_s"], layers_bytes / machine["bytes_per_s"])
 
 
-def run_in_process(engine: str, folder: Path, cells: list[str]) -> dict[str, float]:
+def run_in_process(engine: str, folder: Path, cells: list[str], quantization: str | None) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.offline.compare", "--engine", engine, "--folder", str(folder)]
+    if quantization is not None:
+        command += ["--quantization", quantization]
     done = subprocess.run([*command, "--cells", *cells], check=True, capture_output=True, text=True)
     results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return results
 
 
-def compare(cells: list[str], repeats: int) -> dict[str, Any]:
+def compare(cells: list[str], repeats: int, quantization: str | None) -> dict[str, Any]:
     """Let the engines take turns; return medians, ratios and fractions of the roofline."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_checkpoint(Path(folder) / "qwen3-0.6b", QWEN3_0_6B)
@@ -145,7 +162,7 @@ def compare(cells: list[str], repeats: int) -> dict[str, Any]:
         runs: dict[str, list[dict[str, float]]] = {engine: [] for engine in ENGINES}
         for _ in range(repeats):
             for engine in ENGINES:
-                runs[engine].append(run_in_process(engine, checkpoint, cells))
+                runs[engine].append(run_in_process(engine, checkpoint, cells, quantization))
     medians = {
         engine: {cell: statistics.median(run[cell] for run in results) for cell in ["ready_s", *cells]}
         for engine, results in runs.items()
@@ -157,7 +174,8 @@ def compare(cells: list[str], repeats: int) -> dict[str, Any]:
         ).stdout.strip(),
         "cpu": platform.processor() or platform.machine(),
         "machine": machine,
-        "roofline": {cell: roofline(cell, machine) for cell in cells},
+        "quantization": quantization,
+        "roofline": {cell: roofline(cell, machine, quantization) for cell in cells},
         "medians": medians,
         "runs": runs,
     }
@@ -178,14 +196,16 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", default=["decode:1", "decode:8", "decode:32", "prefill:1024"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the report as JSON")
+    parser.add_argument("--quantization", choices=tuple(QUANTIZATIONS), help="of Octavo's weights")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine:
-        run = run_octavo if args.engine == "octavo" else run_transformers
+        is_ours = args.engine == "octavo"
+        run = partial(run_octavo, quantization=args.quantization) if is_ours else run_transformers
         print(json.dumps(run(args.folder, args.cells)))
         return
-    report = compare(args.cells, args.repeats)
+    report = compare(args.cells, args.repeats, args.quantization)
     print(table(report))
     if args.out:
         args.out.write_text(json.dumps(report, indent=2) + "\n")

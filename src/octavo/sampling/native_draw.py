@@ -29,7 +29,7 @@ class NativeDraws:
 
     def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> Drawn:
         token_ids, largest = self._kernels.draw(logits, draw_rows(records, output_indices))
-        if len(unsure := (token_ids < 0).nonzero()[:, 0].numpy()):
+        if len(unsure := (token_ids.numpy() < 0).nonzero()[0]):
             again = self._definition.draw(logits[unsure], records[unsure], output_indices[unsure])
             token_ids[unsure] = again.token_ids
         return Drawn(token_ids=token_ids, largest=largest)

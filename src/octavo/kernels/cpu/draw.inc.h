@@ -44,25 +44,31 @@ inline WideWords multiply_low(WideWords a, WideWords b) {
 #endif
 }
 
-// Philox4x32-10 of counters (block, output_index, 0, 0), a block in each 64-bit lane: words of ids 4 * block + 0 ... 3,
-// in the low halves; what the high ones hold means nothing, and no product reads it. Two rounds know zeros: in the first
-// the second product is zero, and in the second the first product is the same for all blocks.
-inline void random_words(const NoiseKey& key, WideWords block, WideWords* words) {
+// Philox4x32-10 of counters (block, output_index, 0, 0), a block in each 64-bit lane of two vectors, whose rounds go side
+// by side: words of ids 4 * block + 0 ... 3, in the low halves; what the high ones hold means nothing, and no product reads
+// it. Two rounds know zeros: in the first the second product is zero, and in the second the first product is the same for
+// all blocks.
+inline void random_words(const NoiseKey& key, const WideWords* block, WideWords (*words)[2]) {
   constexpr std::uint32_t kStep0 = 0x9E3779B9u, kStep1 = 0xBB67AE85u;
   const WideWords multiplier0 = WideWords{} + 0xD2511F53u, multiplier1 = WideWords{} + 0xCD9E8D57u;
   std::uint32_t key0 = key.seed_low, key1 = key.seed_high;
-  const WideWords first = multiply_low(block, multiplier0);
   const std::uint64_t same = std::uint64_t{0xD2511F53u} * (key.output_index ^ key0);
-  const WideWords second = multiply_low(first >> 32 ^ key1, multiplier1);
+  WideWords c0[2], c1[2], c2[2], c3[2];
+  for (int i = 0; i < 2; ++i) {
+    const WideWords first = multiply_low(block[i], multiplier0);
+    c1[i] = multiply_low(first >> 32 ^ key1, multiplier1);
+    c0[i] = c1[i] >> 32 ^ (key0 + kStep0), c2[i] = first ^ (same >> 32 ^ (key1 + kStep1)), c3[i] = WideWords{} + same;
+  }
   key0 += kStep0, key1 += kStep1;
-  WideWords c0 = second >> 32 ^ key0, c1 = second, c2 = first ^ (same >> 32 ^ key1), c3 = WideWords{} + same;
   for (int round = 2; round < 10; ++round) {
     key0 += kStep0, key1 += kStep1;
-    const WideWords product0 = multiply_low(c0, multiplier0), product1 = multiply_low(c2, multiplier1);
-    c0 = product1 >> 32 ^ c1 ^ key0, c1 = product1;
-    c2 = product0 >> 32 ^ c3 ^ key1, c3 = product0;
+    for (int i = 0; i < 2; ++i) {
+      const WideWords product0 = multiply_low(c0[i], multiplier0), product1 = multiply_low(c2[i], multiplier1);
+      c0[i] = product1 >> 32 ^ (c1[i] ^ key0), c1[i] = product1;
+      c2[i] = product0 >> 32 ^ (c3[i] ^ key1), c3[i] = product0;
+    }
   }
-  words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
+  for (int i = 0; i < 2; ++i) words[0][i] = c0[i], words[1][i] = c1[i], words[2][i] = c2[i], words[3][i] = c3[i];
 }
 
 inline bool any_lane(SignedWords is_true) {
@@ -78,12 +84,11 @@ inline bool words_of_slice(const NoiseKey& key, std::int64_t slice, std::uint32_
   WideWords even_lanes;
   for (int lane = 0; lane < kDoubleLanes; ++lane) even_lanes[lane] = static_cast<std::uint64_t>(2 * lane);
   for (int counter = 0; counter < 16; counter += kWordLanes) {
-    const WideWords block = even_lanes + static_cast<std::uint64_t>(slice * 16 + counter);
-    WideWords even[4], odd[4];
-    random_words(key, block, even);
-    random_words(key, block + 1, odd);
+    const WideWords even = even_lanes + static_cast<std::uint64_t>(slice * 16 + counter), blocks[2] = {even, even + 1};
+    WideWords all[4][2];
+    random_words(key, blocks, all);
     for (int i = 0; i < 4; ++i) {
-      const Words now = (Words)((even[i] & 0xffffffffu) | odd[i] << 32);
+      const Words now = (Words)((all[i][0] & 0xffffffffu) | all[i][1] << 32);
       is_found |= now >= least;
       __builtin_memcpy(words + i * 16 + counter, &now, sizeof now);
     }
@@ -151,10 +156,19 @@ inline Doubles power_of_two_in_double(Doubles x) {
 
 double sum_of_powers(const float* logits, std::int64_t count, double largest, double scale) {
   Doubles sum = {};
-  for (std::int64_t at = 0; at < count; at += kDoubleLanes) {
-    HalfFloats now = HalfFloats{} - __builtin_inff();
-    __builtin_memcpy(&now, logits + at, static_cast<std::size_t>(least_of(kDoubleLanes, count - at)) * sizeof(float));
+  const auto add = [&](HalfFloats now) {
     sum += power_of_two_in_double((__builtin_convertvector(now, Doubles) - largest) * scale);
+  };
+  HalfFloats now;
+  std::int64_t at = 0;
+  for (; at + kDoubleLanes <= count; at += kDoubleLanes) {
+    __builtin_memcpy(&now, logits + at, sizeof now);
+    add(now);
+  }
+  if (at < count) {
+    now = HalfFloats{} - __builtin_inff();
+    __builtin_memcpy(&now, logits + at, static_cast<std::size_t>(count - at) * sizeof(float));
+    add(now);
   }
   double total = 0.0;
   for (int lane = 0; lane < kDoubleLanes; ++lane) total += sum[lane];
