@@ -85,9 +85,10 @@ class Ranks {
   int size_, num_spins_, file_;
 };
 
-// What a rank brings, the same wherever it is asked for: number i of a trial, from -1 to 1.
+// What a rank brings, the same wherever it is asked for: number i of a trial, from -1 to 1, with as many digits as float32
+// has, so that the order of a sum shows.
 float number_of(int rank, std::int64_t trial, std::int64_t i) {
-  return static_cast<float>(((i + 1) * 40503 + rank * 9973 + trial) % 65521) / 32768.0f - 1.0f;
+  return static_cast<float>(((i + 1) * 40503 + rank * 9973 + trial) % 65521) / 32760.5f - 1.0f;
 }
 
 std::uint8_t byte_of(int rank, std::int64_t trial, std::int64_t i) {
