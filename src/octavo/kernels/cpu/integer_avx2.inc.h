@@ -17,6 +17,9 @@ static inline __m256i load_quad(const std::int8_t* from) {
   return _mm256_set1_epi32(quad);
 }
 
+// Keeps the compiler from beginning with one row before it is done with the last: then sums would not fit into registers.
+static inline void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
+
 static inline __m256i add_pairs(__m256i sum, __m256i pairs) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
@@ -27,11 +30,16 @@ static inline void add_bytes(__m256i (*sums)[2], const std::int8_t* left, const 
   for (std::int64_t quad = 0; quad < 8; ++quad) {
     const __m256i weights[2] = {load_bytes(right + quad * 64), load_bytes(right + quad * 64 + 32)};
     const __m256i magnitudes[2] = {_mm256_abs_epi8(weights[0]), _mm256_abs_epi8(weights[1])};
+#pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const __m256i q = load_quad(left + row * kTileK + quad * 4);
-      for (int half = 0; half < 2; ++half)
-        sums[row][half] = add_pairs(
-            sums[row][half], _mm256_maddubs_epi16(magnitudes[half], _mm256_sign_epi8(q, weights[half])));
+      __m256i q = load_quad(left + row * kTileK + quad * 4);
+      hold(q);
+#pragma GCC unroll 8
+      for (int half = 0; half < 2; ++half) {
+        const __m256i pairs = _mm256_maddubs_epi16(magnitudes[half], _mm256_sign_epi8(q, weights[half]));
+        sums[row][half] = add_pairs(sums[row][half], pairs);
+        hold(sums[row][half]);
+      }
     }
   }
 }
@@ -42,9 +50,11 @@ static inline void add_nibbles(__m256i (*sums)[2], const std::int8_t* left, cons
   const __m256i low = _mm256_set1_epi8(0x0f);
   __m256i pairs[kRows][2] = {};
   for (std::int64_t line = 0; line < 4; ++line) {
+#pragma GCC unroll 8
     for (int half = 0; half < 2; ++half) {
       const __m256i weights = load_bytes(right + line * 64 + half * 32);
       const __m256i first = _mm256_and_si256(weights, low), second = _mm256_and_si256(_mm256_srli_epi16(weights, 4), low);
+#pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
         const std::int8_t* q = left + row * kTileK + line * 8;
         const __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(first, load_quad(q)),
@@ -53,7 +63,9 @@ static inline void add_nibbles(__m256i (*sums)[2], const std::int8_t* left, cons
       }
     }
   }
+#pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
     for (int half = 0; half < 2; ++half) sums[row][half] = add_pairs(sums[row][half], pairs[row][half]);
 }
 
@@ -101,7 +113,7 @@ struct PanelBlock {
 
 // Rows of one row tile times one of the panel's two tiles.
 template <int kBits, int kRows>
-static void multiply_block(const PanelBlock& block, std::int64_t row, int tile) {
+[[gnu::noinline]] static void multiply_block(const PanelBlock& block, std::int64_t row, int tile) {
   const IntegerProduct& product = block.product;
   constexpr std::int64_t kRightTile = kTileBytes * kBits / 8;
   const std::int8_t* left = product.rows.left + (row / 16 * product.num_k() + block.k) * kTileBytes + row % 16 * kTileK;
@@ -109,7 +121,9 @@ static void multiply_block(const PanelBlock& block, std::int64_t row, int tile) 
   const std::int64_t first_group = block.is_in_groups() ? block.k * 2 / block.units_per_group() : 0;
   for (std::int64_t group = first_group, unit = 0; unit < block.num_units(); ++group) {
     __m256i sums[kRows][2];
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 8
       for (int half = 0; half < 2; ++half) sums[i][half] = block.begin<kBits>(row + i, tile, half, group);
     for (const std::int64_t end = smaller(block.num_units(), unit + block.units_per_group()); unit < end; ++unit) {
       for (std::int64_t i = 0; i < block.ahead.lines; ++i)
@@ -118,7 +132,9 @@ static void multiply_block(const PanelBlock& block, std::int64_t row, int tile) 
       const std::uint8_t* weights = right + unit / 2 * 2 * kRightTile + unit % 2 * (kRightTile / 2);
       kBits == 8 ? add_bytes<kRows>(sums, q, weights) : add_nibbles<kRows>(sums, q, weights);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 8
       for (int half = 0; half < 2; ++half) block.end(sums[i][half], row + i, tile, half, group);
   }
 }
