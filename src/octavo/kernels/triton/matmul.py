@@ -152,5 +152,5 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 def split_size(num_outputs: int, in_size: int) -> int:
     """Return the inputs of a split: so many that even one tile of rows makes about as many programs as a GPU wants."""
-    num_splits = max(1, _PROGRAMS // triton.cdiv(num_outputs, _OUTPUTS))
+    num_splits = max(1, _PROGRAMS // -(-num_outputs // _OUTPUTS))
     return -(-in_size // (num_splits * 2 * _INPUTS)) * 2 * _INPUTS
