@@ -22,7 +22,7 @@
 
 using namespace octavo;
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(OCTAVO_ONE_MAPPING)
 
 // The thread sanitizer knows memory by its address, and each rank maps the file for itself: so that it sees what ranks do
 // to each other, all of them get one mapping. The linker puts these in place of mmap and munmap (CMakeLists.txt).
