@@ -1,0 +1,39 @@
+"""Who computes with Triton, and what is said to those who cannot."""
+
+import pytest
+import torch
+from tests.kernels.triton.device import DEVICE
+
+from octavo.attention.selector import select_attention
+from octavo.errors import InvalidParameterError, UnknownOptionError
+from octavo.kernels.dispatch import select_kernels
+
+CPU = torch.device("cpu")
+
+
+def test_a_switch_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
+    assert select_kernels(DEVICE, torch.bfloat16).name == "triton"
+    assert select_attention(DEVICE, torch.bfloat16).name == "triton"
+    assert select_kernels(DEVICE, torch.float64).name == "torch-reference"
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "torch")
+    assert select_kernels(torch.device("cuda"), torch.bfloat16).name == "torch-reference"
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "tritn")
+    with pytest.raises(UnknownOptionError, match="triton"):
+        select_kernels(DEVICE, torch.bfloat16)
+
+
+def test_a_cpu_without_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(InvalidParameterError, match="TRITON_INTERPRET=1"):
+        select_kernels(CPU, torch.bfloat16)
+
+
+def test_8_bit_floats_are_kept_by_triton_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OCTAVO_GPU_KERNELS", raising=False)
+    with pytest.raises(InvalidParameterError, match="kv_cache_dtype='fp8'"):
+        select_attention(CPU, torch.bfloat16, kv_cache_dtype="fp8")
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
+    backend = select_attention(DEVICE, torch.bfloat16, kv_cache_dtype="fp8")
+    assert (backend.name, backend.kv_layout(64).dtype) == ("triton-fp8-kv", torch.float8_e4m3fn)
