@@ -3,26 +3,6 @@
 
 static inline std::int64_t padded_head(const AttentionArgs& args) { return ceil_div(args.head_dim, kPart) * kPart; }
 
-// The first `count` of 16, the others zeros.
-static inline f32x16 load_some(const bf16* from, std::int64_t count) {
-  return count == 16 ? load_bf16(from) : load_bf16_part(from, count);
-}
-
-static inline f32x16 load_some(const float* from, std::int64_t count) {
-  if (count == 16) return load_f32(from);
-  f32x16 result = {};
-  __builtin_memcpy(&result, from, static_cast<std::size_t>(count) * sizeof(float));
-  return result;
-}
-
-static inline void store_some(bf16* to, f32x16 value, std::int64_t count) {
-  count == 16 ? store_bf16(to, value) : store_bf16_part(to, value, count);
-}
-
-static inline void store_some(float* to, f32x16 value, std::int64_t count) {
-  __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
-}
-
 static inline void store_both(bf16* to, f32x16 first, f32x16 second) {
   store(to, narrow_both(first, second));
 }

@@ -100,8 +100,13 @@ static inline void transpose(u32x16* rows) {
     for (int row = 0; row < 16; ++row) {
       if (row & width) continue;
       const u32x16 first = rows[row], second = rows[row + width];
+#if defined(__clang__)
+      rows[row] = (u32x16)_mm512_permutex2var_epi32((__m512i)first, (__m512i)upper, (__m512i)second);
+      rows[row + width] = (u32x16)_mm512_permutex2var_epi32((__m512i)first, (__m512i)lower, (__m512i)second);
+#else  // which finds shorter forms
       rows[row] = __builtin_shuffle(first, second, upper);
       rows[row + width] = __builtin_shuffle(first, second, lower);
+#endif
     }
   }
 }

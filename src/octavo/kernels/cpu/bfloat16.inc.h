@@ -20,6 +20,8 @@ static inline u16x16 narrow(f32x16 value) {
   return result;
 }
 
+static inline f32x16 rounded(f32x16 value) { return widen(narrow(value)); }
+
 // Two vectors side by side, in a whole cache line.
 static inline u16x32 narrow_both(f32x16 first, f32x16 second) {
   u16x32 result;
@@ -76,11 +78,13 @@ static inline u16x16 upper_halves(u32x16 words) { return {upper_halves(words.low
 static inline f32x16 load_bf16(const bf16* from) { return {widen(load<u16x8>(from)), widen(load<u16x8>(from + 8))}; }
 
 // To the nearest, ties to even, NaN stays NaN: as torch rounds.
-static inline u16x16 narrow(f32x16 value) {
+static inline u32x16 round_upper_halves(f32x16 value) {
   const u32x16 bits = (u32x16)value;
-  const u32x16 rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
-  return upper_halves(select(value != value, quiet, rounded));
+  const u32x16 nearest = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+  return select(value != value, quiet, nearest);
 }
+static inline u16x16 narrow(f32x16 value) { return upper_halves(round_upper_halves(value)); }
+static inline f32x16 rounded(f32x16 value) { return (f32x16)(round_upper_halves(value) & 0xffff0000u); }
 
 // Two vectors side by side, in a whole cache line.
 static inline u16x32 narrow_both(f32x16 first, f32x16 second) { return {narrow(first), narrow(second)}; }
@@ -103,4 +107,24 @@ static inline void store_bf16(bf16* to, f32x16 value) { store(to, narrow(value))
 static inline void store_bf16_part(bf16* to, f32x16 value, std::int64_t count) {
   const u16x16 half = narrow(value);
   __builtin_memcpy(to, &half, static_cast<std::size_t>(count) * sizeof(bf16));
+}
+
+// The first `count` of 16, the others zeros; `count` is 16 more often than not.
+static inline f32x16 load_some(const bf16* from, std::int64_t count) {
+  return count == 16 ? load_bf16(from) : load_bf16_part(from, count);
+}
+
+static inline f32x16 load_some(const float* from, std::int64_t count) {
+  if (count == 16) return load_f32(from);
+  f32x16 result = {};
+  __builtin_memcpy(&result, from, static_cast<std::size_t>(count) * sizeof(float));
+  return result;
+}
+
+static inline void store_some(bf16* to, f32x16 value, std::int64_t count) {
+  count == 16 ? store_bf16(to, value) : store_bf16_part(to, value, count);
+}
+
+static inline void store_some(float* to, f32x16 value, std::int64_t count) {
+  __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
 }

@@ -14,6 +14,10 @@
 #define OCTAVO_TEXT_(a) #a
 #define OCTAVO_TEXT(a) OCTAVO_TEXT_(a)
 
+#if defined(__clang__)  // a * b + c in one rounding, also where operators are functions; GCC does so by itself
+#pragma clang fp contract(fast)
+#endif
+
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 

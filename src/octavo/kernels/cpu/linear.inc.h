@@ -90,8 +90,7 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
   u16x32 lines[2];
   if (to.output == Output::gated) {
     // Rounded where a separate op would have read them rounded.
-    lines[0] = narrow_both(silu(widen(narrow(values[0]))) * widen(narrow(values[1])),
-                           silu(widen(narrow(values[2]))) * widen(narrow(values[3])));
+    lines[0] = narrow_both(silu(rounded(values[0])) * rounded(values[1]), silu(rounded(values[2])) * rounded(values[3]));
   } else {
     lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
   }
@@ -104,7 +103,7 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
   if (streams && count == width && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
     for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lines[i / 32]);
   } else if (count == width || to.out_left) {
-    for (std::int64_t i = 0; i < width; i += 32) __builtin_memcpy(out + i, &lines[i / 32], 64);
+    for (std::int64_t i = 0; i < width; i += 32) store(out + i, lines[i / 32]);
   } else {
     __builtin_memcpy(out, lines, static_cast<std::size_t>(count) * sizeof(bf16));
   }

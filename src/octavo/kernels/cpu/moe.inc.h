@@ -237,8 +237,8 @@ static void combine_rows(const bf16* answers, const std::int64_t* place, const f
         const std::int64_t count = smaller(16, size - i);
         f32x16 total = splat(0.0f);
         for (std::int64_t pair = token * num_choices; pair < (token + 1) * num_choices; ++pair)
-          total += load_bf16_part(answer(pair) + i, count) * weights[pair];
-        store_bf16_part(out + token * size + i, total, count);
+          total += load_some(answer(pair) + i, count) * weights[pair];
+        store_some(out + token * size + i, total, count);
       }
     }
   });

@@ -1,33 +1,12 @@
 // Sums over ranks. Included inside namespace octavo::OCTAVO_LEVEL.
 
-template <class Element>
-static inline f32x16 load_part(const Element* from, std::int64_t count);
-
-template <>
-inline f32x16 load_part(const float* from, std::int64_t count) {
-  f32x16 result = {};
-  __builtin_memcpy(&result, from, static_cast<std::size_t>(count) * sizeof(float));
-  return result;
-}
-
-template <>
-inline f32x16 load_part(const bf16* from, std::int64_t count) {
-  return load_bf16_part(from, count);
-}
-
-static inline void store_part(float* to, f32x16 value, std::int64_t count) {
-  __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
-}
-
-static inline void store_part(bf16* to, f32x16 value, std::int64_t count) { store_bf16_part(to, value, count); }
-
 // `count` elements from `at` on, at most 16.
 template <class Element>
 static inline void sum_at(const SumArgs& args, std::int64_t at, std::int64_t count) {
-  f32x16 total = load_part(static_cast<const Element*>(args.parts[0]) + at, count);
+  f32x16 total = load_some(static_cast<const Element*>(args.parts[0]) + at, count);
   for (int part = 1; part < args.num_parts; ++part)
-    total += load_part(static_cast<const Element*>(args.parts[part]) + at, count);
-  store_part(static_cast<Element*>(args.out) + at, total, count);
+    total += load_some(static_cast<const Element*>(args.parts[part]) + at, count);
+  store_some(static_cast<Element*>(args.out) + at, total, count);
 }
 
 template <class Element>
