@@ -34,6 +34,7 @@ class ThreadedRanks:
             os.close(file)
         self.num_most_in_flight = 0
         self._under_way: list[Future[ModelRunnerOutput]] = []
+        self.most_steps_in_flight = config.parallel.pipeline_parallel_size
 
     @property
     def profile(self) -> str:
