@@ -7,6 +7,7 @@ Legend: T = rows, R = requests, C = positions of a context, H = query heads, G =
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.gpu.clock import seconds
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report
+from benchmarks.kernels.ops import linear_run
 from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
@@ -136,13 +138,13 @@ class _Layer:
         for name, (num_outputs, in_size) in shapes.items():
             weights = self._copies(num_outputs, in_size)
             packed = [self._kernels.pack_linear(weight, None) for weight in weights]
-            plain, turns = self._reference.pack_linear(weights[0], None), cycle(packed)
+            plain = self._reference.pack_linear(weights[0], None)
             x = self._random(num_rows, in_size)
             for label, kernels in self._map_kernels.items():
                 yield Case(
                     name=f"linear {name}{label}",
-                    run=lambda kernels=kernels, x=x, turns=turns: kernels.linear(x, next(turns)),  # type: ignore[misc]
-                    define=lambda x=x, plain=plain: self._reference.linear(x, plain),  # type: ignore[misc]
+                    run=linear_run(kernels, x, packed),
+                    define=partial(self._reference.linear, x, plain),
                     num_bytes=weights[0].nbytes + x.nbytes + num_rows * num_outputs * self._dtype.itemsize,
                     num_operations=2.0 * num_rows * num_outputs * in_size,
                 )

@@ -83,7 +83,7 @@ def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
         )
 
 
-def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) -> Callable[[], object]:
+def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) -> Callable[[], torch.Tensor]:
     turns = cycle(copies)
     return lambda: kernels.linear(x, next(turns))
 
