@@ -291,35 +291,20 @@ def attend_few(
     shape = work.num_tokens, num_heads, work.num_splits
     mixed = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
     largest, total = torch.empty(2, *shape, dtype=torch.float32, device=query.device)
-    e_block, window = max(16, triton.next_power_of_2(head_dim)), sliding_window or 0
-    _attention_kernel[work.num_items, key_pool.shape[1], work.num_splits](
+    _launch(
+        (work.num_items, key_pool.shape[1], work.num_splits),
         query,
         key_pool,
         value_pool,
-        context.query_start_loc,
-        context.seq_lens,
-        context.block_table,
+        context,
         work.items,
-        None,
-        mixed,
-        largest,
-        total,
-        context.block_table.stride(0),
-        work.num_splits,
-        scale * math.log2(math.e),
-        WINDOW=window,
-        H=num_heads,
-        G=key_pool.shape[1],
-        E=head_dim,
-        B=context.block_size,
-        ROWS=tiling.few_rows,
-        E_BLOCK=e_block,
-        TILE=tiling.tile_size,
-        SPLIT=SPLIT_SIZE,
-        KEEPS_SPLITS=False,
-        num_warps=_num_warps(tiling.few_rows, e_block),
-        num_stages=2,
-        enable_fp_fusion=False,
+        (None, mixed, largest, total),
+        scale=scale,
+        sliding_window=sliding_window,
+        tile_size=tiling.tile_size,
+        num_rows=tiling.few_rows,
+        num_splits=work.num_splits,
+        keeps_splits=False,
     )
     _join_kernel[work.num_tokens, num_heads](
         mixed,
@@ -330,10 +315,10 @@ def attend_few(
         work.tokens,
         out,
         work.num_splits,
-        WINDOW=window,
+        WINDOW=sliding_window or 0,
         H=num_heads,
         E=head_dim,
-        E_BLOCK=e_block,
+        E_BLOCK=_e_block(head_dim),
         SPLIT=SPLIT_SIZE,
         num_warps=1,
         enable_fp_fusion=False,
@@ -353,9 +338,42 @@ def attend_many(
     tiling: Tiling,
 ) -> None:
     """Attend from many rows: a program goes through all of its rows' context."""
+    _launch(
+        (len(items), key_pool.shape[1]),
+        query,
+        key_pool,
+        value_pool,
+        context,
+        items,
+        (out, None, None, None),
+        scale=scale,
+        sliding_window=sliding_window,
+        tile_size=tiling.tile_size,
+        num_rows=tiling.many_rows,
+        num_splits=1,
+        keeps_splits=tiling.is_same_for_all,
+    )
+
+
+def _launch(
+    grid: tuple[int, ...],
+    query: torch.Tensor,  # [T, H, E]
+    key_pool: torch.Tensor,  # [num_slots, G, E]
+    value_pool: torch.Tensor,  # [num_slots, G, E]
+    context: PagedContext,
+    items: torch.Tensor | None,  # [N, 3]; None: as `FewRows.items` says
+    results: tuple[torch.Tensor | None, ...],  # the output; or of splits: mixed values, largest scores, sums
+    *,
+    scale: float,
+    sliding_window: int | None,
+    tile_size: int,
+    num_rows: int,  # of a program
+    num_splits: int,
+    keeps_splits: bool,
+) -> None:
     _, num_heads, head_dim = query.shape
-    e_block = max(16, triton.next_power_of_2(head_dim))
-    _attention_kernel[len(items), key_pool.shape[1]](
+    e_block = _e_block(head_dim)
+    _attention_kernel[grid](
         query,
         key_pool,
         value_pool,
@@ -363,27 +381,29 @@ def attend_many(
         context.seq_lens,
         context.block_table,
         items,
-        out,
-        None,
-        None,
-        None,
+        *results,
         context.block_table.stride(0),
-        1,
+        num_splits,
         scale * math.log2(math.e),
         WINDOW=sliding_window or 0,
         H=num_heads,
         G=key_pool.shape[1],
         E=head_dim,
         B=context.block_size,
-        ROWS=tiling.many_rows,
+        ROWS=num_rows,
         E_BLOCK=e_block,
-        TILE=tiling.tile_size,
+        TILE=tile_size,
         SPLIT=SPLIT_SIZE,
-        KEEPS_SPLITS=tiling.is_same_for_all,
-        num_warps=_num_warps(tiling.many_rows, e_block),
+        KEEPS_SPLITS=keeps_splits,
+        num_warps=_num_warps(num_rows, e_block),
         num_stages=2,
         enable_fp_fusion=False,
     )
+
+
+def _e_block(head_dim: int) -> int:
+    size: int = triton.next_power_of_2(head_dim)
+    return max(16, size)  # which products want at least
 
 
 def _num_warps(num_rows: int, e_block: int) -> int:
