@@ -60,6 +60,7 @@ lint: $(TEST)
 bench: $(TEST)
 	$(BIN)/python -m benchmarks.host.step_cost
 	$(BIN)/python -m benchmarks.kernels.ops
+	$(BIN)/python -m benchmarks.kernels.attention
 	$(BIN)/python -m benchmarks.offline.compare
 	$(BIN)/python -m benchmarks.http.serve
 
@@ -69,7 +70,7 @@ sanitized-folder: $(TEST)
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOCTAVO_SANITIZE=ON \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
-CHECKED := sanitized_linear sanitized_integers sanitized_moe sanitized_attention sanitized_collectives \
+CHECKED := sanitized_linear sanitized_integers sanitized_moe sanitized_attention sanitized_draws sanitized_collectives \
     threads_collectives
 sanitize: sanitized-folder
 	$(BIN)/cmake --build $(SANITIZED) --target $(CHECKED)

@@ -18,8 +18,8 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.engine.core import EngineCore
 from octavo.executor.uniproc import UniProcExecutor
 from octavo.testing import make_request
-from octavo.worker.graph_key import Ending
 from octavo.worker.overlapped_runner import OverlappedRunner
+from octavo.worker.step_wishes import StepWishes
 
 
 class BenchEngine:
@@ -79,18 +79,17 @@ class BenchEngine:
         graphs = self.runner.graphs if self.runner else None
         return len(graphs.captured) if graphs else 0
 
-    def add(self, num_prompt_tokens: int, max_tokens: int, temperature: float = 0.0) -> str:
-        """Queue a request; return its id."""
+    def add(self, num_prompt_tokens: int, max_tokens: int, **params: Any) -> str:
+        """Queue a request, greedy unless its sampling parameters say else; return its id."""
         prompt = [self._random.randrange(self._vocab_size) for _ in range(num_prompt_tokens)]
-        return self.add_prompt(prompt, max_tokens, temperature)
+        return self.add_prompt(prompt, max_tokens, **params)
 
-    def add_prompt(self, prompt: list[int], max_tokens: int, temperature: float = 0.0) -> str:
+    def add_prompt(self, prompt: list[int], max_tokens: int, **params: Any) -> str:
         request_id = f"r{self._num_requests}"
         self._num_requests += 1
         self.tokens[request_id] = []
-        request = make_request(
-            request_id, prompt, seed=self._num_requests, max_tokens=max_tokens, temperature=temperature, ignore_eos=True
-        )
+        options = {"seed": self._num_requests, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+        request = make_request(request_id, prompt, **{**options, **params})
         self.core.add_request(request)
         return request_id
 
@@ -120,13 +119,13 @@ class BenchEngine:
         self.core.abort(list(self.tokens))
         self.finish()
 
-    def decode_s(self, num_requests: int, temperature: float = 0.0) -> tuple[float, float | None]:
+    def decode_s(self, num_requests: int, **params: Any) -> tuple[float, float | None]:
         """Return the time of a step in which so many requests decode, and the share of it that the device is idle.
 
         None where no graph is replayed: only those are timed on the device.
         """
         plan = self._plan
-        ids = [self.add(plan.context, 4 * plan.decode_steps + 16, temperature) for _ in range(num_requests)]
+        ids = [self.add(plan.context, 4 * plan.decode_steps + 16, **params) for _ in range(num_requests)]
         while not all(len(self.tokens[request_id]) > 3 for request_id in ids):
             self.step()
         busy = _BusyTime(self.runner) if self.device.type == "cuda" and self.runner else None
@@ -161,8 +160,8 @@ class _BusyTime:
         busy_s = float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
         return 1.0 - busy_s / took_s
 
-    def _timed(self, order: SchedulerOutput, ending: Ending) -> Callable[[], None] | None:
-        replay = self._find(order, ending)
+    def _timed(self, order: SchedulerOutput, wishes: StepWishes) -> Callable[[], None] | None:
+        replay = self._find(order, wishes)
         if replay is None:
             return None
         start, end = timing_event(), timing_event()

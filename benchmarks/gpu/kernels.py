@@ -24,12 +24,13 @@ from octavo.attention.selector import select_attention
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.kernels.dispatch import Kernels, select_kernels
 from octavo.kernels.reference import ReferenceKernels
+from octavo.sampling.device_draw import Wishes, draw_on_device
+from octavo.sampling.filters import Filters, draw_filtered
 from octavo.sampling.mass import relative_logits
 from octavo.sampling.noise import NoiseKeys, gumbel_for_all
-from octavo.sampling.plain_draw import draw_plain
 
 _BLOCK_SIZE = 32
-_COLD_BYTES = 256 << 20
+COLD_BYTES = 256 << 20
 # Both sides round to the dtype several times on the way. A wrong term shows as a part of the largest value.
 _TOLERANCES = {torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8, torch.float32: 1e-4}
 
@@ -54,17 +55,22 @@ def measure_kernels(plan: Plan, report: Report, limits: Limits) -> None:
         layer = _Layer(geometry, device, dtype, kernels, attention)
         for num_rows in (*plan.batches, plan.max_num_batched_tokens):
             for make in (layer.norms, layer.maps):
-                _measure_all(make(num_rows), f"{name} T={num_rows}", report, limits, device, dtype)
+                measure_all(make(num_rows), f"{name} T={num_rows}", report, limits, device, dtype)
         for num_requests in plan.batches:
             where = f"{name} R={num_requests} C={plan.context}"
-            _measure_all(layer.decode(num_requests, plan.context), where, report, limits, device, dtype)
+            measure_all(layer.decode(num_requests, plan.context), where, report, limits, device, dtype)
         where = f"{name} C={plan.prefill_tokens}"
-        _measure_all(layer.prefill(plan.prefill_tokens), where, report, limits, device, dtype)
+        measure_all(layer.prefill(plan.prefill_tokens), where, report, limits, device, dtype)
 
 
-def _measure_all(
+def _drawn(logits: torch.Tensor, wishes: Wishes, *, is_filtered: bool) -> torch.Tensor:
+    return draw_on_device(logits, wishes, is_filtered=is_filtered)[1]
+
+
+def measure_all(
     cases: Iterator[Case], where: str, report: Report, limits: Limits, device: torch.device, dtype: torch.dtype
 ) -> None:
+    """Compare and time ops one by one; `where` says at which size."""
     for case in cases:
         name = f"{case.name}, {where}"
         try:
@@ -150,7 +156,7 @@ class _Layer:
                 )
         if num_rows <= 256:
             yield self._largest_logits(num_rows)
-            yield self._draw(num_rows)
+            yield from self._draws(num_rows)
 
     def _largest_logits(self, num_rows: int) -> Case:
         x, weight = self._random(num_rows, self._hidden), self._random(self._vocab, self._hidden)
@@ -164,31 +170,43 @@ class _Layer:
             num_operations=2.0 * num_rows * weight.numel(),
         )
 
-    def _draw(self, num_rows: int) -> Case:
-        """Tokens must be the same ones: the largest id off is an error."""
-        logits, seeds = torch.randn(num_rows, self._vocab, device=self._device), torch.arange(num_rows)
-        seeds, temperatures = seeds.to(self._device), torch.ones(num_rows, dtype=torch.float64, device=self._device)
+    def _draws(self, num_rows: int) -> Iterator[Case]:
+        """Draw from all tokens, and from those that filters leave. Tokens must be the same: one id off is an error."""
+        logits, halves = torch.randn(num_rows, self._vocab, device=self._device) * 3.0, self._column(num_rows, 0.5)
+        seeds = torch.arange(num_rows, device=self._device)
+        filters = Filters(
+            temperatures=halves, top_k=torch.full_like(seeds, 50), top_p=halves + 0.45, min_p=torch.zeros_like(halves)
+        )
         keys = NoiseKeys(seed_low=seeds, seed_high=seeds, output_indices=seeds)
+        wishes = Wishes(
+            temperatures=halves, seed_low=seeds, seed_high=seeds, output_indices=seeds,
+            top_k=filters.top_k, top_p=filters.top_p, min_p=filters.min_p, num_logprobs=seeds,
+            repetition=halves, presence=halves, frequency=halves, num_prompt_tokens=seeds, mask_indices=seeds,
+        )  # fmt: skip
 
         def define() -> torch.Tensor:
             scores = [
-                relative_logits(row) + gumbel_for_all(keys.take(slice(at, at + 1)), self._vocab)
+                relative_logits(row, halves[:1]) + gumbel_for_all(keys.take(slice(at, at + 1)), self._vocab)
                 for at, row in enumerate(torch.split(logits, 1))
             ]
             return torch.cat(scores).argmax(-1)
 
-        return Case(
-            name="draw",
-            run=lambda: draw_plain(logits, temperatures, keys)[1],
-            define=define,
-            num_bytes=2 * logits.nbytes,  # once for the largest
-        )
+        for name, is_filtered in (("draw", False), ("draw, filtered", True)):
+            yield Case(
+                name=name,
+                run=partial(_drawn, logits, wishes, is_filtered=is_filtered),
+                define=partial(draw_filtered, logits, filters, keys) if is_filtered else define,
+                num_bytes=2 * logits.nbytes,  # once for the largest
+            )
+
+    def _column(self, num_rows: int, value: float) -> torch.Tensor:
+        return torch.full((num_rows,), value, dtype=torch.float64, device=self._device)
 
     def decode(self, num_requests: int, context: int) -> Iterator[Case]:
         """Attend with one token of each request to its context, which both backends have written themselves."""
         layer = self._layer
         kv_bytes = 2 * num_requests * context * layer.num_kv_heads * layer.head_dim * self._dtype.itemsize
-        num_copies = max(1, min(16, -(-_COLD_BYTES // kv_bytes)))
+        num_copies = max(1, min(16, -(-COLD_BYTES // kv_bytes)))
         prompt, token = self._qkv(num_requests * (context - 1)), self._qkv(num_requests)
         fill, step = self._batch(num_requests, 0, context - 1), self._batch(num_requests, context - 1, 1)
 
@@ -264,7 +282,7 @@ class _Layer:
 
     def _copies(self, num_outputs: int, in_size: int) -> list[torch.Tensor]:
         num_bytes = num_outputs * in_size * self._dtype.itemsize
-        return [self._random(num_outputs, in_size) for _ in range(max(1, min(16, _COLD_BYTES // num_bytes)))]
+        return [self._random(num_outputs, in_size) for _ in range(max(1, min(16, COLD_BYTES // num_bytes)))]
 
     def _random(self, *shape: int) -> torch.Tensor:
         scale = shape[-1] ** -0.25 if len(shape) > 1 else 1.0  # products of two have about the size of one

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.gpu.report import Finding, Report, read_findings
 
-NAMES = ("machine", "kernels", "equality", "decode", "prefill", "workload", "deterministic", "start")
+NAMES = ("machine", "kernels", "equality", "decode", "prefill", "workload", "deterministic", "start", "few_bits")
 TOTAL_S = 470.0
 _ROOT = Path(__file__).parent.parent.parent
 
@@ -126,9 +126,14 @@ def main() -> int:
 
 def budget_of(name: str) -> float:
     """Return how long a section may take."""
-    return {"kernels": 110.0, "decode": 110.0, "workload": 60.0, "equality": 60.0, "deterministic": 60.0}.get(
-        name, 45.0
-    )
+    return {
+        "kernels": 110.0,
+        "decode": 110.0,
+        "workload": 60.0,
+        "equality": 60.0,
+        "deterministic": 60.0,
+        "few_bits": 90.0,
+    }.get(name, 45.0)
 
 
 if __name__ == "__main__":

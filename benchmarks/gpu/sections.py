@@ -8,11 +8,19 @@ from typing import Any
 from benchmarks.geometry import kv_bytes_per_token, parameter_counts
 from benchmarks.gpu.clock import synchronize
 from benchmarks.gpu.engine import BenchEngine
+from benchmarks.gpu.few_bits import measure_few_bits
 from benchmarks.gpu.kernels import measure_kernels
 from benchmarks.gpu.limits import Limits, measure_machine
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report
 from octavo.errors import UserError
+
+_DRAWS: dict[str, dict[str, Any]] = {
+    "drawn": {"temperature": 1.0},
+    "filtered": {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
+    "penalised": {"temperature": 1.0, "presence_penalty": 1.5, "repetition_penalty": 1.1},
+    "rated": {"temperature": 1.0, "logprobs": 5},
+}
 
 
 def weights_read(geometry: dict[str, Any], itemsize: int = 2) -> int:
@@ -22,12 +30,13 @@ def weights_read(geometry: dict[str, Any], itemsize: int = 2) -> int:
 
 
 def measure_decode(plan: Plan, report: Report, limits: Limits) -> None:
-    """Tokens per second at each batch, greedy; the largest batch also drawn with temperature 1."""
+    """Tokens per second at each batch, greedy; the largest batch also in every way to draw."""
     for name, geometry in plan.geometries.items():
         with BenchEngine(plan, geometry, enable_prefix_caching=False) as engine:
             for batch in plan.batches:
-                _report_decode(plan, report, limits, engine, f"{name} b{batch}", geometry, batch, 0.0)
-            _report_decode(plan, report, limits, engine, f"{name} b{batch} drawn", geometry, batch, 1.0)
+                _report_decode(plan, report, limits, engine, f"{name} b{batch}", geometry, batch)
+            for label, params in _DRAWS.items():
+                _report_decode(plan, report, limits, engine, f"{name} b{batch} {label}", geometry, batch, **params)
             report.add(f"{name} graphs captured", float(engine.num_graphs), note=engine.core.profile)
 
 
@@ -39,9 +48,9 @@ def _report_decode(
     name: str,
     geometry: dict[str, Any],
     batch: int,
-    temperature: float,
+    **params: Any,
 ) -> None:
-    step_s, idle = engine.decode_s(batch, temperature)
+    step_s, idle = engine.decode_s(batch, **params)
     kv_bytes = batch * (plan.context + plan.decode_steps // 2) * kv_bytes_per_token(geometry)
     num_operations = 2.0 * batch * sum(parameter_counts(geometry))
     share = limits.share(step_s, weights_read(geometry) + kv_bytes, num_operations)
@@ -75,7 +84,7 @@ def measure_workload(plan: Plan, report: Report, limits: Limits) -> None:
         kv_tokens = 0.0
         for _ in range(plan.workload_requests):
             num_in, num_out = (lengths.randint(*plan.workload_tokens) for _ in range(2))
-            engine.add(num_in, num_out, 0.6)
+            engine.add(num_in, num_out, temperature=0.6)
             kv_tokens += num_out * (num_in + num_out / 2)
         start_s, num_steps, num_tokens = time.perf_counter(), 0, 0
         while engine.core.has_work():
@@ -157,4 +166,5 @@ SECTIONS: dict[str, Callable[[Plan, Report, Limits], None]] = {
     "workload": measure_workload,
     "deterministic": measure_deterministic,
     "start": measure_start,
+    "few_bits": measure_few_bits,
 }

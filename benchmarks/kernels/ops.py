@@ -17,16 +17,16 @@ Legend: T = rows (tokens, or requests that decode), C = context positions, V = v
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 
 import numpy as np
 import torch
 
+from benchmarks.kernels.attention import Cell, attention_run
+from benchmarks.kernels.cold import num_copies
 from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
-from octavo.attention.base import AttentionLayer
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
 from octavo.kernels.dispatch import KeepsPacked, Kernels, PackedExperts, PackedLinear, Routing, select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS
@@ -45,6 +45,7 @@ LINEARS = {
     "down": (HIDDEN, INTERMEDIATE),
 }
 VOCAB = 151936
+MOST_HEAD_ROWS = 128  # a prompt has one
 DRAWS = {
     "the largest": SamplingParams(temperature=0.0, seed=0),
     "temperature": SamplingParams(seed=0),
@@ -53,8 +54,6 @@ DRAWS = {
 }
 CONTEXTS = (160, 1024)
 LONG_CONTEXT = 16384
-BLOCK_SIZE = 32
-COLD_BYTES = 1 << 29
 NUM_EXPERTS, TOP_K, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 64, 8, 2048, 768
 NUM_EXPERT_LAYERS = 2  # of 0.6 GB each in bfloat16; several inputs choose different experts in turn
 
@@ -83,6 +82,20 @@ def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
         )
 
 
+def head_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+    """Time the logits head of greedy rows, of which the largest result alone is kept. It is too large for any cache."""
+    if num_rows > MOST_HEAD_ROWS:
+        return
+    weight, x = torch.randn(VOCAB, HIDDEN).to(dtype), torch.randn(num_rows, HIDDEN).to(dtype)
+    packed = kernels.pack_logits_linear(weight, None)
+    yield Case(
+        name=f"largest of head {VOCAB}x{HIDDEN}",
+        run=lambda: kernels.largest_logits(x, packed),
+        num_bytes=packed_bytes(kernels, packed, weight) + x.nbytes,
+        num_operations=2 * num_rows * weight.numel(),
+    )
+
+
 def linear_run(kernels: Kernels, x: torch.Tensor, copies: list[PackedLinear]) -> Callable[[], torch.Tensor]:
     turns = cycle(copies)
     return lambda: kernels.linear(x, next(turns))
@@ -92,11 +105,6 @@ def packed_bytes(kernels: Kernels, packed: PackedLinear, weight: torch.Tensor) -
     """Return what a map reads of its weight: as it is packed, or as it was where that is not shown."""
     tensors = kernels.packed_tensors(packed).values() if isinstance(kernels, KeepsPacked) else [weight]
     return sum(tensor.nbytes for tensor in tensors)
-
-
-def num_copies(num_bytes: int) -> int:
-    """Return how many copies of so many bytes are together larger than caches, but no more than 64."""
-    return max(2, min(64, COLD_BYTES // num_bytes))
 
 
 def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
@@ -173,54 +181,24 @@ def attention_cases(num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time one decode step of T requests, and a prompt of T tokens, for each length of context."""
     for context in CONTEXTS:
         if num_rows * context <= 64 * 1024:
-            yield attention_case(f"decode, C = {context}", num_rows, 1, context, dtype)
+            yield attention_case(
+                Cell(name=f"decode, C = {context}", num_requests=num_rows, context=context, dtype=dtype)
+            )
     if num_rows > 1:
-        yield attention_case("prompt", 1, num_rows, num_rows, dtype)
+        yield attention_case(Cell(name="prompt", num_new=num_rows, context=num_rows, dtype=dtype))
     else:  # as a rank has it that shares kv heads with others
-        yield attention_case(f"decode, 2 kv heads, C = {LONG_CONTEXT}", 1, 1, LONG_CONTEXT, dtype, num_kv_heads=2)
+        cell = Cell(name=f"decode, 2 kv heads, C = {LONG_CONTEXT}", context=LONG_CONTEXT, dtype=dtype)
+        yield attention_case(replace(cell, num_heads=2 * HEADS // KV_HEADS, num_kv_heads=2))
 
 
-def attention_case(
-    name: str, num_requests: int, num_new: int, context: int, dtype: torch.dtype, num_kv_heads: int = KV_HEADS
-) -> Case:
-    """Return a case of equal requests whose blocks are neighbours, on the KV of as many layers as make it cold."""
-    num_heads = num_kv_heads * (HEADS // KV_HEADS)
-    backend, batch = select_attention(CPU, dtype), make_batch(num_requests, num_new, context)
-    num_slots, layout = batch.block_table.numel() * BLOCK_SIZE, backend.kv_layout(HEAD_DIM)
-    pool = torch.randn(2, num_slots, num_kv_heads, layout.head_size).to(layout.dtype)
-    pools = [pool.clone() for _ in range(num_copies(pool.nbytes))]
-    caches = cycle([LayerKVCache(key=pool[0], value=pool[1]) for pool in pools])
-    layer = AttentionLayer(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=HEAD_DIM, sliding_window=None)
-    num_tokens, plan = num_requests * num_new, backend.plan(batch)
-    qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM).to(dtype)
-    cos, sin = torch.randn(2, num_tokens, HEAD_DIM // 2)
-    pairs = num_requests * sum(range(context - num_new + 1, context + 1))  # of a query and a key that it sees
+def attention_case(cell: Cell) -> Case:
+    """Return a case of what benchmarks/kernels/attention.py has more of."""
+    backend = select_attention(CPU, cell.dtype)
     return Case(
-        name=f"{name} ({backend.name})",
-        run=lambda: backend.forward(qkv, cos, sin, next(caches), batch, plan, layer),
-        num_bytes=2 * num_requests * context * num_kv_heads * HEAD_DIM * dtype.itemsize,
-        num_operations=4 * pairs * num_heads * HEAD_DIM,
-    )
-
-
-def make_batch(num_requests: int, num_new: int, context: int) -> ForwardBatch:
-    """Return a step in which each of R requests computes the last `num_new` positions of its context."""
-    num_blocks = -(-context // BLOCK_SIZE)
-    block_table = torch.arange(num_requests * num_blocks, dtype=torch.int32).view(num_requests, num_blocks)
-    positions = torch.arange(context - num_new, context).repeat(num_requests)  # [T]
-    first_slots = block_table[:, 0].long().repeat_interleave(num_new) * BLOCK_SIZE  # [T]
-    starts = list(range(0, num_requests * num_new + 1, num_new))
-    return ForwardBatch(
-        input_ids=torch.zeros_like(positions),
-        positions=positions,
-        query_start_loc=torch.tensor(starts, dtype=torch.int32),
-        seq_lens=torch.full((num_requests,), context, dtype=torch.int32),
-        slot_mapping=first_slots + positions,
-        block_table=block_table,
-        logits_indices=torch.tensor(starts[1:]) - 1,
-        block_size=BLOCK_SIZE,
-        query_start_loc_list=starts,
-        seq_lens_list=[context] * num_requests,
+        name=f"{cell.name} ({backend.name})",
+        run=attention_run(backend, cell),
+        num_bytes=cell.num_bytes,
+        num_operations=cell.num_operations,
     )
 
 
@@ -243,7 +221,7 @@ def main() -> None:
         print(f"reads {bandwidth / 1e9:.1f} GB/s, multiplies {rate / 1e12:.2f} T/s")
         for num_rows in options.rows:
             print(f"\n{f'T = {num_rows}':40}{'us':>10}{'GB/s':>8}{'T/s':>8}{'of roof':>10}")
-            for cases in (linear_cases, expert_cases, small_cases):
+            for cases in (linear_cases, head_cases, expert_cases, small_cases):
                 print_cases(cases(kernels, num_rows, dtype), bandwidth, rate)
             print_cases(attention_cases(num_rows, dtype), bandwidth, rate)
             print_cases(draw_cases(draws, num_rows), bandwidth, rate)

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from octavo.engine.async_llm_engine import AsyncLLMEngine
-from octavo.engine.front import ModelName, engine_args
+from octavo.engine.front import ModelName, streaming_engine_args
 from octavo.inputs import ChatMessage, Prompt
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
@@ -32,7 +32,7 @@ class AsyncLLM:
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         if options.get("engine_process") is None:
             options["engine_process"] = True
-        self._args = engine_args(model_name, options)
+        self._args = streaming_engine_args(model_name, options)
         self._engine: AsyncLLMEngine | None = None
         self._loading = asyncio.Lock()
 

@@ -59,6 +59,7 @@ def make_scheduler(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 128,
     ageing_s: float = 30.0,
+    step_target_s: float = 0.0,
     enable_prefix_caching: bool = True,
     num_batches: int = 1,
     clock: Callable[[], float] = lambda: 0.0,
@@ -71,7 +72,10 @@ def make_scheduler(
         enable_prefix_caching=enable_prefix_caching,
     )
     config = SchedulerConfig(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, ageing_s=ageing_s
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        ageing_s=ageing_s,
+        step_target_s=step_target_s,
     )
     return Scheduler(config, BlockManager(cache, num_blocks), max_model_len, num_batches=num_batches, clock=clock)
 

@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks.gpu import run, sections
 from benchmarks.gpu.limits import Limits
-from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.plan import DRY, Plan
 from benchmarks.gpu.report import Finding, Report, read_findings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,3 +80,12 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"section": "mach')
     assert [finding.name for finding in read_findings(path)] == ["whole"]
+
+
+def test_weights_in_few_bits_are_compared_with_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
+    plan, path = replace(DRY, batches=(3,), max_num_batched_tokens=20), tmp_path / "findings"
+    sections.SECTIONS["few_bits"](plan, Report("few_bits", path), Limits(bytes_per_s=1.0, operations_per_s=1.0))
+    findings = {finding.name: finding for finding in read_findings(path)}
+    for name in ("linear gate_up, int8", "linear down, int4", "linear down, fp8", "adapters of rank 16"):
+        assert findings[f"{name}, tiny T=3"].is_right

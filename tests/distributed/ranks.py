@@ -1,8 +1,10 @@
 """Ranks in threads of this process: each has groups of its own, made as in processes, and no start-up to pay for."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -15,21 +17,30 @@ from octavo.distributed.rendezvous import Rendezvous
 ResultT = TypeVar("ResultT")
 
 
+@contextmanager
+def meeting() -> Iterator[Rendezvous]:
+    """Give a place for ranks of this process to meet while the block lasts.
+
+    The store's file stays open for good. A store that goes late, say with the traceback of a step that failed, opens it
+    once more by its number, and must not find another engine's there: it would read it for ever, or abort.
+    """
+    store_fd, memory_fd = os.memfd_create("store"), os.memfd_create("memory")
+    try:
+        yield Rendezvous(store_fd=store_fd, memory_fd=memory_fd)
+    finally:
+        os.close(memory_fd)
+
+
 def run_ranks(
     body: Callable[[ParallelGroups], ResultT], tp_size: int, pp_size: int = 1, *, shares_memory: bool = True
 ) -> list[ResultT]:
     """Call body(groups of a rank) in every rank at once; return the results in the order of ranks."""
     config = ParallelConfig(tensor_parallel_size=tp_size, pipeline_parallel_size=pp_size)
 
-    files = os.memfd_create("store"), os.memfd_create("memory")
-    rendezvous = Rendezvous(store_fd=files[0], memory_fd=files[1] if shares_memory else None)
+    with meeting() as rendezvous, ThreadPoolExecutor(config.world_size) as threads:
+        place_to_meet = rendezvous if shares_memory else replace(rendezvous, memory_fd=None)
 
-    def run_rank(rank: int) -> ResultT:
-        return body(make_groups(RankPlace.of(rank, config), rendezvous, torch.device("cpu")))
+        def run_rank(rank: int) -> ResultT:
+            return body(make_groups(RankPlace.of(rank, config), place_to_meet, torch.device("cpu")))
 
-    try:
-        with ThreadPoolExecutor(config.world_size) as threads:
-            return list(threads.map(run_rank, range(config.world_size)))
-    finally:
-        for file in files:
-            os.close(file)
+        return list(threads.map(run_rank, range(config.world_size)))

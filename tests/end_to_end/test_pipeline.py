@@ -23,6 +23,7 @@ from octavo.models.interfaces import CausalLM
 from octavo.outputs import CompletionOutput
 from octavo.sampling_params import SamplingParams
 from octavo.worker import model_runner
+from octavo.worker.graph import StepGraph
 
 MODELS = ["llama", "qwen3-tied-gqa-8", "qwen3-mixed-windows", "demo"]
 if native_kernels() is not None:
@@ -139,15 +140,23 @@ def test_a_step_that_fails_on_one_stage_ends_its_own_requests_only(
 
 def fail_once(work: str, thread: str, num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one rank raise, at its next step of at least so many tokens."""
-    owner: Any = CausalLM if work == "run_stage" else model_runner
-    do, bad_luck = getattr(owner, work), ["here"]
+    bad_luck = ["here"]
 
-    def do_or_fail(*arguments: Any) -> Any:
-        order: Any = arguments[0] if owner is model_runner else None
-        count = order.total_num_scheduled_tokens if order is not None else len(arguments[1].input_ids)
-        if threading.current_thread().name.startswith(thread) and count >= num_tokens and bad_luck:
-            bad_luck.pop()
-            raise ValueError("bad luck")
-        return do(*arguments)
+    def watch(owner: Any, name: str) -> None:
+        do = getattr(owner, name)
 
-    monkeypatch.setattr(owner, work, do_or_fail)
+        def do_or_fail(*arguments: Any) -> Any:
+            order: Any = arguments[0] if owner is model_runner else None
+            count = order.total_num_scheduled_tokens if order is not None else len(arguments[1].input_ids)
+            if threading.current_thread().name.startswith(thread) and count >= num_tokens and bad_luck:
+                bad_luck.pop()
+                raise ValueError("bad luck")
+            return do(*arguments)
+
+        monkeypatch.setattr(owner, name, do_or_fail)
+
+    if work == "run_stage":
+        watch(CausalLM, "run_stage")
+        watch(StepGraph, "run")  # in its place, where steps are recorded
+    else:
+        watch(model_runner, work)

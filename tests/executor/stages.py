@@ -15,12 +15,14 @@ class FragileWorker(Worker):
     def initialize_kv_cache(self, num_blocks: int) -> None:
         super().initialize_kv_cache(num_blocks)
         if self.place.is_first_stage:
-            model = self.runner.model
-            run_stage = model.run_stage
+            graph = self.runner.graph
+            owner, name = (self.runner.model, "run_stage") if graph is None else (graph, "run")
+            run_stage = getattr(owner, name)
 
             def run(batch: ForwardBatch, *arguments: Any) -> IntermediateTensors:
                 if batch.input_ids.tolist().count(BAD_TOKEN) > 1:
                     raise ValueError("bad luck")
-                return run_stage(batch, *arguments)
+                computed: IntermediateTensors = run_stage(batch, *arguments)
+                return computed
 
-            model.__dict__["run_stage"] = run
+            owner.__dict__[name] = run

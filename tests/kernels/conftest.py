@@ -14,12 +14,13 @@ from octavo.kernels.native import NativeKernels, available_levels, is_built
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LEVELS = available_levels() if is_built() else []
+NATIVE_DTYPES = [torch.float32, torch.bfloat16]
 # Every kernel set that this machine can run, with a dtype that it is for.
 FAST = [
     ("float32", torch.float32),
     ("half", torch.bfloat16),
     ("half", torch.float16),
-    *((f"native-{level}", torch.bfloat16) for level in LEVELS),
+    *((f"native-{level}", dtype) for level in LEVELS for dtype in NATIVE_DTYPES),
 ]
 
 
@@ -36,13 +37,13 @@ def fast_and_dtype(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype
     """One set of fast kernels, and a dtype."""
     name, dtype = request.param
     if name.startswith("native-"):
-        return native(name.removeprefix("native-"), 2), dtype
+        return native(name.removeprefix("native-"), 2, dtype), dtype
     if not onednn.is_supported(dtype):
         pytest.skip(f"oneDNN does not compute {dtype} on this processor")
     return Float32CpuKernels() if name == "float32" else HalfCpuKernels(), dtype
 
 
 @cache
-def native(level: str, num_threads: int) -> NativeKernels:
+def native(level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> NativeKernels:
     """Return the C++ kernels of a level; the same object each time, for it holds threads."""
-    return NativeKernels(level, num_threads)
+    return NativeKernels(level, num_threads, dtype)

@@ -39,14 +39,14 @@ def widen(of_groups: torch.Tensor, group_size: int) -> torch.Tensor:
 def assert_same(weight: QuantizedWeight, expected: torch.Tensor) -> None:
     """Compare weights to the bit, and what every level computes from them."""
     assert torch.equal(weight.dequantized().double(), expected)
+    form = weight.format
+    assert isinstance(form, IntegerFormat)
     x = torch.randn(3, IN_SIZE, generator=source()).to(torch.bfloat16)
     scale = x.float().abs().amax(dim=1, keepdim=True) / 127  # [T, 1]
     rounded = (x.float() * (torch.tensor(127.0) / (scale * 127))).round().double() * scale.double()
     for level in LEVELS:
-        kernels = IntegerNativeKernels(
-            native(level, 2), Quantization(name="test", linear=weight.format, logits=weight.format)
-        )
-        result = kernels.logits_linear(x, kernels.pack(weight, None, weight.format)).double()
+        kernels = IntegerNativeKernels(native(level, 2), Quantization(name="test", linear=form, logits=form))
+        result = kernels.logits_linear(x, kernels.pack(weight, None, form)).double()
         torch.testing.assert_close(result, rounded @ expected.T, rtol=1e-5, atol=1e-4)
 
 

@@ -236,12 +236,15 @@ def test_no_rows_give_no_rows(level: str) -> None:
     assert kernels.linear(random(0, 84), kernels.pack_linear(random(50, 84), None)).shape == (0, 50)
 
 
-def test_what_cannot_be_had_is_refused_with_what_it_needs() -> None:
-    with pytest.raises(InvalidParameterError, match="one of int8, int4"):
+def test_what_cannot_be_had_is_refused_with_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidParameterError, match="one of int8, int4, fp8"):
         get_quantization("int3")
     with pytest.raises(InvalidParameterError, match=r"needs a CPU, bfloat16, .* here it is cpu with float32"):
         select_kernels(torch.device("cpu"), torch.float32, "int8")
-    with pytest.raises(InvalidParameterError, match="here it is cuda with bfloat16"):
+    with pytest.raises(InvalidParameterError, match="quantization='fp8': integers: a CPU"):
+        select_kernels(torch.device("cpu"), torch.bfloat16, "fp8")
+    monkeypatch.setenv("OCTAVO_GPU_KERNELS", "torch")
+    with pytest.raises(InvalidParameterError, match="a GPU and Triton; here it is cuda with bfloat16"):
         select_kernels(torch.device("cuda"), torch.bfloat16, "int4")
 
 

@@ -10,15 +10,19 @@ from octavo.kernels.reference import ReferenceKernels
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("in_size", [1, 2, 31, 32, 33, 70, 1024])
 @pytest.mark.parametrize("num_outputs", [1, 15, 16, 31, 33, 100, 1001])
-def test_they_are_what_was_packed(level: str, num_outputs: int, in_size: int) -> None:
-    """All 65,536 patterns of bits in turn, NaN among them: compared as integers."""
-    weight = (torch.arange(num_outputs * in_size) * 40_503).to(torch.int16).view(num_outputs, in_size)
-    packed = native(level, 2).pack_logits_linear(weight.view(torch.bfloat16), None)
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, torch.int16), (torch.float32, torch.int32)], ids=str)
+def test_they_are_what_was_packed(
+    level: str, num_outputs: int, in_size: int, dtype: torch.dtype, bits: torch.dtype
+) -> None:
+    """All 65,536 upper patterns of bits in turn, NaN among them: compared as integers."""
+    kernels = native(level, 2, dtype)
+    weight = (torch.arange(num_outputs * in_size) * 40_503 << 8 * (bits.itemsize - 2)).to(bits)
+    weight = weight.view(num_outputs, in_size)
+    packed = kernels.pack_logits_linear(weight.view(dtype), None)
     ids = torch.randint(num_outputs, (90,), generator=torch.Generator().manual_seed(1))
-    rows = native(level, 2).packed_rows(ids, packed, in_size)
-    assert torch.equal(rows.view(torch.int16), weight[ids])
-    one = native(level, 2).packed_rows(ids[40:41].to(torch.int32), packed, in_size)
-    assert torch.equal(one.view(torch.int16), weight[ids[40:41]])
+    assert torch.equal(kernels.packed_rows(ids, packed, in_size).view(bits), weight[ids])
+    one = kernels.packed_rows(ids[40:41].to(torch.int32), packed, in_size)
+    assert torch.equal(one.view(bits), weight[ids[40:41]])
 
 
 def test_the_reference_reads_its_own_layout() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.kernels.conftest import LEVELS, NATIVE_DTYPES, native
 from tests.kernels.ops import CASES, MOST_ROWS, Case
 
 from octavo.kernels import onednn
@@ -37,10 +37,11 @@ def test_float32_rows_are_independent(case: Case, num_threads: int) -> None:
     assert rows_that_differ(Float32CpuKernels(), case) == []
 
 
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_native_rows_are_independent(case: Case, level: str) -> None:
-    assert rows_that_differ(native(level, 2), case, torch.bfloat16) == []
+def test_native_rows_are_independent(case: Case, level: str, dtype: torch.dtype) -> None:
+    assert rows_that_differ(native(level, 2, dtype), case, dtype) == []
 
 
 @needs_onednn
@@ -54,22 +55,24 @@ def test_threads_do_not_show(case: Case) -> None:
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_native_threads_do_not_show(case: Case, level: str) -> None:
-    op = case.make(torch.bfloat16)
+def test_native_threads_do_not_show(case: Case, level: str, dtype: torch.dtype) -> None:
+    op = case.make(dtype)
     with torch.inference_mode():
-        results = [op(native(level, num_threads), slice(0, MOST_ROWS)) for num_threads in THREADS]
+        results = [op(native(level, num_threads, dtype), slice(0, MOST_ROWS)) for num_threads in THREADS]
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("num_outputs", "in_size"), [(1094, 2080), (200, 1024)], ids=["k-in-parts", "k-whole"])
-def test_many_native_rows_are_those_of_few(num_outputs: int, in_size: int, level: str) -> None:
+def test_many_native_rows_are_those_of_few(num_outputs: int, in_size: int, level: str, dtype: torch.dtype) -> None:
     """Several blocks of rows, of k and of panels, the last of each not full: finished beside the products of others."""
-    source, kernels = torch.Generator().manual_seed(in_size), native(level, 2)
-    x = torch.randn(600, in_size, generator=source).bfloat16()
-    packed = kernels.pack_linear(torch.randn(num_outputs, in_size, generator=source).bfloat16(), None)
+    source, kernels = torch.Generator().manual_seed(in_size), native(level, 2, dtype)
+    x = torch.randn(600, in_size, generator=source).to(dtype)
+    packed = kernels.pack_linear(torch.randn(num_outputs, in_size, generator=source).to(dtype), None)
     whole = kernels.linear(x, packed)
     for start in (0, 15, 288, 304, 511, 599):
         assert torch.equal(kernels.linear(x[start : start + 1], packed), whole[start : start + 1])

@@ -13,7 +13,7 @@ from tests.models.tiny import MAX_LEN, TINY_MODELS, VOCAB_SIZE, TinyModel
 
 from octavo.models.interfaces import CausalLM
 
-TOLERANCE = 4e-5
+TOLERANCE = 1e-4  # both err: of llama-yarn, whose logits reach 6.7, by up to 4e-5 beside float64, not to the same side
 
 Pair = tuple[Any, CausalLM]  # transformers' model and ours
 

@@ -31,7 +31,7 @@ class HttpServer:
         **client_options: Any,
     ) -> None:
         command = [python, "-m", "octavo.cli.main", "serve", model, "--port", "0", *flags]
-        self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115  # lives as long as the server
+        self._log = tempfile.TemporaryFile("ab")  # noqa: SIM115  # lives as long as the server
         self.process = subprocess.Popen(command, stderr=self._log, env={**os.environ, **(environ or {})})
         try:
             self.url = self._wait_for_url()
@@ -42,9 +42,9 @@ class HttpServer:
 
     @property
     def log(self) -> str:
-        """What the server has said so far."""
-        self._log.seek(0)
-        return self._log.read()
+        """What the server has said so far. It shares this file's position, so that is left alone."""
+        file = self._log.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode()
 
     def _wait_for_url(self) -> str:
         deadline_s = time.monotonic() + START_S

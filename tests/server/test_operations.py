@@ -155,7 +155,7 @@ def test_settings_come_from_flag_environment_and_file_and_are_shown(tmp_path: Pa
     template.write_text("{% for m in messages %}LOUD {{ m.content }}{% endfor %}")
     environ = {"OCTAVO_MAX_NUM_SEQS": "4", "OCTAVO_API_KEY": "sesame", "OCTAVO_VLLM_METRICS": "true"}
     flags = ("--config", str(file), "--served-model-name", "a", "--served-model-name", "b",
-             "--chat-template", str(template), "--stats-interval-s", "0.05")  # fmt: skip
+             "--chat-template", str(template), "--stats-interval-s", "1e-6")  # fmt: skip
     with HttpServer(*flags, environ=environ, headers={"x-api-key": "sesame"}) as server:
         cards = server.client.get("/v1/models").json()["data"]
         assert [(card["id"], card["max_model_len"]) for card in cards] == [("a", 512), ("b", 512)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo.config.args import EngineArgs
+from octavo.config.args import STREAMING_STEP_TARGET_S, EngineArgs
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.server.args import ServerArgs
 from octavo.server.settings import Settings, resolve_settings
@@ -52,7 +52,8 @@ def test_every_option_can_be_set_in_the_file_and_in_the_environment(tmp_path: Pa
     assert set(table) == {s.name for s in (*fields(EngineArgs), *fields(ServerArgs))} - {"model_name"} | {"model"}
     (tmp_path / "all.yaml").write_text("\n".join(shown))
     again = resolve(file=tmp_path / "all.yaml")
-    assert (again.engine, again.server) == (EngineArgs(engine_process=True), ServerArgs())
+    assert (again.engine, again.server) == (resolve().engine, ServerArgs())
+    assert again.engine == EngineArgs(engine_process=True, step_target_s=STREAMING_STEP_TARGET_S)
     assert set(again.origins) == set(table)
     texts = {f"OCTAVO_{name.upper()}": str(value) for name, value in table.items() if value not in (None, [], "")}
     from_environment = resolve(environ=texts)

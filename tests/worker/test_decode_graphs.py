@@ -8,12 +8,12 @@ import torch
 
 from octavo.testing_device import NotCapturableError, RecordedQueue
 from octavo.worker.decode_graphs import MOST_GRAPHS, DecodeGraphs
-from octavo.worker.graph_key import GraphKey
+from octavo.worker.graph_key import LARGEST, GraphKey
 from octavo.worker.graph_uses import GraphUses
 
 
 def key(num_rows: int) -> GraphKey:
-    return GraphKey(num_rows=num_rows, max_context=512, ending="largest")
+    return GraphKey(num_rows=num_rows, max_context=512, ending=LARGEST)
 
 
 def launching(what: Callable[[], object]) -> Callable[[], None]:

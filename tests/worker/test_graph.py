@@ -20,24 +20,29 @@ pytestmark = pytest.mark.skipif(native_kernels() is None, reason="only the C++ k
 PROMPTS = ["Octavo is", "What is a block?", "Sort: 41, 7, 23, 8", "one two three " * 40]
 
 
+DTYPES = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+
+
 def answers(**options: Any) -> list[tuple[list[int], float | None]]:
-    llm = LLM("demo", dtype="bfloat16", max_num_batched_tokens=48, **options)
+    llm = LLM("demo", max_num_batched_tokens=48, **options)
     params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, logprobs=1, ignore_eos=True)
     outputs = [output.outputs[0] for output in llm.generate(PROMPTS, params, use_tqdm=False)]
     llm.exit()
     return [(list(output.token_ids), output.cumulative_logprob) for output in outputs]
 
 
-def test_graph_is_eager() -> None:
-    assert answers() == answers(enforce_eager=True)
+@DTYPES
+def test_graph_is_eager(dtype: str) -> None:
+    assert answers(dtype=dtype) == answers(dtype=dtype, enforce_eager=True)
 
 
+@DTYPES
 @pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-mixed"])
-def test_experts_are_recorded_too(name: str, tmp_path: Path) -> None:
+def test_experts_are_recorded_too(name: str, dtype: str, tmp_path: Path) -> None:
     next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
     found = []
     for enforce_eager in (False, True):
-        options: dict[str, Any] = {"tokenizer": "demo", "dtype": "bfloat16", "enforce_eager": enforce_eager}
+        options: dict[str, Any] = {"tokenizer": "demo", "dtype": dtype, "enforce_eager": enforce_eager}
         llm = LLM(str(tmp_path), max_num_batched_tokens=20, num_kv_blocks=64, **options)
         prompts: list[Prompt] = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (1, 17, 40)]
         params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, logprobs=1, ignore_eos=True)
@@ -51,9 +56,10 @@ def test_experts_are_recorded_too(name: str, tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_enforce_eager_captures_nothing() -> None:
+@DTYPES
+def test_enforce_eager_captures_nothing(dtype: Any) -> None:
     for enforce_eager in (False, True):
-        worker = Worker(EngineArgs(dtype="bfloat16", num_kv_blocks=64, enforce_eager=enforce_eager).resolve())
+        worker = Worker(EngineArgs(dtype=dtype, num_kv_blocks=64, enforce_eager=enforce_eager).resolve())
         worker.load_model()
         worker.initialize_kv_cache(64)
         assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker.graph_key import Ending, GraphKey
+from octavo.worker.graph_key import LARGEST, Ending, GraphKey
 from octavo.worker.graph_uses import GraphUses
 
 
-def key(num_rows: int, ending: Ending = "largest") -> GraphKey:
+def key(num_rows: int, ending: Ending = LARGEST) -> GraphKey:
     return GraphKey(num_rows=num_rows, max_context=512, ending=ending)
 
 
@@ -23,9 +23,10 @@ def test_the_next_start_finds_what_was_used_most_used_first() -> None:
     for num_rows, count in ((4, 1), (8, 3), (1, 2)):
         for _ in range(count):
             uses.count(key(num_rows))
-    uses.count(key(8, "drawn"))
+    uses.count(key(8, Ending("drawn", is_filtered=True)))
     uses.save()
-    assert GraphUses.of("model", "device").most_used(3) == [key(8), key(1), key(4)]
+    most_used = GraphUses.of("model", "device").most_used(4)
+    assert most_used == [key(8), key(1), key(4), key(8, Ending("drawn", is_filtered=True))]
 
 
 def test_other_facts_are_another_list() -> None:
@@ -42,7 +43,18 @@ def test_counts_are_kept_without_a_capture_too() -> None:
     assert GraphUses.of("model").most_used(9) == [key(2)]
 
 
-@pytest.mark.parametrize("content", ["", "[[1, 512]]", '[[0, 512, "drawn", 1]]', '[[1, 512, "else", 1]]', "7", "{}x"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[[1, 512]]",
+        '[[0, 512, ["drawn"], 1]]',
+        '[[1, 512, ["else"], 1]]',
+        '[[1, 512, ["drawn", "x"], 1]]',
+        "7",
+        "{}x",
+    ],
+)
 def test_a_bad_file_is_made_again(content: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     uses = GraphUses.of("model")
     uses.count(key(2))

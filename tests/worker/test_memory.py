@@ -75,6 +75,7 @@ def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool)
     # Two bytes for the embedding and norms, one for the rest and for the logits head, four for each output's scale.
     expected = 2 * (embedding + norms) + in_integers - norms + embedding + 4 * (rows + model.vocab_size)
     assert int8 == expected
+    assert quantized_weights_bytes(model, WHOLE, 2, get_quantization("fp8")) == expected
     assert quantized_weights_bytes(model, WHOLE, 2, get_quantization("int4")) < int8
 
 

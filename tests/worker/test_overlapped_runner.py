@@ -3,6 +3,8 @@
 The device is a double that records ops (`testing_device`); kernels are torch's, in float32, and row-invariant.
 """
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 from tests.worker.fixed_attention import FixedAttention
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplingParams, StructuredOutput
 from octavo.attention.metadata import ForwardBatch
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import FinishedRequest
@@ -22,6 +24,7 @@ from octavo.device.manager import DeviceManager
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError
 from octavo.executor.uniproc import UniProcExecutor
+from octavo.layers.table_in_file import TableInFile
 from octavo.testing import FakeExecutor, expected_tokens, make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_graphs import graph_bytes
@@ -44,6 +47,12 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.0, "repetition_penalty": 1.3},
     {"temperature": 0.7, "logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 0.0, "logprobs": 20},
+    {"temperature": 0.9, "presence_penalty": 1.5, "frequency_penalty": -0.4, "logprobs": 0, "top_k": 30},
+    {"temperature": 0.0, "repetition_penalty": 0.8, "logit_bias": {300: 4.0, 5: -100.0}, "logprobs": 1},
+    {"structured_output": StructuredOutput(regex="[a-f]{2,9}x"), "ignore_eos": False, "top_p": 0.9},
+    {"temperature": 1.5, "allowed_token_ids": [7, 300, 301, 302, 1999], "frequency_penalty": 2.0},
+    {"temperature": 1.0, "bad_words": ["e", " the", "one two"], "min_tokens": 4, "stop_token_ids": [300, 310]},
 ]
 
 
@@ -62,18 +71,22 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
         return FixedAttention(self.kernels(dtype), dtype)
 
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")  # the double records torch's ops, and none that we call ourselves
     monkeypatch.setattr(CpuKind, "queue", lambda kind: here.queue)
     monkeypatch.setattr(DeviceManager, "attention", attention)
+    monkeypatch.setattr(TableInFile, "behind", lambda table: None)  # a device's tables are in its own memory
     return here
 
 
-def answers(place: Place, queue: DeviceQueue | None, **options: Any) -> list[Any]:
-    """Run the prompts with each kind of wish, then with all kinds together."""
+def answers(place: Place, queue: DeviceQueue | None, kinds: list[dict[str, Any]], **options: Any) -> list[Any]:
+    """Run prompts with each kind of wish, then all kinds together."""
     place.queue = queue
     llm = LLM("demo", **{**OPTIONS, **options})
-    params = [SamplingParams.from_options({"seed": 7, "max_tokens": 9, "ignore_eos": True, **kind}) for kind in KINDS]
-    outputs = [output for kind in params for output in llm.generate(PROMPTS, kind, use_tqdm=False)]
-    outputs += llm.generate(PROMPTS, params, use_tqdm=False)
+    params = [SamplingParams.from_options({"seed": 7, "max_tokens": 9, "ignore_eos": True, **kind}) for kind in kinds]
+    outputs = [output for kind in params for output in llm.generate(PROMPTS[:2], kind, use_tqdm=False)]
+    for start in range(0, len(kinds), len(PROMPTS)):
+        mixture = params[start : start + len(PROMPTS)]
+        outputs += llm.generate(PROMPTS[: len(mixture)], mixture, use_tqdm=False)
     found = [(output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in outputs]
     llm.exit()
     return found
@@ -81,22 +94,33 @@ def answers(place: Place, queue: DeviceQueue | None, **options: Any) -> list[Any
 
 def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
     queue = RecordedQueue()
-    plain = answers(place, None)
-    assert answers(place, queue) == plain
+    plain = answers(place, None, KINDS)
+    assert answers(place, queue, KINDS) == plain
     assert queue.captures >= 3
     assert len(queue.replays) > 20
     assert queue.num_waits > 20
     eager = RecordedQueue()
-    assert answers(place, eager, enforce_eager=True) == plain
+    assert answers(place, eager, KINDS, enforce_eager=True) == plain
     assert eager.captures == 0
 
 
 def test_the_next_start_captures_at_warm_up(place: Place) -> None:
-    answers(place, RecordedQueue())
+    answers(place, RecordedQueue(), KINDS[:2])
     place.queue = queue = RecordedQueue()
     llm = LLM("demo", **OPTIONS)
-    assert queue.captures >= 3
+    assert queue.captures >= 2
     llm.exit()
+
+
+def test_every_part_of_a_draw_is_in_a_graph(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """What a step does not want is not in its graph; nothing that it may want makes it go without one."""
+    queue = RecordedQueue()
+    answers(place, queue, [kind for kind in KINDS if "prompt_logprobs" not in kind and "bad_words" not in kind])
+    assert "no graph" not in caplog.text
+    [file] = (Path(os.environ["OCTAVO_CACHE"]) / "graphs").iterdir()
+    endings = {tuple(ending) for _, _, ending, _ in json.loads(file.read_text())}
+    parts = [("is_filtered",), ("is_edited",), ("is_rated",), ("is_edited", "is_filtered", "is_rated")]
+    assert {("largest",), ("drawn",), *(("drawn", *some) for some in parts)} <= endings
 
 
 def prefilled(queue: DeviceQueue | None, place: Place, num_requests: int) -> tuple[EngineCore, UniProcExecutor]:

@@ -1,16 +1,16 @@
 """An executor whose ranks are threads of this process: real workers and groups, and no start-up to pay for."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
+from tests.distributed.ranks import meeting
+
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.distributed.rendezvous import Rendezvous
 from octavo.worker.worker import Worker
 
 ResultT = TypeVar("ResultT")
@@ -23,15 +23,13 @@ class ThreadedRanks:
         places = [RankPlace.of(rank, config.parallel) for rank in range(config.parallel.world_size)]
         self._answering = next(place.rank for place in places if place.answers)
         self._threads = [ThreadPoolExecutor(1, f"rank-{place.rank}") for place in places]
-        files = os.memfd_create("store"), os.memfd_create("memory")
-        meeting = Rendezvous(store_fd=files[0], memory_fd=files[1])
         own = replace(config, threads=1)
-        makers = [
-            thread.submit(Worker, own, place, meeting) for thread, place in zip(self._threads, places, strict=True)
-        ]
-        self.workers = [maker.result() for maker in makers]
-        for file in files:
-            os.close(file)
+        with meeting() as rendezvous:
+            makers = [
+                thread.submit(Worker, own, place, rendezvous)
+                for thread, place in zip(self._threads, places, strict=True)
+            ]
+            self.workers = [maker.result() for maker in makers]
         self.num_most_in_flight = 0
         self._under_way: list[Future[ModelRunnerOutput]] = []
         self.most_steps_in_flight = config.parallel.pipeline_parallel_size

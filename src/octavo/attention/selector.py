@@ -76,4 +76,4 @@ def _native_kernels(device: torch.device, dtype: torch.dtype) -> "NativeKernels 
         return None
     from octavo.kernels.native import native_kernels
 
-    return native_kernels()
+    return native_kernels(dtype)

@@ -14,6 +14,7 @@ from octavo.attention.base import AttentionLayer, KVLayout
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.kernels.triton.attention import (
     EXACT,
+    EXACT_FLOAT32,
     SPLIT_SIZE,
     FewRows,
     PagedContext,
@@ -46,8 +47,8 @@ class TritonPlan:
 class TritonAttention:
     """See `AttentionBackend`. Keys and values in the model's dtype, or in 8 bits (e4m3) that are widened when read.
 
-    With the tiling `EXACT` a token has the same bits in any batch and chunking. With `FASTEST` it has them in any batch
-    of decodes; tokens of prompts are computed in another order.
+    With the tilings `EXACT` and `EXACT_FLOAT32`, the default, a token has the same bits in any batch and chunking. With
+    `FASTEST` it has them in any batch of decodes; tokens of prompts are computed in another order.
 
     A step of one token a request reads nothing from the host but the number of requests and of splits: a launch of it
     that was captured is right for any such step whose contexts need no more splits.
@@ -55,9 +56,10 @@ class TritonAttention:
 
     is_capturable = True
 
-    def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling = EXACT) -> None:
-        self._kv_dtype, self._tiling = kv_dtype or dtype, tiling
-        self.is_row_invariant = tiling.is_same_for_all
+    def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling | None = None) -> None:
+        exact = EXACT_FLOAT32 if dtype == torch.float32 else EXACT
+        self._kv_dtype, self._tiling = kv_dtype or dtype, tiling or exact
+        self.is_row_invariant = self._tiling.is_same_for_all
         self.name = "triton" + ("-fp8-kv" if self._kv_dtype == torch.float8_e4m3fn else "")
 
     def kv_layout(self, head_dim: int) -> KVLayout:

@@ -31,6 +31,7 @@ from octavo.loader.hub import resolve_model
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo"
+STREAMING_STEP_TARGET_S = 0.25  # the default of `step_target_s` where answers are streamed
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _COUNTS = (
     "max_num_seqs",
@@ -63,14 +64,21 @@ class EngineArgs:
     revision: str | None = option(None, "branch, tag or commit of a hub model")
     dtype: Literal["auto", DType] = option("auto", "weights and activations; auto: as the checkpoint says")
     quantization: QuantizationName | None = option(
-        None, "keep the weights of linear maps as integers of 8 or 4 bits, made at load; CPU, bfloat16"
+        None,
+        "keep the weights of linear maps, made at load, as integers of 8 or 4 bits: on a CPU in bfloat16, on a GPU; or "
+        "as floats of 8 bits: on a GPU",
     )
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
         "auto", "auto: the first present of cuda, xpu, mps, cpu"
     )
     max_model_len: int | None = option(None, "most tokens of one request, prompt and output; default: the model's own")
     max_num_seqs: int = option(256, "most requests running at once; never more than max_num_batched_tokens")
-    max_num_batched_tokens: int = option(2048, "token budget of one step; longer prompts are computed in chunks")
+    max_num_batched_tokens: int = option(2048, "most tokens of one step; longer prompts are computed in chunks")
+    step_target_s: float | None = option(
+        None,
+        "seconds that a step should take: prompts are cut into chunks that fit; 0: chunks are as long as may be; "
+        "default: 0.25 for async programs and the server, 0 for offline batches",
+    )
     block_size: int = option(32, "tokens per KV block")
     kv_cache_dtype: KVCacheDType = option(
         "auto", "how keys and values are kept: auto (the model's dtype), bf16, int8 (CPU), fp8 (GPU)"
@@ -166,6 +174,7 @@ class EngineArgs:
                 max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # every running request advances
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 ageing_s=self.priority_ageing_s,
+                step_target_s=self.step_target_s or 0.0,
             ),
             load=LoadConfig(
                 load_format=self.load_format,
@@ -217,9 +226,10 @@ class EngineArgs:
         for name in ("priority_ageing_s", "step_timeout_s"):
             if not getattr(self, name) > 0.0:  # also catches NaN
                 raise InvalidParameterError(name, getattr(self, name), "greater than 0")
-        for name in ("stats_interval_s", "packed_cache_gib"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise InvalidParameterError(name, getattr(self, name), "a finite number of at least 0")
+        for name in ("stats_interval_s", "packed_cache_gib", "step_target_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise InvalidParameterError(name, value, "a finite number of at least 0")
 
 
 def check_type(name: str, annotation: Any, value: object) -> None:

@@ -8,7 +8,7 @@ from octavo.config.parallel import ParallelConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-QuantizationName = Literal["int8", "int4"]
+QuantizationName = Literal["int8", "int4", "fp8"]
 LATER_LOAD_FORMATS = ("pt", "gguf", "tensorizer")  # known, and not read yet
 
 
@@ -28,8 +28,9 @@ class SchedulerConfig:
     """Admission and the token budget of a step."""
 
     max_num_seqs: int  # requests running at once
-    max_num_batched_tokens: int  # tokens computed in one step
+    max_num_batched_tokens: int  # most tokens computed in one step
     ageing_s: float  # waiting this long lifts a request by one priority class
+    step_target_s: float = 0.0  # chunks of prompts are made so small that a step takes this long; 0: they are not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

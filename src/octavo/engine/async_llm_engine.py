@@ -12,7 +12,7 @@ from typing import Any, Self
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine.core_client import CoreMethod
-from octavo.engine.front import EngineFront, ModelName, engine_args, params_per_prompt
+from octavo.engine.front import EngineFront, ModelName, params_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.live_request import LiveRequest
 from octavo.engine.output_pump import OutputPump
@@ -34,7 +34,7 @@ class AsyncLLMEngine:
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
-        self._open(engine_args(model_name, options))
+        self._open(streaming_engine_args(model_name, options))
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> Self:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from octavo.config.args import DEFAULT_MODEL, EngineArgs
+from octavo.config.args import DEFAULT_MODEL, STREAMING_STEP_TARGET_S, EngineArgs
 from octavo.config.engine import EngineConfig
 from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
@@ -101,6 +101,14 @@ def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> Eng
         logger.info("no model named: using the bundled model %r", DEFAULT_MODEL)
         model_name = DEFAULT_MODEL
     return EngineArgs.from_options({"model_name": os.fspath(model_name), **options})
+
+
+def streaming_engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
+    """Return the options of an engine whose answers are streamed."""
+    target_s = options.get("step_target_s")
+    return engine_args(
+        model_name, {**options, "step_target_s": STREAMING_STEP_TARGET_S if target_s is None else target_s}
+    )
 
 
 def params_per_prompt(params: object, num_prompts: int) -> list[SamplingParams | None]:

@@ -1,7 +1,8 @@
 """`Kernels`: the ops that layers are made of, and the choice of who computes them.
 
 Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
-I = intermediate size, X = experts, C = experts that a token chooses, R = pairs of a token and an expert.
+I = intermediate size, X = experts, C = experts that a token chooses, R = pairs of a token and an expert; of adapters:
+A = their number, R = rank.
 """
 
 from abc import ABC, abstractmethod
@@ -56,6 +57,14 @@ class Routes:
     weights: torch.Tensor  # [T, C] float32
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraAdapters:
+    """Low-rank additions to one linear map, by number; lower ranks than the largest have zeros behind them."""
+
+    down: torch.Tensor  # [A, R, K]
+    up: torch.Tensor  # [A, N, R], its factor alpha / rank among it
+
+
 class Kernels(Protocol):
     """All ops of one device and dtype. An object given to layers at construction; stateless, safe to share.
 
@@ -66,6 +75,7 @@ class Kernels(Protocol):
     name: str
     is_row_invariant: bool  # a row's result has the same bits whatever other rows are computed with it
     packing_copies: bool  # a weight that is packed and also read plain (a tied logits head) exists twice
+    captures_experts: bool  # a step with experts can be captured: nothing of it waits for the device
     reads_packed_rows: bool  # `packed_rows` is there: a tied logits head, once packed, is the embedding's table, too
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
@@ -154,11 +164,19 @@ class Kernels(Protocol):
         routing: Routing,
         experts: PackedExperts,
         load: torch.Tensor,
+        is_counted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (what the experts make of normalised x + residual [T, D], x + residual [T, D]); norm_weight is [D].
 
-        Adds to load [X] int64 how many of the tokens chose each expert: the one argument that an op changes.
+        Adds to load [X] int64 how many of the tokens chose each expert: the one argument that an op changes. Of some
+        tokens, where is_counted [T] int64 is 1 for these and else 0: kernels of devices that capture steps know it.
         """
+        ...
+
+    def add_lora(
+        self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Return base [T, N] with what adapter adapter_ids[t] [T] int64 makes of row t of x [T, K]; -1: nothing."""
         ...
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -210,7 +228,7 @@ class KeepsPacked(ABC):
         """Return the map of such tensors, of weight [num_outputs, in_size]. They are used where they are."""
 
 
-_NATIVE_DTYPES = frozenset({torch.bfloat16})
+_NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float32})
 _REFERENCE = ("octavo.kernels.reference", "ReferenceKernels")
 # Kernels of a CPU, where oneDNN computes with the dtype. All else is computed by the reference, wherever torch runs.
 _ONEDNN = {
@@ -231,7 +249,7 @@ def select_kernels(
         InvalidParameterError: there is no such quantisation, or none here.
     """
     if quantization is not None:
-        return _integer_kernels(device, dtype, quantization)
+        return _quantized_kernels(device, dtype, quantization, deterministic=deterministic)
     if uses_triton(device, dtype):
         from octavo.kernels.triton.deterministic import DeterministicKernels
         from octavo.kernels.triton.kernels import TritonKernels
@@ -240,23 +258,27 @@ def select_kernels(
     if device.type == "cpu" and dtype in _NATIVE_DTYPES:
         from octavo.kernels.native import native_kernels
 
-        if (native := native_kernels()) is not None:
+        if (native := native_kernels(dtype)) is not None:
             return native
     module, class_name = _ONEDNN[dtype] if device.type == "cpu" and _has_onednn(dtype) else _REFERENCE
     kernels: Kernels = getattr(import_module(module), class_name)()
     return kernels
 
 
-def _integer_kernels(device: torch.device, dtype: torch.dtype, name: str) -> Kernels:
+def _quantized_kernels(device: torch.device, dtype: torch.dtype, name: str, *, deterministic: bool) -> Kernels:
     from octavo.kernels.native import native_kernels
     from octavo.kernels.quantization import get_quantization
 
     quantization = get_quantization(name)
-    plain = native_kernels() if device.type == "cpu" and dtype in _NATIVE_DTYPES else None
+    if uses_triton(device, dtype):
+        from octavo.kernels.triton.quantized import QuantizedKernels
+
+        return QuantizedKernels(quantization, deterministic=deterministic)
+    plain = native_kernels() if (device.type, dtype) == ("cpu", torch.bfloat16) else None
     if plain is None:
         here = f"here it is {device.type} with {str(dtype).removeprefix('torch.')}"
-        limit = f"needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off; {here}"
-        raise InvalidParameterError("quantization", name, limit)
+        on_cpu = "a CPU, bfloat16, and Octavo's C++ kernels built and not switched off"
+        raise InvalidParameterError("quantization", name, f"needs {on_cpu}, or a GPU and Triton; {here}")
     from octavo.kernels.native_integers import IntegerNativeKernels
 
     return IntegerNativeKernels(plain, quantization)

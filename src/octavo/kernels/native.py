@@ -1,7 +1,7 @@
 """Octavo's own C++ kernels for CPUs. Tensors go to `kernels/cpu` as addresses and sizes.
 
-bfloat16, row-invariant: a row's result has the same bits whatever other rows are computed with it, on however many
-threads. Which bits those are depends on the ISA level: matrix tiles and vectors round in another order.
+bfloat16 or float32, row-invariant: a row's result has the same bits whatever other rows are computed with it, on
+however many threads. Which bits those are depends on the ISA level: matrix tiles and vectors round in another order.
 
 Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I = intermediate size.
 """
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from octavo.errors import UnknownOptionError
 from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.tape import Tape, TapeBuffers
 
@@ -49,10 +50,10 @@ DRAW_ROW = np.dtype(
 )
 
 
-def native_kernels() -> "NativeKernels | None":
+def native_kernels(dtype: torch.dtype = torch.bfloat16) -> "NativeKernels | None":
     """Return the kernels of this processor's best level, or of the one in OCTAVO_CPU_LEVEL, with torch's threads.
 
-    The same object for the same level and threads: kernels hold threads, and programs may build many engines.
+    The same object for the same level, threads and dtype: kernels hold threads, and programs may build many engines.
     None, said once in the log, where they were not built, or the variable says `torch`.
 
     Raises:
@@ -67,12 +68,12 @@ def native_kernels() -> "NativeKernels | None":
     levels = available_levels()
     if wanted is not None and wanted not in levels:
         raise UnknownOptionError(_LEVEL_VARIABLE, wanted, [*levels, "torch"])
-    return _kernels_of(wanted or levels[0], torch.get_num_threads())
+    return _kernels_of(wanted or levels[0], torch.get_num_threads(), dtype)
 
 
 @cache
-def _kernels_of(level: str, num_threads: int) -> "NativeKernels":
-    return NativeKernels(level, num_threads)
+def _kernels_of(level: str, num_threads: int, dtype: torch.dtype) -> "NativeKernels":
+    return NativeKernels(level, num_threads, dtype)
 
 
 @cache  # once
@@ -112,27 +113,29 @@ class NativeExperts(PackedExperts):
 
 
 class NativeKernels(ReferenceKernels, KeepsPacked):
-    """See `Kernels`. bfloat16 only; what is not here is computed by the reference."""
+    """See `Kernels`. In `dtype`, bfloat16 or float32; what is not here is computed by the reference."""
 
     is_row_invariant = True
     packing_copies = False
     reads_packed_rows = True
     records_experts = True  # `moe` is one native call
 
-    def __init__(self, level: str, num_threads: int) -> None:
+    def __init__(self, level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
         from octavo.kernels.cpu import _cpu
 
-        self._cpu = _cpu
-        self.native = _cpu.Kernels(level, num_threads)
+        assert dtype in (torch.bfloat16, torch.float32), f"there are no kernels for {dtype}"
+        self._cpu, self.dtype = _cpu, dtype
+        self.native = _cpu.Kernels(level, num_threads, is_float32=dtype == torch.float32)
         self.name = f"native-{level}"
         self._recording = local()  # of a thread: `buffers` while it records
 
     def _share(self, other: "NativeKernels") -> None:
         """Compute with another's threads, and record on its tapes: in place of a constructor's work."""
-        self._cpu, self.native, self._recording = other._cpu, other.native, other._recording
+        self._cpu, self.native, self._recording, self.dtype = other._cpu, other.native, other._recording, other.dtype
 
-    def empty(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """Return memory for a result: torch's, or of the tape that this thread records."""
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return memory for a result, in `dtype` or the kernels': torch's, or of the tape that this thread records."""
+        dtype = dtype or self.dtype
         buffers: TapeBuffers | None = getattr(self._recording, "buffers", None)
         return torch.empty(shape, dtype=dtype) if buffers is None else buffers.empty(shape, dtype)
 
@@ -154,7 +157,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     @property
     def layout(self) -> str:
         """See `KeepsPacked`. Another build may lay out otherwise, so its library is part of the name."""
-        return f"{self.name}-{_library_digest(self._cpu.__file__)}"
+        return f"{self.name}-{self.dtype}-{_library_digest(self._cpu.__file__)}"
 
     def packed_tensors(self, packed: PackedLinear) -> dict[str, torch.Tensor]:
         every = {spec.name: getattr(packed, spec.name) for spec in fields(packed)}
@@ -176,7 +179,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         return self._pack(weight, None, is_gated=False)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.BF16)
+        return self._linear(x.contiguous(), packed, self.dtype, self._cpu.Output.PLAIN)
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.float32, self._cpu.Output.FLOAT32)
@@ -201,7 +204,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         return token_ids, largest
 
     def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._linear(x.contiguous(), packed, torch.bfloat16, self._cpu.Output.GATED)
+        return self._linear(x.contiguous(), packed, self.dtype, self._cpu.Output.GATED)
 
     def normed_linear(
         self,
@@ -215,7 +218,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         residual = None if residual is None else residual.contiguous()
         out, total = self.empty(len(x), _handle(packed).out_size), x if residual is None else self.empty(*x.shape)
         rows = self._normed_rows(x, residual, norm_weight, eps, total)
-        self.native.linear(rows, _handle(packed), self._cpu.Output.BF16, out.data_ptr())
+        self.native.linear(rows, _handle(packed), self._cpu.Output.PLAIN, out.data_ptr())
         return out, total
 
     def gated_mlp(
@@ -248,7 +251,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
     ) -> torch.Tensor:
         x, token_ids, expert_ids = x.contiguous(), token_ids.contiguous(), expert_ids.contiguous()
-        out = torch.empty(len(expert_ids), x.shape[1], dtype=torch.bfloat16)
+        out = torch.empty(len(expert_ids), x.shape[1], dtype=self.dtype)
         addresses = token_ids.data_ptr(), expert_ids.data_ptr(), out.data_ptr()
         self.native.expert_rows(self._rows(x), _experts_handle(experts), len(expert_ids), *addresses)
         return out
@@ -256,7 +259,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         rows, weights = rows.contiguous(), weights.contiguous()
         num_tokens, num_choices, size = rows.shape
-        out = torch.empty(num_tokens, size, dtype=torch.bfloat16)
+        out = torch.empty(num_tokens, size, dtype=self.dtype)
         sizes = num_tokens, num_choices, size
         self.native.combine_experts(rows.data_ptr(), weights.data_ptr(), *sizes, out.data_ptr())
         return out
@@ -271,7 +274,9 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         routing: Routing,
         experts: PackedExperts,
         load: torch.Tensor,
+        is_counted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert is_counted is None, "no step is padded on a CPU"
         x, residual = x.contiguous(), residual.contiguous()
         out, total = self.empty(*x.shape), self.empty(*x.shape)
         rows, choice = self._normed_rows(x, residual, norm_weight, eps, total), self._routing(routing)
@@ -279,12 +284,12 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         return out, total
 
     def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
-        ids, out = ids.to(torch.int64).contiguous(), torch.empty(len(ids), size, dtype=torch.bfloat16)
+        ids, out = ids.to(torch.int64).contiguous(), torch.empty(len(ids), size, dtype=self.dtype)
         self.native.packed_rows(_handle(packed), size, len(ids), ids.data_ptr(), out.data_ptr())
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        x, weight = x.contiguous(), weight.to(torch.bfloat16)
+        x, weight = x.contiguous(), weight.to(self.dtype)
         out, size = self.empty(*x.shape), x.shape[-1]
         num_rows = x.numel() // size
         rows = self._cpu.Rows(x.data_ptr(), num_rows, size, _NO_ADDRESS, weight.data_ptr(), eps, _NO_ADDRESS)
@@ -303,7 +308,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         weight = weight.contiguous()
         num_outputs, in_size = weight.shape
         out_size = num_outputs // 2 if is_gated else num_outputs
-        packed = torch.empty(self._cpu.packed_size(in_size, out_size, is_gated), dtype=torch.bfloat16)
+        packed = zeros_on_large_pages((self._cpu.packed_size(in_size, out_size, is_gated),), self.dtype)
         self.native.pack_linear(weight.data_ptr(), in_size, out_size, is_gated, packed.data_ptr())
         return self._bind(packed, pack_bias(bias, is_gated=is_gated), num_outputs, out_size)
 

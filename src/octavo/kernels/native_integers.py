@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from octavo.kernels.dispatch import LinearRole, PackedLinear
+from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
-from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight
+from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, integer_forms
 from octavo.kernels.reference import ReferenceKernels
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class IntegerNativeKernels(NativeKernels):
         """Share threads and recording with `plain`, which computes what is not a linear map."""
         self._share(plain)
         self.name = f"{plain.name}-{quantization.name}"
-        self._quantization = quantization
+        self._linear_form, self._logits_form = integer_forms(quantization)
 
     packing_copies, reads_packed_rows = True, False  # integers are not what an embedding's rows were
     largest_logits = ReferenceKernels.largest_logits  # all of them, and then the largest
@@ -47,13 +48,13 @@ class IntegerNativeKernels(NativeKernels):
     moe = ReferenceKernels.moe
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack(weight, bias, self._quantization.linear)
+        return self.pack(weight, bias, self._linear_form)
 
     def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack(weight, bias, self._quantization.logits)
+        return self.pack(weight, bias, self._logits_form)
 
     def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack(weight, bias, self._quantization.linear, is_gated=True)
+        return self.pack(weight, bias, self._linear_form, is_gated=True)
 
     def quantize(self, weight: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
         """Bring weight [N, K] bfloat16 into integers, in the plain layout: what packing it would choose."""
@@ -79,7 +80,7 @@ class IntegerNativeKernels(NativeKernels):
         """Bring weight [N, K], bfloat16 or integers already, and bias [N] into the layout that all linear ops read."""
         plain = weight.values if isinstance(weight, QuantizedWeight) else weight
         integers = self._integers(form, plain.shape, is_gated=is_gated)
-        packed = torch.empty(integers.packed_size, dtype=torch.uint8)
+        packed = zeros_on_large_pages((integers.packed_size,), torch.uint8)
         has_offsets = isinstance(weight, QuantizedWeight) and weight.offsets is not None
         scales = torch.empty(1 + has_offsets, integers.scales_size)  # and offsets, in the order of the panels' outputs
         addresses = packed.data_ptr(), scales[0].data_ptr(), scales[1].data_ptr() if has_offsets else _NO_ADDRESS
@@ -94,7 +95,7 @@ class IntegerNativeKernels(NativeKernels):
     ) -> PackedLinear:
         if role == "router":
             return super().adopt_linear(tensors, num_outputs, in_size, role)
-        form = self._quantization.logits if role == "logits" else self._quantization.linear
+        form = self._logits_form if role == "logits" else self._linear_form
         integers = self._integers(form, torch.Size((num_outputs, in_size)), is_gated=role == "gated")
         return self._bind_integers(integers, tensors["weight"], tensors["scales"], tensors.get("bias"), num_outputs)
 

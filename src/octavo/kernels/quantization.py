@@ -1,13 +1,15 @@
-"""What `quantization=` means: in which integers the weights of linear maps are kept.
+"""What `quantization=` means: in which few bits the weights of linear maps are kept.
 
 w is about scale * q: q an integer of 8 bits in -127 ... 127, or of 4 bits in -8 ... 7, with a scale for each output and
-group of inputs. Activations meet them as integers too, each row by max|x| / 127. Embeddings and norms stay as they are.
+group of inputs. Activations meet them as integers too, each row by max|x| / 127. Or q is a float of 8 bits, and
+activations stay as they are, as embeddings and norms do always. `kernels/reference_quantized.py` says what is computed.
 
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 
@@ -59,17 +61,33 @@ class IntegerFormat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuantizedWeight:
-    """A weight that has become integers, in the plain layout: w = scale * q + offset."""
+class Float8Format:
+    """How one weight [N, K] becomes floats of 8 bits, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
-    format: IntegerFormat
-    values: torch.Tensor  # [N, K] int8, q
+    bits: ClassVar[int] = 8
+    group_size: ClassVar[None] = None  # a scale for each output
+    is_nested: ClassVar[bool] = False
+
+    def num_bytes(self, num_outputs: int, in_size: int) -> int:
+        """Return what a weight [N, K] takes with its scales."""
+        return num_outputs * (in_size + _SCALE_BYTES)
+
+
+WeightFormat = IntegerFormat | Float8Format
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizedWeight:
+    """A weight in few bits, in the plain layout: w = scale * q + offset."""
+
+    format: WeightFormat
+    values: torch.Tensor  # [N, K], q: int8, or float8_e4m3fn
     scales: torch.Tensor  # [N, G] float32
     offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
     multipliers: torch.Tensor | None = None  # [N, ceil(K / 32)] int8, of nested integers
 
     def integers(self) -> torch.Tensor:
-        """Return [N, K] int8: what activations are multiplied with."""
+        """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied with."""
         if self.multipliers is None:
             return self.values
         wide = self.multipliers.repeat_interleave(NESTED_GROUP_SIZE, dim=1)[:, : self.values.shape[1]].int()
@@ -80,7 +98,7 @@ class QuantizedWeight:
         in_size = self.values.shape[1]
         group_size = self.format.group_size or in_size
         scales = self.scales.repeat_interleave(group_size, dim=1)[:, :in_size]  # [N, K]
-        weight = scales * self.integers()
+        weight = scales * self.integers().float()
         if self.offsets is not None:
             weight += self.offsets.repeat_interleave(group_size, dim=1)[:, :in_size]
         return weight
@@ -91,8 +109,8 @@ class Quantization:
     """A choice for a whole model."""
 
     name: str
-    linear: IntegerFormat  # all maps of the layers
-    logits: IntegerFormat  # the last one, to logits
+    linear: WeightFormat  # all maps of the layers
+    logits: WeightFormat  # the last one, to logits
 
 
 _INT8 = IntegerFormat(bits=8, group_size=None)
@@ -100,10 +118,12 @@ _INT8 = IntegerFormat(bits=8, group_size=None)
 # from 8 rows on a third faster, as sums need not be broken off. The price: with one scale over all inputs, ranks that
 # share the inputs of a map find integers of their own, as they do with 8 bits.
 _INT4 = IntegerFormat(bits=4, group_size=None, is_nested=True)
+_FLOAT8 = Float8Format()
 QUANTIZATIONS = MappingProxyType(
     {
         "int8": Quantization(name="int8", linear=_INT8, logits=_INT8),
         "int4": Quantization(name="int4", linear=_INT4, logits=_INT4),
+        "fp8": Quantization(name="fp8", linear=_FLOAT8, logits=_FLOAT8),
     }
 )
 
@@ -117,3 +137,16 @@ def get_quantization(name: str) -> Quantization:
     if name not in QUANTIZATIONS:
         raise InvalidParameterError("quantization", name, "one of " + ", ".join(QUANTIZATIONS))
     return QUANTIZATIONS[name]
+
+
+def integer_forms(quantization: Quantization) -> tuple[IntegerFormat, IntegerFormat]:
+    """Return the forms of (linear maps, the map to logits), for kernels that compute with integers alone.
+
+    Raises:
+        InvalidParameterError: they are floats.
+    """
+    linear, logits = quantization.linear, quantization.logits
+    if not isinstance(linear, IntegerFormat) or not isinstance(logits, IntegerFormat):
+        limit = "integers: a CPU has no kernels for 8-bit floats"
+        raise InvalidParameterError("quantization", quantization.name, limit)
+    return linear, logits

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.dispatch import LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
 
 
 class ReferenceKernels:
@@ -20,6 +20,7 @@ class ReferenceKernels:
     name = "torch-reference"
     is_row_invariant = False  # torch chooses its way through a matmul by the number of rows
     packing_copies = False
+    captures_experts = False  # it asks how many rows each expert has
     reads_packed_rows = False  # there is nothing to gain: the plain layout is the packed one
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
@@ -133,15 +134,26 @@ class ReferenceKernels:
         routing: Routing,
         experts: PackedExperts,
         load: torch.Tensor,
+        is_counted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """add_rms_norm, route, expert_rows, combine_experts."""
         normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
         routes = self.route(normed, router, routing)
         chosen = routes.expert_ids[:, : routing.top_k].flatten()
-        load.scatter_add_(0, chosen, torch.ones_like(chosen))  # bincount would wait for a GPU
+        ones = torch.ones_like(chosen) if is_counted is None else is_counted.repeat_interleave(routing.top_k)
+        load.scatter_add_(0, chosen, ones)  # bincount would wait for a GPU
         token_ids = torch.arange(len(x), device=x.device).repeat_interleave(routing.num_choices)  # [T * C]
         rows = self.expert_rows(normed, token_ids, routes.expert_ids.flatten(), experts)
         return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total
+
+    def add_lora(
+        self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685); down(x) is rounded to the dtype."""
+        ids = adapter_ids.clamp(min=0)
+        middle = torch.einsum("tk,trk->tr", x.float(), adapters.down[ids].float()).to(x.dtype)
+        added = torch.einsum("tr,tnr->tn", middle.float(), adapters.up[ids].float())
+        return torch.where((adapter_ids < 0).unsqueeze(1), base, (base.float() + added).to(base.dtype))
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """table[ids]."""

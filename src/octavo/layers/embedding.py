@@ -7,11 +7,15 @@ import torch
 from octavo.distributed.shares import Share
 from octavo.kernels.dispatch import KeepsPacked, PackedLinear
 from octavo.layers.context import BuildContext
+from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner
 
 
 class Embedding(WeightOwner):
-    """A table with one row per token id: plain, or packed as the logits head reads it that is tied to it.
+    """A table with one row per token id.
+
+    Where the logits head is tied to it, the weights are in memory once, as that reads them: either rows can be read of
+    what is packed, or they are read of the file that they came from.
 
     Each rank holds a range of ids; what it does not hold counts as zeros, and the ranks' rows are added.
     """
@@ -23,37 +27,46 @@ class Embedding(WeightOwner):
         self._context, self._group = context, context.groups.tensor
         self.ids = Share.of_features(vocab_size, self._group.rank, self._group.size)
         self._shape = (self.ids.size, hidden_size)
-        self._is_packed = has_tied_head and context.kernels.reads_packed_rows
-        self._table: torch.Tensor | None = None  # [V, D]
-        self.packed: PackedLinear | None = None  # in place of the table, where kernels read rows of it
+        self._has_tied_head = has_tied_head
+        self.is_packed = has_tied_head and context.kernels.reads_packed_rows  # then there is no table
+        self._table: torch.Tensor | TableInFile | None = None  # [V, D]
+        self.packed: PackedLinear | None = None  # the tied head's weight
 
     @property
-    def table(self) -> torch.Tensor:
-        assert self._table is not None, "not loaded, or packed"
-        return self._table
+    def bytes_in_file(self) -> int:
+        """Of the table, where it takes no memory."""
+        return self._table.nbytes if isinstance(self._table, TableInFile) else 0
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.ids.total, self._shape[1])}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         rows, context = tensor[self.ids.start : self.ids.stop], self._context
-        if self._is_packed:  # from where it is, usually a mapped file: it is in memory once
+        if not self.is_packed:
+            self._table = self._in_file(rows)
+        if self._table is None and not self.is_packed:
+            rows = self._table = torch.empty(self._shape, dtype=context.dtype, device=context.device).copy_(rows)
+        if self._has_tied_head:  # from where it is, usually a mapped file
             self.packed = context.kernels.pack_logits_linear(rows.to(context.device, context.dtype), None)
-        else:
-            self._table = torch.empty(self._shape, dtype=context.dtype, device=context.device).copy_(rows)
 
-    def packed_tensors(self) -> dict[str, torch.Tensor] | None:
-        if self.packed is None:
-            return {"weight": self.table}
+    def packed_tensors(self) -> Mapping[str, torch.Tensor | TableInFile] | None:
+        if self._table is not None:
+            return {"weight": self._table}
         kernels = self._context.kernels
+        assert self.packed is not None, "not loaded"
         return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         kernels = self._context.kernels
-        if self._is_packed and isinstance(kernels, KeepsPacked):
+        if self.is_packed and isinstance(kernels, KeepsPacked):
             self.packed = kernels.adopt_linear(tensors, *self._shape, "logits")
-        else:
-            self._table = tensors["weight"]  # where it is: of a mapped file only the rows asked for are read
+        else:  # where it is: of a mapped file only the rows asked for are read
+            self._table = self._in_file(tensors["weight"]) or tensors["weight"]
+
+    def _in_file(self, table: torch.Tensor) -> TableInFile | None:
+        """Return the table [V, D] as rows of its file, where it would be in memory beside the head's copy of it."""
+        is_copied = self._has_tied_head and self._context.kernels.packing_copies
+        return TableInFile.behind(table) if is_copied and self._context.device.type == "cpu" else None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look up ids [T] and return [T, D]."""
@@ -64,6 +77,10 @@ class Embedding(WeightOwner):
         return self._group.all_reduce(rows.masked_fill_(is_elsewhere.unsqueeze(1), 0.0))
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.packed is not None:
-            return self._context.kernels.packed_rows(ids, self.packed, self._shape[1])
-        return self._context.kernels.embedding(ids, self.table)
+        kernels = self._context.kernels
+        if isinstance(self._table, TableInFile):
+            return self._table.rows(ids).to(self._context.dtype)
+        if self._table is not None:
+            return kernels.embedding(ids, self._table)
+        assert self.packed is not None, "not loaded"
+        return kernels.packed_rows(ids, self.packed, self._shape[1])

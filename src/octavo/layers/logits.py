@@ -37,12 +37,12 @@ class LogitsHead(MergedLinear):
         if self._tied_to is None:
             super().process_weights_after_loading()
         elif self._packed is None:
-            self._packed = self._tied_to.packed or self.pack(self._tied_to.table, None)
+            self._packed = self._tied_to.packed
 
     @property
     def _is_shared(self) -> bool:
-        """Whether the embedding holds what this head computes with."""
-        return self._tied_to is not None and self._tied_to.packed is not None
+        """Whether the embedding keeps what this head computes with."""
+        return self._tied_to is not None and self._tied_to.is_packed
 
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
         return {} if self._is_shared else super().packed_tensors()

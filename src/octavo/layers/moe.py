@@ -102,6 +102,7 @@ class MixtureOfExperts(nn.Module):
         if moe.shared_intermediate_size is not None:
             self.shared_expert = Expert(hidden_size, moe.shared_intermediate_size, context=context)
         self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
+        self.is_counted: torch.Tensor | None = None  # [T] int64, of a step with padding
 
     def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertElsewhere:
         """Compose expert number `number`."""
@@ -118,7 +119,15 @@ class MixtureOfExperts(nn.Module):
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the stream [T, D]; return (what the experts add to the sum, the sum)."""
         out, total = self._kernels.moe(
-            x, residual, norm.weight, norm.eps, self.router.packed, self._routing, self.packed, self.load
+            x,
+            residual,
+            norm.weight,
+            norm.eps,
+            self.router.packed,
+            self._routing,
+            self.packed,
+            self.load,
+            self.is_counted,
         )
         return self._group.all_reduce(out), total
 

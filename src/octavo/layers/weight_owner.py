@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from octavo.layers.table_in_file import TableInFile
+
 
 class WeightOwner(nn.Module, ABC):
     """Parameters are plain tensors of the build context's dtype and device.
@@ -25,7 +27,7 @@ class WeightOwner(nn.Module, ABC):
     def process_weights_after_loading(self) -> None:
         """Bring the weights into the layout that the kernels read. Called once or more; acts once."""
 
-    def packed_tensors(self) -> dict[str, torch.Tensor] | None:
+    def packed_tensors(self) -> Mapping[str, torch.Tensor | TableInFile] | None:
         """Return all that this layer has after packing, by names of its own; None: it cannot be kept outside memory."""
         return None
 

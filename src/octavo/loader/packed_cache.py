@@ -11,13 +11,15 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Thread, main_thread
 
 import torch
 from safetensors import SafetensorError, safe_open
+
+from octavo.layers.table_in_file import TableInFile
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,15 @@ _LOOK_S = 0.1
 _BUSY_SHARE = 0.2  # of a core, used by other threads: somebody is being answered
 _PATIENCE_S = 60.0
 _CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
-_DTYPE_NAMES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8", torch.int8: "I8"}
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+}
+Kept = Mapping[str, torch.Tensor | TableInFile]  # what a file is made of, by name
 
 
 def cache_folder(what: str = "packed") -> Path:
@@ -75,7 +85,7 @@ class PackedCache:
             logger.warning("%s is unreadable and will be made again: %s", path, error)
             return None
 
-    def keep_soon(self, digest: str, tensors: Mapping[str, torch.Tensor]) -> Thread:
+    def keep_soon(self, digest: str, tensors: Kept) -> Thread:
         """Begin to `keep` them, in a thread that writes while this process has nothing else to do.
 
         Disks take seconds for a gigabyte, and the first answer should not wait for them. The program's end does.
@@ -84,7 +94,7 @@ class PackedCache:
         thread.start()
         return thread
 
-    def keep(self, digest: str, tensors: Mapping[str, torch.Tensor], idleness: "Idleness | None" = None) -> None:
+    def keep(self, digest: str, tensors: Kept, idleness: "Idleness | None" = None) -> None:
         """Write a file, at once or in idle moments.
 
         Where that cannot be done, a log line says why, and the next start packs again.
@@ -155,7 +165,7 @@ def _others_s() -> float:
     return time.process_time() - time.thread_time()
 
 
-def _write(file: int, tensors: Mapping[str, torch.Tensor], idleness: Idleness | None) -> None:
+def _write(file: int, tensors: Kept, idleness: Idleness | None) -> None:
     """Write tensors one by one, without a second copy in memory.
 
     Source of the format: github.com/huggingface/safetensors, README. Its own writer wants all bytes at once, and does
@@ -174,14 +184,23 @@ def _write(file: int, tensors: Mapping[str, torch.Tensor], idleness: Idleness | 
         offset = end
     text = json.dumps(header).encode()
     text = text.ljust(-(-(len(text) + 8) // _PAGE_BYTES) * _PAGE_BYTES - 8)
-    _write_all(file, memoryview(len(text).to_bytes(8, "little") + text), idleness)
+    _write_all(file, len(text).to_bytes(8, "little") + text)
     for _, tensor in ordered:
-        if tensor.nbytes:
-            _write_all(file, memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data), idleness)
+        for piece in _pieces(tensor):
+            if idleness:
+                idleness.wait()
+            _write_all(file, piece)
 
 
-def _write_all(file: int, data: memoryview, idleness: Idleness | None) -> None:
-    while data:
-        if idleness:
-            idleness.wait()
-        data = data[os.write(file, data[:_PIECE_BYTES]) :]
+def _pieces(tensor: torch.Tensor | TableInFile) -> Iterator[bytes | memoryview]:
+    if isinstance(tensor, TableInFile):
+        yield from tensor.pieces(_PIECE_BYTES)
+    elif tensor.nbytes:
+        data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        yield from (data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
+
+
+def _write_all(file: int, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]

@@ -9,6 +9,7 @@ import torch
 
 from octavo.config.engine import LoadConfig
 from octavo.kernels.dispatch import KeepsPacked
+from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner
 from octavo.loader.packed_cache import PackedCache, cache_folder, checkpoint_digest
 from octavo.models.interfaces import CausalLM
@@ -50,12 +51,12 @@ class PackedModel:
             by_owner[path][own_name] = tensor
         for path, owner in _owners(self._model):
             owner.adopt_packed(by_owner[path])
-        self._model.mapped_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        self._model.mapped_bytes = sum(tensor.nbytes for tensor in tensors.values()) - self._model.bytes_in_file
         return True
 
     def keep(self) -> None:
         """Write what the layers have. Nothing, where that is little or one of them cannot be kept."""
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor | TableInFile] = {}
         for path, owner in _owners(self._model):
             packed = owner.packed_tensors()
             if packed is None:

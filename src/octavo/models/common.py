@@ -155,6 +155,11 @@ class DecoderForCausalLM(CausalLM):
         behind = () if self.stage.is_last else ("norm", "logits_head")
         return frozenset((*before, *behind))
 
+    @property
+    def bytes_in_file(self) -> int:
+        """See `CausalLM.bytes_in_file`."""
+        return self.embedding.bytes_in_file if self.stage.is_first else 0
+
     def build_layer(self, layer: int) -> nn.Module:
         """Compose block number `layer`."""
         return DecoderLayer(self.config, self.build_attention(layer), self.build_mlp(layer), self.context)

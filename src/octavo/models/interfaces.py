@@ -56,6 +56,11 @@ class CausalLM(nn.Module, ABC):
         return len(self.stage.layers)
 
     @property
+    def bytes_in_file(self) -> int:
+        """Of weights that are read when they are asked for, and take no memory."""
+        return 0
+
+    @property
     def weight_targets(self) -> Mapping[str, str]:
         """The table as it holds for this stage; rows of other stages may stand in it."""
         return self.weight_names

@@ -52,6 +52,12 @@ def draw_filtered(logits: Tensor, filters: Filters, keys: NoiseKeys) -> Tensor:
     return drawn
 
 
+def thresholds(logits: Tensor, filters: Filters) -> Tensor:
+    """Return each row's least logit that all its filters keep [R], by sorting it, and without asking the device."""
+    totals = masses(relative_logits(logits, filters.temperatures)).sum(-1)
+    return _View(logits, totals, filters, logits.shape[1]).thresholds()[0]
+
+
 def _totals(logits: Tensor, filters: Filters) -> Tensor:
     """Return the mass of the whole vocabulary [R] for rows whose top-p has no top-k before it; 0 for others."""
     totals = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
@@ -118,5 +124,8 @@ class _View:
         return (self.relative >= self.filters.min_p.log()[:, None]).sum(-1)
 
     def _logit_at(self, counts: Tensor) -> Tensor:
-        """Return the logit of the `counts`-th likeliest token, counted from 1: [R] -> [R]."""
-        return self.logits.gather(-1, (counts - 1)[:, None]).squeeze(-1)
+        """Return the logit of the `counts`-th likeliest token, counted from 1: [R] -> [R].
+
+        Where no logit is a number nothing is counted, and any will do.
+        """
+        return self.logits.gather(-1, (counts - 1).clamp(min=0)[:, None]).squeeze(-1)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.schedule import Int32Array
+from octavo.sampling.asked_edits import AskedEdits
 from octavo.sampling.edits import RowEdits
 from octavo.sampling.mass import MAX_VOCAB_SIZE
 from octavo.sampling_params import SamplingParams
@@ -24,6 +25,9 @@ _ROW_FIELDS = np.dtype(
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("num_logprobs", np.int64),  # -1: none
+        ("repetition", np.float64),
+        ("presence", np.float64),
+        ("frequency", np.float64),
         ("is_filtered", np.bool_),
         ("is_edited", np.bool_),
     ]
@@ -31,17 +35,22 @@ _ROW_FIELDS = np.dtype(
 
 
 class SamplingRows:
-    """Sampling state by row index. A row that asks for nothing special is one record; the rest own a `RowEdits`.
+    """Sampling state by row index. A row that asks for nothing special is one record; the rest own their edits.
 
-    `device` is where sampling happens: the logits' device, or the CPU where that one has no float64 (mps).
+    With `edits_on_device` nobody counts tokens here: `device_edits.py` does. `device` is where sampling happens: the
+    logits' device, or the CPU where that one has no float64 (mps).
     """
 
-    def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self, max_num_rows: int, vocab_size: int, device: torch.device | str, *, edits_on_device: bool = False
+    ) -> None:
         assert vocab_size <= MAX_VOCAB_SIZE, f"a vocabulary of {vocab_size} could overflow the sums of top-p"
         asked = torch.device(device)
         self.device = torch.device("cpu") if asked.type == "mps" else asked
         self.vocab_size = vocab_size
         self._records = np.zeros(max_num_rows, dtype=_ROW_FIELDS)  # [N]
+        self._edits_on_device = edits_on_device
+        self._asked: dict[int, AskedEdits] = {}
         self._edits: dict[int, RowEdits] = {}
 
     def add(
@@ -57,14 +66,13 @@ class SamplingRows:
         assert params.seed is not None, "the front door gives every request a seed"
         self.remove(row)
         if RowEdits.wanted(params, bad_words_token_ids):
-            self._edits[row] = RowEdits(
-                params,
-                stop_token_ids=self._sampleable([*eos_token_ids, *params.stop_token_ids]),
-                bad_words_token_ids=[word for word in bad_words_token_ids if self._sampleable(word[-1:])],
-                token_ids=token_ids,
-                num_prompt_tokens=num_prompt_tokens,
-                device=self.device,
-            )
+            stop_token_ids = self._sampleable([*eos_token_ids, *params.stop_token_ids])
+            bad_words = [word for word in bad_words_token_ids if self._sampleable(word[-1:])]
+            self._asked[row] = AskedEdits(params, stop_token_ids, bad_words, self.vocab_size)
+            if not self._edits_on_device:
+                self._edits[row] = RowEdits(
+                    params, stop_token_ids, bad_words, token_ids, num_prompt_tokens, device=self.device
+                )
         top_k = min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size
         is_filtered = top_k < self.vocab_size or params.top_p < 1.0 or params.min_p > 0.0
         self._records[row] = (
@@ -75,8 +83,11 @@ class SamplingRows:
             params.top_p,
             params.min_p,
             -1 if params.logprobs is None else params.logprobs,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
             is_filtered,
-            row in self._edits,
+            row in self._asked,
         )
 
     def append(self, rows: Int32Array, token_ids: Tensor) -> None:
@@ -89,6 +100,7 @@ class SamplingRows:
 
     def remove(self, row: int) -> None:
         """Forget a row."""
+        self._asked.pop(row, None)
         self._edits.pop(row, None)
         self._records[row]["is_edited"] = False
 
@@ -96,8 +108,12 @@ class SamplingRows:
         """Return the records of `rows` [L], in that order: fields as in `_ROW_FIELDS`."""
         return self._records[rows]
 
+    def asked_of(self, row: int) -> AskedEdits:
+        """Return what `row` asks to be done; only for rows whose record says `is_edited`."""
+        return self._asked[row]
+
     def edits_of(self, row: int) -> RowEdits:
-        """Return what `row` does to its logits; only for rows whose record says `is_edited`."""
+        """Return what `row` does to its logits; likewise, and not where a device does it."""
         return self._edits[row]
 
     def _sampleable(self, token_ids: Sequence[int]) -> list[int]:

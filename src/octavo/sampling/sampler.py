@@ -58,12 +58,6 @@ class Sampler:
         is_plain = (records["temperature"] == 0.0) & ~records["is_edited"] & (records["num_logprobs"] < 0)
         return masks is None and bool(is_plain.all())
 
-    def takes_plain(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
-        """Say whether all that these rows want is a token: the largest logit's or one drawn from all of them."""
-        records = self._rows.records(row_ids)
-        is_filtered = records["is_filtered"] & (records["temperature"] != 0.0)
-        return masks is None and not (records["is_edited"] | is_filtered | (records["num_logprobs"] >= 0)).any()
-
     def take_largest(self, largest: Tensor, token_ids: Tensor) -> SamplerOutput:
         """Do what `sample` does, for rows of which `takes_largest` is true: their largest logits [L], and whose [L]."""
         errors = {at: why_not(float(largest[at])) for at in _not_finite(largest)}

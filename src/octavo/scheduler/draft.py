@@ -29,6 +29,7 @@ class StepInFlight:
     """What is needed to read a step's answer, even if rows have changed hands since."""
 
     output: SchedulerOutput
+    booked_s: float  # when it was made
     rows: RowIndices  # [R] `output.rows` as an index
     generations: NDArray[np.int64]  # [R] of each row when the step was made
     named_blocks: list[int]  # findable on the promise of this step, or one before, to fill them
@@ -124,6 +125,7 @@ class StepDraft:
         )
         return StepInFlight(
             output=output,
+            booked_s=now_s,
             rows=rows,
             generations=running.generation[rows],
             named_blocks=self._named_blocks,

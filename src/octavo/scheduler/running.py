@@ -68,6 +68,12 @@ class RunningRows:
         return self._active_ids
 
     @property
+    def has_streams(self) -> bool:
+        """True when some request has had a token, so that somebody waits for the next one."""
+        rows = self.active
+        return bool((self.num_known[rows] > self.num_prompt[rows]).any())
+
+    @property
     def worst(self) -> Request:
         """The request to preempt first."""
         return self.request_at(self._ordered_rows[-1])

@@ -32,6 +32,7 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft import StepDraft, StepInFlight, name_full_blocks
+from octavo.scheduler.pace import StepPace
 from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
@@ -60,12 +61,12 @@ class Scheduler:
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
         self._constrained = ConstrainedRequests(grammars, self.running)
         self._admission = Admission(self.waiting, self.running, blocks)
-        self._shares = RunningShares(self.running, blocks, config.max_num_batched_tokens, num_batches)
+        self._shares = RunningShares(self.running, blocks, num_batches)
+        self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
         self._requests: dict[str, Request] = {}  # all that wait or run
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
         self._in_flight: deque[StepInFlight] = deque()
-        self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_model_len = max_model_len
         self._epoch = epoch
         self._clock = clock
@@ -126,10 +127,10 @@ class Scheduler:
         self._assert_owner()
         self._queue_compiled()
         draft = StepDraft(self.running, self.blocks, tells_tokens=self._shares.tells_tokens)
-        num_preemptions = self._num_preemptions
-        self._schedule_running(draft)
+        budget, num_preemptions = self._pace.budget(self.running), self._num_preemptions
+        self._schedule_running(draft, budget)
         if self._num_preemptions == num_preemptions:
-            self._admission.admit(draft, self._max_num_batched_tokens - draft.num_tokens, self._clock())
+            self._admission.admit(draft, budget - draft.num_tokens, self._clock())
         return draft
 
     def _book(self, draft: StepDraft) -> SchedulerOutput:
@@ -148,12 +149,12 @@ class Scheduler:
             else:
                 self._fail(request, str(error), type(error).__name__)
 
-    def _schedule_running(self, draft: StepDraft) -> None:
+    def _schedule_running(self, draft: StepDraft, budget: int) -> None:
         """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
-        share = self._shares.next()
+        share = self._shares.next(budget)
         while sum(share.num_missing) > self.blocks.num_free_blocks:
             self._preempt(self.running.worst)
-            share = self._shares.next()
+            share = self._shares.next(budget)
         for row, num_blocks in zip(share.short_rows, share.num_missing, strict=True):
             draft.add_blocks(row, num_blocks)
         draft.add_running(share.rows, share.counts)
@@ -186,6 +187,7 @@ class Scheduler:
         self._assert_owner()
         step = self._in_flight.popleft()
         assert step.output is output, "answers come in the order of their steps"
+        self._pace.note(step.output, step.booked_s)
         news = StepNews.of(step, answer, self.running)
         news.append_tokens(self.running)
         self._advance_grammars(news)

@@ -31,22 +31,19 @@ class RunningShares:
     most its part of those that decode. Chunks of a prompt wait for nothing; they may follow one another at once.
     """
 
-    def __init__(
-        self, running: RunningRows, blocks: BlockManager, max_num_batched_tokens: int, num_batches: int
-    ) -> None:
-        self._running, self._blocks = running, blocks
-        self._budget, self._num_batches = max_num_batched_tokens, num_batches
+    def __init__(self, running: RunningRows, blocks: BlockManager, num_batches: int) -> None:
+        self._running, self._blocks, self._num_batches = running, blocks, num_batches
 
     @property
     def tells_tokens(self) -> bool:
         """True where some ranks only learn by the next order what was sampled."""
         return self._num_batches > 1
 
-    def next(self) -> Share:
-        """Return what running rows would compute in a step that is made now."""
+    def next(self, budget: int) -> Share:
+        """Return what running rows would compute in a step of at most `budget` tokens that is made now."""
         running = self._running
         rows = running.active
-        counts = split_budget(self._wanted(rows), self._budget)
+        counts = split_budget(self._wanted(rows), budget)
         if np.count_nonzero(counts) < len(counts):
             rows, counts = rows[counts > 0], counts[counts > 0]
         num_over = running.num_computed[rows] + counts - running.num_slots[rows]

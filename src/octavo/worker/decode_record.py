@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.device.device_queue import DeviceQueue
+from octavo.sampling.device_draw import FLOAT_WISHES, INTEGER_WISHES, Wishes
 
 _INTEGERS = (
     "rows",  # [N] in the worker's rows
@@ -18,11 +19,9 @@ _INTEGERS = (
     "grown_rows",  # [N] rows that got a block in this step
     "grown_columns",  # [N] where in their tables
     "grown_blocks",  # [N] which
-    "seed_low",  # [N] this and the rest: as in `SamplingRows`
-    "seed_high",  # [N]
-    "output_indices",  # [N]
+    *INTEGER_WISHES,  # [N] each
 )
-_FLOATS = ("temperatures",)  # [N]
+_FLOATS = FLOAT_WISHES  # [N] each
 _WORD_BYTES = 8
 
 
@@ -34,12 +33,15 @@ class DecodeRecord:
     """
 
     def __init__(self, capacity: int, scratch_row: int, scratch_block: int, device: torch.device) -> None:
-        self.capacity = capacity
+        self.capacity, self.scratch_row = capacity, scratch_row
         self._padding: dict[str, float] = {
             **dict.fromkeys((*_INTEGERS, *_FLOATS), 0),
             "rows": scratch_row,
             "grown_rows": scratch_row,
             "grown_blocks": scratch_block,
+            "num_logprobs": -1,
+            "repetition": 1,
+            "mask_indices": -1,
         }
         self._words = torch.zeros(len(_INTEGERS) + len(_FLOATS), capacity, dtype=torch.int64, device=device)
         self._place = {name: index for index, name in enumerate((*_INTEGERS, *_FLOATS))}
@@ -51,6 +53,11 @@ class DecodeRecord:
     def floats(self, name: str, size: int) -> torch.Tensor:
         """Return the first `size` entries of a column, float64, where they lie."""
         return self.integers(name, size).view(torch.float64)
+
+    def wishes(self, size: int) -> Wishes:
+        """Return the first `size` entries of what rows want of their logits."""
+        columns = {name: self.integers(name, size) for name in INTEGER_WISHES}
+        return Wishes(**columns, **{name: self.floats(name, size) for name in FLOAT_WISHES})
 
     def send(self, queue: DeviceQueue, columns: Mapping[str, NDArray[Any]]) -> None:
         """Begin to copy a step: `columns` [R] each, shorter ones padded. Those not named are padding alone."""

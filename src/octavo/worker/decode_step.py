@@ -3,32 +3,46 @@
 Everything that differs between steps is read from the `DecodeRecord` and the rows' own tables, on the device: tokens,
 block tables, slots, wishes of the sampler. The sampled ids go back to the rows' tokens, so the next step finds them.
 
-Legend: C = capacity in rows, N = rows of a bucket, D = hidden size, B = blocks of a bucket's longest context.
+Legend: C = capacity in rows, N = rows of a bucket, R = requests of the step, D = hidden size,
+B = blocks of a bucket's longest context.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.models.interfaces import CausalLM
-from octavo.sampling.noise import NoiseKeys
-from octavo.sampling.plain_draw import draw_plain
+from octavo.sampling.device_edits import Context
+from octavo.sampling.device_logprobs import RATING_SIZE
 from octavo.worker.decode_record import DecodeRecord
-from octavo.worker.graph_key import GraphKey
+from octavo.worker.device_sampling import NUM_RESULTS, Sampled, sample
+from octavo.worker.edit_record import EditRecord
+from octavo.worker.expert_loads import ExpertLoads
+from octavo.worker.graph_key import LARGEST, Ending, GraphKey
 from octavo.worker.request_rows import RequestRows
 
 
 class DecodeStep:
     """Computes a bucket of rows, one token each. Which of the results is written goes by the key's ending."""
 
-    def __init__(self, model: CausalLM, kv_caches: list[LayerKVCache], rows: RequestRows, record: DecodeRecord) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: list[LayerKVCache],
+        rows: RequestRows,
+        record: DecodeRecord,
+        loads: ExpertLoads | None = None,
+    ) -> None:
+        self._loads = loads
         self._model, self._kv_caches, self._rows = model, kv_caches, rows
         self.record = record
         size, device = record.capacity, rows.device
-        self.hidden = torch.zeros(size, model.config.hidden_size, dtype=model.context.dtype, device=device)  # [C, D]
-        self.results = torch.zeros(size, 2, dtype=torch.int64, device=device)  # [C, 2] see `write_results`
+        self.edits = EditRecord(size, rows.sampling.vocab_size, device)
+        self.results = torch.zeros(size, NUM_RESULTS, dtype=torch.int64, device=device)  # [C, 3] see `Sampled`
+        self.ratings = torch.zeros(size, RATING_SIZE, dtype=torch.int64, device=device)  # [C, .]
         self._places = torch.arange(size + 1, device=device)  # [C + 1]
         self._starts = self._places.to(torch.int32)  # [C + 1]
 
@@ -41,13 +55,23 @@ class DecodeStep:
         grown = record.integers("grown_rows", size), record.integers("grown_columns", size)
         self._rows.block_table[grown] = record.integers("grown_blocks", size).to(torch.int32)
         rows, positions = record.integers("rows", size), record.integers("positions", size)  # [N]
-        hidden = self._model.run_stage(self._batch(key, rows, positions), self._kv_caches, None).hidden  # [N, D]
-        if key.ending == "hidden":
-            self.hidden[:size] = hidden
-            return
-        largest, sampled = self._sample(key, hidden)
-        token_ids[rows, positions + 1] = sampled.to(torch.int32)
-        write_results(self.results[:size], largest, sampled)
+        with self._counting(rows):
+            hidden = self._model.run_stage(self._batch(key, rows, positions), self._kv_caches, None).hidden  # [N, D]
+        sampled = self._sample(key, hidden)
+        token_ids[rows, positions + 1] = sampled.token_ids.to(torch.int32)
+        self.results[:size] = sampled.results()
+        if sampled.ratings is not None:
+            self.ratings[:size] = sampled.ratings
+
+    def outcome(self, num_rows: int, ending: Ending) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what the last replay left: results [R, 3], and ratings [R, .] where the step was rated."""
+        return self.results[:num_rows], self.ratings[:num_rows] if ending.is_rated else None
+
+    def _counting(self, rows: torch.Tensor) -> AbstractContextManager[None]:
+        """Leave padding out of the loads of experts."""
+        if self._loads is None:
+            return nullcontext()
+        return self._loads.counting((rows != self.record.scratch_row).to(torch.int64))
 
     def _batch(self, key: GraphKey, rows: torch.Tensor, positions: torch.Tensor) -> ForwardBatch:
         size, block_size = key.num_rows, self._rows.block_size
@@ -67,20 +91,15 @@ class DecodeStep:
             seq_lens_list=[key.max_context] * size,  # bounds, as a capturable backend takes them
         )
 
-    def _sample(self, key: GraphKey, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each row's largest logit [N] and its token [N]."""
-        if key.ending == "largest":
-            return self._model.largest_logits(hidden)
-        record, size = self.record, key.num_rows
-        keys = NoiseKeys(
-            seed_low=record.integers("seed_low", size),
-            seed_high=record.integers("seed_high", size),
-            output_indices=record.integers("output_indices", size),
+    def _sample(self, key: GraphKey, hidden: torch.Tensor) -> Sampled:
+        if key.ending == LARGEST:
+            return Sampled.of_largest(*self._model.largest_logits(hidden))
+        size, record = key.num_rows, self.record
+        context = Context(
+            token_ids=self._rows.token_ids,
+            rows=record.integers("rows", size),
+            num_tokens=record.integers("positions", size) + 1,
+            max_tokens=key.max_context,
         )
-        return draw_plain(self._model.compute_logits(hidden), record.floats("temperatures", size), keys)
-
-
-def write_results(results: torch.Tensor, largest: torch.Tensor, token_ids: torch.Tensor) -> None:
-    """Write what the host wants of N rows to `results` [N, 2]: tokens, and the bits of largest logits as float64."""
-    results[:, 0] = token_ids
-    results[:, 1] = largest.to(torch.float64).view(torch.int64)
+        logits = self._model.compute_logits(hidden)
+        return sample(logits, record.wishes(size), key.ending, context, self.edits.edits)

@@ -1,10 +1,13 @@
 """What the mixtures of experts of a rank have counted, in one place, so that a step reads them once."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import torch
 
 from octavo.contracts.stats import ExpertLoad
+from octavo.device.device_queue import DeviceQueue
 from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM
 
@@ -13,6 +16,7 @@ class ExpertLoads:
     """Gives each mixture a row of one table to count in. Made before steps are recorded: they name its memory."""
 
     def __init__(self, mixtures: list[MixtureOfExperts]) -> None:
+        self._mixtures = mixtures
         self._layers = [mixture.layer for mixture in mixtures]
         self._table = torch.stack([mixture.load for mixture in mixtures])  # [layers, experts] int64
         for mixture, row in zip(mixtures, self._table, strict=True):
@@ -27,6 +31,29 @@ class ExpertLoads:
     def totals(self) -> ExpertLoad:
         """Return what has been counted since the start."""
         return ExpertLoad(layers=self._layers, counts=self._table.cpu().numpy().tobytes())
+
+    def begin_totals(self, queue: DeviceQueue) -> Callable[[], ExpertLoad]:
+        """Begin to copy what has been counted when the device comes here; return what waits for it."""
+        host = queue.host_bytes(self._table.nbytes)
+        host.copy_(self._table.view(torch.uint8).flatten(), non_blocking=True)
+        wait = queue.mark()
+
+        def totals() -> ExpertLoad:
+            wait()
+            return ExpertLoad(layers=self._layers, counts=host.numpy().tobytes())
+
+        return totals
+
+    @contextmanager
+    def counting(self, is_counted: torch.Tensor) -> Iterator[None]:
+        """Count only tokens where `is_counted` [T] int64 is 1, in a step that is launched meanwhile."""
+        for mixture in self._mixtures:
+            mixture.is_counted = is_counted
+        try:
+            yield
+        finally:
+            for mixture in self._mixtures:
+                mixture.is_counted = None
 
     def reset(self) -> None:
         """Forget what has been counted."""

@@ -1,10 +1,10 @@
 """Which captured graph serves a step of pure decoding: sizes in buckets, so that a few graphs serve all steps."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self, cast, get_args
 
-# What a graph ends with: the last hidden states; the largest logit of each row; a token drawn for each row.
-Ending = Literal["hidden", "largest", "drawn"]
+_Kind = Literal["largest", "drawn"]
+_PARTS = ("is_edited", "is_filtered", "is_rated")
 
 _FEW = (1, 2, 4)
 _SMALL_STEP, _SMALL_MOST = 8, 128  # rows
@@ -12,7 +12,39 @@ _LARGE_STEP = 16
 _SHORTEST_CONTEXT = 512  # tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a step ends with: the largest logit of each row, or a token drawn for each row.
+
+    A draw has parts, which cost nothing where no row of a step wants them.
+    """
+
+    kind: _Kind
+    is_edited: bool = False  # penalties, biases, bans, masks
+    is_filtered: bool = False
+    is_rated: bool = False  # with log-probabilities
+
+    def words(self) -> list[str]:
+        """Return the kind and the parts: what `of_words` reads."""
+        return [self.kind, *(part for part in _PARTS if getattr(self, part))]
+
+    @classmethod
+    def of_words(cls, words: list[str]) -> Self:
+        """Return the ending of these words.
+
+        Raises:
+            ValueError, TypeError: it is none.
+        """
+        kind, *parts = words
+        if kind not in get_args(_Kind) or not set(parts) <= set(_PARTS):
+            raise ValueError(f"{words} is no ending")
+        return cls(cast(_Kind, kind), **dict.fromkeys(parts, True))
+
+
+LARGEST = Ending("largest")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GraphKey:
     """One graph: for up to `num_rows` rows, whose contexts have up to `max_context` tokens."""
 

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, get_args
+from typing import Any
 
 from octavo.loader.packed_cache import cache_folder
 from octavo.worker.graph_key import Ending, GraphKey
@@ -46,7 +46,9 @@ class GraphUses:
     def save(self) -> None:
         """Write the file. Where that cannot be done, a log line says why."""
         self._num_saved = self._counts.total()
-        entries = [[key.num_rows, key.max_context, key.ending, uses] for key, uses in self._counts.most_common()]
+        entries = [
+            [key.num_rows, key.max_context, key.ending.words(), uses] for key, uses in self._counts.most_common()
+        ]
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with NamedTemporaryFile("w", dir=self._path.parent, suffix=".part", delete=False) as part:
@@ -73,6 +75,6 @@ def _parse(entry: list[Any]) -> tuple[GraphKey, int]:
         ValueError, TypeError: it is none.
     """
     num_rows, max_context, ending, uses = entry
-    if ending not in get_args(Ending) or not all(type(n) is int and n > 0 for n in (num_rows, max_context, uses)):
+    if not all(type(n) is int and n > 0 for n in (num_rows, max_context, uses)):
         raise ValueError(f"{entry} is no graph")
-    return GraphKey(num_rows=num_rows, max_context=max_context, ending=ending), uses
+    return GraphKey(num_rows=num_rows, max_context=max_context, ending=Ending.of_words(ending)), uses

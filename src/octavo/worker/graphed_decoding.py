@@ -6,7 +6,6 @@ Legend: R = requests in the step.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -14,10 +13,10 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.worker.decode_graphs import DecodeGraphs
 from octavo.worker.decode_step import DecodeStep
+from octavo.worker.edit_record import EditRecord
 from octavo.worker.graph_key import Ending, GraphKey, context_bucket, row_bucket
 from octavo.worker.request_rows import RequestRows
-
-KEY_COLUMNS = ("seed_low", "seed_high", "output_indices")  # of the record, what noise is made of
+from octavo.worker.step_wishes import StepWishes
 
 
 class GraphedDecoding:
@@ -29,14 +28,16 @@ class GraphedDecoding:
         self.step, self.captured = step, graphs
         self._rows, self._queue, self._max_model_len = rows, queue, max_model_len
 
-    def find(self, order: SchedulerOutput, ending: Ending) -> Callable[[], None] | None:
+    def find(self, order: SchedulerOutput, wishes: StepWishes) -> Callable[[], None] | None:
         """Return what replays the step, once its record is sent; None where it has no graph, or is no pure decoding."""
-        key = self._key_of(order, ending)
+        key = self._key_of(order, wishes.ending) if EditRecord.fits(wishes.edits) else None
         return None if key is None else self.captured.find(key, self._send_padding)
 
-    def send(self, order: SchedulerOutput) -> None:
+    def send(self, order: SchedulerOutput, wishes: StepWishes) -> None:
         """Begin to copy what the host says of the step."""
-        self.step.record.send(self._queue, {**table_columns(order, self._rows), **draw_columns(order, self._rows)})
+        self.step.record.send(self._queue, {**table_columns(order, self._rows), **wishes.columns})
+        if wishes.edits:
+            self.step.edits.send(self._queue, wishes.edits)
 
     def capture_known(self) -> None:
         """Capture what engines like this one used before."""
@@ -64,17 +65,4 @@ def table_columns(order: SchedulerOutput, rows: RequestRows) -> dict[str, NDArra
         "grown_rows": grown.rows,
         "grown_columns": rows.block_columns(grown),
         "grown_blocks": grown.block_ids,
-    }
-
-
-def draw_columns(order: SchedulerOutput, rows: RequestRows, which: Any = slice(None)) -> dict[str, NDArray[Any]]:
-    """Return the columns of the record about what the rows `which` of a step, which sample, want of their logits."""
-    chosen = order.rows[which]
-    records = rows.sampling.records(chosen)
-    ends = (order.num_computed_tokens + order.num_scheduled_tokens)[which]
-    return {  # copies: torch does not read the strides of a record's field
-        "temperatures": records["temperature"].copy(),
-        "seed_low": records["seed_low"].copy(),
-        "seed_high": records["seed_high"].copy(),
-        "output_indices": (ends - rows.num_prompt_tokens[chosen]).astype(np.int64),
     }

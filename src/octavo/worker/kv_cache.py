@@ -1,12 +1,10 @@
 """The KV tensors of a rank."""
 
-import math
-import mmap
-
 import torch
 
 from octavo.attention.metadata import LayerKVCache
 from octavo.contracts.kv_cache import KVCacheSpec
+from octavo.kernels.large_pages import zeros_on_large_pages
 
 
 def allocate_kv_caches(
@@ -23,10 +21,6 @@ def allocate_kv_caches(
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Untouched zero pages from the system: blocks never used cost no memory, and start-up no time. Large pages: by
-    # small ones a first prompt of 1,024 tokens of Qwen3-0.6B took 28,000 faults of 4 to 8 us. The block pool keeps
-    # requests close together, so that a large page serves several.
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    # Blocks never used cost no memory, and start-up no time. By small pages a first prompt of 1,024 tokens of
+    # Qwen3-0.6B took 28,000 faults. The block pool keeps requests close together, so that a large page serves several.
+    return zeros_on_large_pages(shape, dtype)

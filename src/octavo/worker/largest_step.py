@@ -12,8 +12,11 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.models.interfaces import CausalLM
-from octavo.sampling.noise import NoiseKeys
-from octavo.sampling.plain_draw import draw_plain
+from octavo.sampling.device_draw import FLOAT_WISHES, INTEGER_WISHES, Wishes
+from octavo.sampling.device_edits import Context
+from octavo.worker.device_sampling import sample
+from octavo.worker.edit_record import EditRecord
+from octavo.worker.graph_key import Ending
 from octavo.worker.kv_cache import allocate_kv_caches
 
 
@@ -43,9 +46,21 @@ class LargestSteps:
         batch = self._batch(lens, bound)
         hidden = self._model.run_stage(batch, self._kv_caches, None).hidden  # [T, D]
         logits = self._model.compute_logits(hidden[batch.logits_indices])  # [R, V]
-        words = torch.zeros(len(lens), dtype=torch.int64, device=self._device)
-        keys = NoiseKeys(seed_low=words, seed_high=words, output_indices=words)
-        draw_plain(logits, torch.ones(len(lens), dtype=torch.float64, device=self._device), keys)
+        self._sample(logits)
+
+    def _sample(self, logits: torch.Tensor) -> None:
+        """Do with logits [R, V] all that a row may ask for."""
+        (num_rows, vocab_size), device = logits.shape, self._device
+        ones = torch.ones(num_rows, dtype=torch.int64, device=device)
+        halves = ones.double() / 2
+        wishes = Wishes(**dict.fromkeys(INTEGER_WISHES, ones), **dict.fromkeys(FLOAT_WISHES, halves))
+        max_tokens = self._config.model.max_model_len
+        token_ids = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
+        context = Context(token_ids=token_ids, rows=ones, num_tokens=ones, max_tokens=max_tokens)
+        ending = Ending("drawn", is_edited=True, is_filtered=True, is_rated=True)
+        edits = EditRecord(2, vocab_size, device).edits
+        edits.masks.fill_(-1)  # a token for every bit
+        sample(logits, wishes, ending, context, edits)
 
     def _batch(self, lens: list[int], bound: int | None) -> ForwardBatch:
         """Return a step of prompts of these lengths [R], whose tables all name the same blocks."""

@@ -82,7 +82,7 @@ class RequestRows:
         self.sampling.append(rows, token_ids)
 
     def write_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
-        """Do so for rows whose sampler state does not change by what they sample: nobody waits for the device."""
+        """Do so where the sampler keeps no count of tokens (`edits_on_device`): nobody waits for the device."""
         at_rows, at_positions = self.send(rows.astype(np.int64), positions.astype(np.int64))
         self.token_ids[at_rows, at_positions] = token_ids.to(torch.int32)
 

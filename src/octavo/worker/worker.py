@@ -105,9 +105,6 @@ class Worker:
             where = f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
             limit = f"false: on {where}, bits may depend on the batch in {' and '.join(unsure)}"
             raise InvalidParameterError("deterministic", True, limit)
-        if self.devices.device.type == "cuda" and self._config.model.moe is not None:
-            limit = "false for a model with experts on a GPU: torch's sums route tokens, and promise nothing"
-            raise InvalidParameterError("deterministic", True, limit)
         logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
 
     @property
@@ -173,7 +170,9 @@ class Worker:
             num_rows=num_rows,
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
-            sampling=SamplingRows(num_rows, config.model.vocab_size, self.devices.device),
+            sampling=SamplingRows(
+                num_rows, config.model.vocab_size, self.devices.device, edits_on_device=self._queue is not None
+            ),
             device=self.devices.device,
             queue=self._queue,
         )
@@ -193,7 +192,7 @@ class Worker:
         config, scratch_row = self._config, self._config.scheduler.max_num_seqs
         rows.block_table[scratch_row] = scratch_block
         record = DecodeRecord(row_bucket(scratch_row), scratch_row, scratch_block, self.devices.device)
-        step = DecodeStep(self._model, kv_caches, rows, record)
+        step = DecodeStep(self._model, kv_caches, rows, record, self._expert_loads)
         uses = GraphUses.of(
             __version__,
             torch.__version__,
@@ -221,7 +220,7 @@ class Worker:
 
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with the weights loaded and no KV yet."""
-        weights = self._weights_bytes()
+        weights = self._weights_bytes() - (self._model.bytes_in_file if self._model is not None else 0)
         activations, graphs = self._step_bytes()
         budget, memory = self._memory_budget(), self._memory()
         scratch = self._num_scratch * self.kv_cache_spec.bytes_per_block
@@ -269,10 +268,14 @@ class Worker:
 
     def begin(self, order: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
         """Launch one step; return what waits for its answer. Without a queue, that is here already."""
-        if not isinstance(self._runner, OverlappedRunner) or self._expert_loads is not None:
+        if self._queue is None or not isinstance(self._runner, OverlappedRunner):
             answer = self.execute_model(order)
             return lambda: answer
-        return self._runner.begin(order)
+        wait = self._runner.begin(order)
+        if self._expert_loads is None:
+            return wait
+        totals = self._expert_loads.begin_totals(self._queue)
+        return lambda: msgspec.structs.replace(wait(), expert_load=totals())
 
     def warmup(self) -> WarmupReport:
         """Run a small prefill and a few decode steps that leave no trace; return how long each took.
@@ -288,8 +291,10 @@ class Worker:
 
     @property
     def _takes_graphs(self) -> bool:
-        """Whether decoding is captured. Not with experts, whose loads would count padding, nor with several ranks."""
-        is_capturable = self._attention.is_capturable and self._expert_loads is None and self.place.tp_size == 1
+        """Whether decoding is captured. Not with several ranks, nor where attention or experts wait for the device."""
+        is_capturable = self._attention.is_capturable and self.place.tp_size == 1
+        if self._expert_loads is not None:
+            is_capturable &= self._kernels.captures_experts
         return self._queue is not None and is_capturable and not self._config.enforce_eager
 
     @property

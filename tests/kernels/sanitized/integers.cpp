@@ -110,13 +110,13 @@ class Trial {
 
   std::vector<float> wide(const RowsArgs& rows, const PackedWeight& packed) {
     std::vector<float> out(rows.rows * packed.out_size);
-    ops_.linear(LinearArgs{rows, packed, Output::float32, out.data()}, pool_);
+    ops_.bfloat16.linear(LinearArgs{rows, packed, Output::float32, out.data()}, pool_);
     return out;
   }
 
   std::vector<bf16> narrow(const RowsArgs& rows, const PackedWeight& packed, Output output) {
     std::vector<bf16> out(rows.rows * packed.out_size);
-    ops_.linear(LinearArgs{rows, packed, output, out.data()}, pool_);
+    ops_.bfloat16.linear(LinearArgs{rows, packed, output, out.data()}, pool_);
     return out;
   }
 
@@ -125,7 +125,7 @@ class Trial {
 
   bool is_product(const IntegerWeight& weight, const PackedWeight& packed) {
     const std::vector<float> out = wide(all_rows(), packed);
-    const std::vector<bf16> halves = narrow(all_rows(), packed, Output::bf16);
+    const std::vector<bf16> halves = narrow(all_rows(), packed, Output::plain);
     bool is_well = true;
     for (std::int64_t row = 0; row < sizes_.rows; ++row) {
       const IntegerRow integers = integers_of(x_.data() + row * sizes_.in_size, sizes_.in_size);
@@ -160,7 +160,7 @@ class Trial {
     for (const std::int64_t most : {1, 3, 18}) {
       const std::int64_t count = std::min(most, sizes_.rows), first = random_below(sizes_.rows - count + 1, source_);
       RowsArgs some = all_rows();
-      some.x += first * sizes_.in_size, some.rows = count;
+      some.x = static_cast<const bf16*>(some.x) + first * sizes_.in_size, some.rows = count;
       const std::vector<float> alone = wide(some, packed);
       is_well &= std::equal(alone.begin(), alone.end(), out.begin() + first * sizes_.out_size);
     }
@@ -169,9 +169,9 @@ class Trial {
 
   bool is_mlp_its_maps(const PackedWeight& gate_up, const PackedWeight& down) {
     std::vector<bf16> whole(sizes_.rows * sizes_.in_size);
-    ops_.mlp(MlpArgs{all_rows(), gate_up, down, whole.data()}, pool_);
+    ops_.bfloat16.mlp(MlpArgs{all_rows(), gate_up, down, whole.data()}, pool_);
     const std::vector<bf16> middle = narrow(all_rows(), gate_up, Output::gated);
-    return whole == narrow({middle.data(), sizes_.rows, sizes_.out_size, nullptr, nullptr, 0.0f, nullptr}, down, Output::bf16);
+    return whole == narrow({middle.data(), sizes_.rows, sizes_.out_size, nullptr, nullptr, 0.0f, nullptr}, down, Output::plain);
   }
 
   bool is_normalised_first(const PackedWeight& packed) {
@@ -181,7 +181,7 @@ class Trial {
     RowsArgs rows = all_rows();
     rows.residual = residual.data(), rows.norm_weight = norm_weight.data(), rows.eps = 1e-5f, rows.total = total.data();
     const std::vector<float> at_once = wide(rows, packed);
-    ops_.rms_norm(NormArgs{rows, normalised.data()}, pool_);
+    ops_.bfloat16.rms_norm(NormArgs{rows, normalised.data()}, pool_);
     RowsArgs after = all_rows();
     after.x = normalised.data();
     return at_once == wide(after, packed);

@@ -1,5 +1,6 @@
-// Mixtures of experts under address and undefined-behaviour sanitizers, at every level that this machine has, in odd
-// sizes and buffers of exactly the size that they need; and the whole beside its parts. `make sanitize` runs it.
+// Mixtures of experts, in bf16 and float32, under address and undefined-behaviour sanitizers, at every level that this
+// machine has, in odd sizes and buffers of exactly the size that they need; and the whole beside its parts. `make sanitize`
+// runs it.
 #include <algorithm>
 #include <cstdio>
 #include <random>
@@ -22,10 +23,11 @@ struct Sizes {
   std::int64_t num_pairs() const { return rows * routing.num_choices(); }
 };
 
+template <class Element>
 class Trial {
  public:
-  Trial(const Ops& ops, Pool& pool, const Sizes& sizes, std::mt19937& source)
-      : ops_(ops), pool_(pool), sizes_(sizes), source_(source) {}
+  Trial(const MapOps& maps, Pool& pool, const Sizes& sizes, std::mt19937& source)
+      : maps_(maps), pool_(pool), sizes_(sizes), source_(source) {}
 
   // Says whether the whole has the bits of its parts, and every token was counted.
   bool run() {
@@ -34,21 +36,21 @@ class Trial {
     const auto router = packed(sizes_.num_experts(), size, false);
     const PackedWeight router_map{sizes_.num_experts(), router.data(), nullptr};
     const auto x = numbers(rows * size), residual = numbers(rows * size), norm = numbers(size);
-    std::vector<bf16> total(rows * size), normed(rows * size), whole(rows * size), combined(rows * size);
+    std::vector<Element> total(rows * size), normed(rows * size), whole(rows * size), combined(rows * size);
     const RowsArgs from{x.data(), rows, size, residual.data(), norm.data(), 1e-5f, total.data()};
     std::vector<std::int64_t> load(routing.num_experts);
-    ops_.moe(MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
+    maps_.moe(MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
 
-    ops_.rms_norm(NormArgs{from, normed.data()}, pool_);
+    maps_.rms_norm(NormArgs{from, normed.data()}, pool_);
     const RowsArgs plain{normed.data(), rows, size, nullptr, nullptr, 0.0f, nullptr};
     std::vector<std::int64_t> token_ids(sizes_.num_pairs()), expert_ids(sizes_.num_pairs());
     std::vector<float> weights(sizes_.num_pairs());
-    std::vector<bf16> answers(sizes_.num_pairs() * size);
-    ops_.route(RouteArgs{plain, router_map, routing, expert_ids.data(), weights.data()}, pool_);
+    std::vector<Element> answers(sizes_.num_pairs() * size);
+    maps_.route(RouteArgs{plain, router_map, routing, expert_ids.data(), weights.data()}, pool_);
     for (std::int64_t pair = 0; pair < sizes_.num_pairs(); ++pair) token_ids[pair] = pair / routing.num_choices();
-    ops_.expert_rows(
+    maps_.expert_rows(
         ExpertRowsArgs{plain, experts(), sizes_.num_pairs(), token_ids.data(), expert_ids.data(), answers.data()}, pool_);
-    ops_.combine_experts(
+    maps_.combine_experts(
         CombineArgs{answers.data(), weights.data(), rows, routing.num_choices(), size, combined.data()}, pool_);
 
     std::int64_t num_counted = 0;
@@ -73,22 +75,23 @@ class Trial {
     return {sizes_.num_experts(), most, gate_up_.data(), down_.data()};
   }
 
-  std::vector<bf16> numbers(std::int64_t count) { return random_halves(count, source_); }
+  std::vector<Element> numbers(std::int64_t count) { return random_elements<Element>(count, source_); }
 
-  std::vector<bf16> packed(std::int64_t out_size, std::int64_t in_size, bool is_gated) {
+  std::vector<Element> packed(std::int64_t out_size, std::int64_t in_size, bool is_gated) {
     const auto weight = numbers((is_gated ? 2 : 1) * out_size * in_size);
-    return packed_weight(ops_, pool_, weight, in_size, out_size, is_gated);
+    return packed_weight(maps_, pool_, weight, in_size, out_size, is_gated);
   }
 
-  const Ops& ops_;
+  const MapOps& maps_;
   Pool& pool_;
   Sizes sizes_;
   std::mt19937& source_;
-  std::vector<std::vector<bf16>> weights_;
+  std::vector<std::vector<Element>> weights_;
   std::vector<PackedWeight> gate_up_, down_;
 };
 
-bool check(const Ops& ops) {
+template <class Element>
+int count_wrong(const MapOps& maps) {
   std::mt19937 source(1);
   Pool pool(3);
   int num_wrong = 0;
@@ -96,10 +99,15 @@ bool check(const Ops& ops) {
     const std::int64_t num_experts = 1 + source() % 20, top_k = 1 + source() % num_experts;
     const Routing routing{num_experts, top_k, trial % 2 == 0, trial % 3 == 0};
     const std::int64_t most_rows = trial % 4 ? 20 : 150;
-    num_wrong += !Trial(ops, pool, Sizes{1 + static_cast<std::int64_t>(source() % most_rows),
+    num_wrong += !Trial<Element>(maps, pool, Sizes{1 + static_cast<std::int64_t>(source() % most_rows),
                                          1 + static_cast<std::int64_t>(source() % 200),
                                          1 + static_cast<std::int64_t>(source() % 90), routing}, source).run();
   }
+  return num_wrong;
+}
+
+bool check(const Ops& ops) {
+  const int num_wrong = count_wrong<bf16>(ops.bfloat16) + count_wrong<float>(*ops.float32);
   std::printf("%s: experts, %d trials went wrong\n", ops.name, num_wrong);
   return num_wrong == 0;
 }

@@ -12,6 +12,8 @@ inline octavo::bf16 to_bf16(float value) {
   return static_cast<octavo::bf16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+inline float widened(float value) { return value; }
+
 inline float widened(octavo::bf16 half) {
   const std::uint32_t bits = std::uint32_t{half} << 16;
   float value;
@@ -31,6 +33,12 @@ inline std::vector<octavo::bf16> random_halves(std::int64_t count, std::mt19937&
   std::vector<octavo::bf16> result;
   for (const float value : random_floats(count, source)) result.push_back(to_bf16(value));
   return result;
+}
+
+template <class Element>
+std::vector<Element> random_elements(std::int64_t count, std::mt19937& source) {
+  if constexpr (sizeof(Element) == 2) return random_halves(count, source);
+  else return random_floats(count, source);
 }
 
 inline std::int64_t random_below(std::int64_t end, std::mt19937& source) {

@@ -22,7 +22,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime import jit
 
 # Modules with a function `launch_all(capability)`, which calls every launcher once for each of its variants.
-CASES = ["tests.kernels.triton.launches", "tests.kernels.triton.more_launches"]
+CASES = [f"tests.kernels.triton.{name}launches" for name in ("", "more_", "low_bit_")]
 _WARP_SIZE = 32
 
 

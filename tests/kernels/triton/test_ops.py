@@ -12,6 +12,7 @@ from tests.kernels.test_against_reference import assert_close
 from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.triton.deterministic import DeterministicKernels
 from octavo.kernels.triton.kernels import TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -47,3 +48,13 @@ def test_rows_are_independent(case: Case, dtype: torch.dtype) -> None:
     whole = op(TritonKernels(), slice(0, MOST))
     for start, stop in ((0, 1), (5, 7), (1, 30), (33, 34)):
         assert torch.equal(op(TritonKernels(), slice(start, stop)), whole[start:stop])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
+def test_rows_are_independent_where_all_is_ours(case: Case, dtype: torch.dtype) -> None:
+    if not case.name.startswith(("gated_mlp", "route", "moe")):
+        pytest.skip("has no map, or none but of experts")
+    op = case.make(dtype)
+    whole = op(DeterministicKernels(), slice(0, MOST))
+    for stop in (1, 7, 33):
+        assert torch.equal(op(DeterministicKernels(), slice(0, stop)), whole[:stop])

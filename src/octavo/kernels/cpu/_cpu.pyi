@@ -3,7 +3,7 @@
 import enum
 
 class Output(enum.Enum):
-    BF16 = 0
+    PLAIN = 0
     FLOAT32 = 1
     GATED = 2
 
@@ -83,7 +83,7 @@ class Collective:
     def barrier(self) -> None: ...
 
 class Kernels:
-    def __init__(self, level: str, num_threads: int, /) -> None: ...
+    def __init__(self, level: str, num_threads: int, *, is_float32: bool) -> None: ...
     @property
     def level(self) -> str: ...
     @property

@@ -2,7 +2,7 @@
 
 template <class Element>
 static inline void begin_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
-  make_queries<Element>(args, rows, work.queries);
+  make_queries(args, rows, work);
   // Rows of the second tile that are not there are computed all the same.
   if (rows.num_rows() > kTileRows && rows.num_rows() < kMaxRowsOfBlock) __builtin_memset(work.weights, 0, sizeof work.weights);
   work.states[0] = work.states[1] = {};

@@ -9,12 +9,10 @@ constexpr std::int64_t kScaleBytes = sizeof(float);
 
 static inline std::int64_t stored_head(const AttentionArgs& args) { return padded_head(args) + kScaleBytes; }
 
-// Where a byte lies in a part: as the element does that it is widened to; or as float32, where eight of one k are widened
-// at once.
+// Where a byte lies in a part: where an element would that products want there.
 template <class Element>
 static inline std::int64_t byte_index(std::int64_t k, std::int64_t column) {
-  if constexpr (kMultipliesBytes) return right_index(float{}, k, column);
-  return right_index(Element{}, k, column);
+  return right_index(ByteOrder<Element>{}, k, column);
 }
 
 // Rounds a head [P] to bytes, and returns their scale. Not finite: bytes of zero, and NaN for a scale.
@@ -36,8 +34,12 @@ static inline float quantise(const Element* head, std::int64_t padded, std::int8
   }
   const float scale = max / 127.0f;
   for (std::int64_t i = 0; i < padded; i += 16) {
+#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+    round_to_bytes(load_some(head + i, 16) / scale, to + i);
+#else
     const f32x16 rounded = load_some(head + i, 16) / scale + 12582912.0f;  // to the nearest, in the lowest bits
     for (int lane = 0; lane < 16; ++lane) to[i + lane] = static_cast<std::int8_t>(((i32x16)rounded)[lane]);
+#endif
   }
   return scale;
 }
@@ -62,11 +64,16 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
     return;
   }
   const std::int64_t offset = tile_index(args, slot, head) * kTilePositions * stored_head(args);
+#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+  put_key(keys + offset, at, key_bytes, padded);
+  put_value(values + offset, at, value_bytes, padded);
+#else
   for (std::int64_t i = 0; i < padded; ++i) {
     const std::int64_t part = offset + i / kPart * kRightElements;
     keys[part + byte_index<Element>(i % kPart, at)] = key_bytes[i];
     values[part + byte_index<Element>(at, i % kPart)] = value_bytes[i];
   }
+#endif
   put_scale(keys + offset + kTilePositions * padded + at * kScaleBytes, key_scale);
   put_scale(values + offset + kTilePositions * padded + at * kScaleBytes, value_scale);
 }

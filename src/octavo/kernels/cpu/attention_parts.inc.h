@@ -4,12 +4,14 @@
 // A right part is 32 x 32 elements: [2 tiles][16 pairs of k][16 columns][2] in bf16, as matrix tiles read them, and
 // [32 k][32 columns] in float32. Keys are right parts of k = element of the head, column = position; values of
 // k = position, column = element of the head. A left part is [16 rows][32 k], of queries or of weights. A result is
-// [row tiles][2][16 rows][16 columns] float32. AVX2 multiplies in a way of its own, with left parts in float32:
-// attention_parts_avx2.inc.h.
+// [row tiles][2][16 rows][16 columns] float32. Two levels multiply in ways of their own: AVX2 with left parts in
+// float32 (attention_parts_avx2.inc.h), AVX-512 without matrix tiles (attention_parts_avx512.inc.h).
 
 constexpr std::int64_t kPart = 32;
 constexpr std::int64_t kRightElements = kPart * kPart;
-constexpr std::int64_t kLeftElements = 16 * kPart;
+constexpr std::int64_t kTileRows = 16;
+constexpr std::int64_t kLeftElements = kTileRows * kPart;
+constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, for one row tile
 
 static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column) {
   return column / 16 * kTileElements + k / 2 * 32 + column % 16 * 2 + k % 2;
@@ -21,9 +23,17 @@ static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column
 
 #else
 
+#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+
+#include "attention_parts_avx512.inc.h"
+
+#else
+
 template <class Element>
 using Left = Element;
-constexpr bool kMultipliesBytes = false;
+constexpr bool kMultipliesBytes = false, kMultipliesIntegers = false;
+template <class Element>
+using ByteOrder = Element;  // as it is widened
 
 #if defined(OCTAVO_HAS_AMX)
 
@@ -76,13 +86,11 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
 template <class Right, class Next>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
                                   std::int64_t num_k, const Right& right, const Next&) {
-  for (std::int64_t k = 0; k < num_k; ++k) {
-    for (std::int64_t row = 0; row < num_rows; row += 16)
-      multiply_1x2(result + row / 16 * 2 * kResultElements, left + row / 16 * row_tile_stride + k * kLeftElements,
-                   right(k), 1, k > 0, smaller(16, num_rows - row));
-  }
+  for (std::int64_t k = 0; k < num_k; ++k)
+    multiply_tiles(result, left + k * kLeftElements, row_tile_stride, num_rows, right(k), 1, k > 0, {});
 }
 
+#endif
 #endif
 #endif
 

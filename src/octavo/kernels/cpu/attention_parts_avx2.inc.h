@@ -6,7 +6,9 @@
 
 template <class Element>
 using Left = float;
-constexpr bool kMultipliesBytes = true;
+template <class Element>
+using ByteOrder = float;  // eight of one k are widened at once
+constexpr bool kMultipliesBytes = true, kMultipliesIntegers = false;
 
 // As of bf16: see tiles_avx2.inc.h.
 template <bool kIsOdd>

@@ -1,8 +1,6 @@
 // Whose attention is computed together, and the order in which threads take it. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 
-constexpr std::int64_t kTileRows = 16;
-
 // Rows of one request: some of one kv head, or the same ones of several, as long as those are few. Row r is of kv head
 // kv_head + r / rows_per_head. Positions are in the context.
 struct RowBlock {
@@ -30,6 +28,13 @@ static inline Sight sight(const AttentionArgs& args, const RowBlock& rows, std::
   return sight_from(args, rows.position(row));
 }
 
+// Of row blocks that are not tall, as heads are dealt; long contexts are split besides (attention_split.inc.h).
+#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+constexpr std::int64_t kShortChunksPerThread = 1;  // heads side by side are read in one stream
+#else
+constexpr std::int64_t kShortChunksPerThread = kChunksPerThread;
+#endif
+
 // A step's row blocks, for threads to take. Tall ones, of more than a tile of rows, are a prompt's: they are taken head
 // by head, so that one head's keys and values stay in the cache while rows pass over them. The others read theirs from
 // memory: they are taken with several heads at a time, whose tiles lie side by side.
@@ -38,7 +43,7 @@ class Work {
   Work(const AttentionArgs& args, const Pool& pool) : args_(args) {
     while (num_tall_ < args.num_row_blocks && args.row_blocks[num_tall_ * 3 + 2] > kTileRows) ++num_tall_;
     const std::int64_t num_short = args.num_row_blocks - num_tall_;
-    const std::int64_t fair_share = num_short * args.num_kv_heads / (pool.num_threads() * kChunksPerThread);
+    const std::int64_t fair_share = num_short * args.num_kv_heads / (pool.num_threads() * kShortChunksPerThread);
     heads_at_once_ = larger(1, smaller(smaller(kTileRows, args.num_kv_heads), fair_share));
     num_items_ = num_tall_items() + num_short * num_items_of_short_block();
   }

@@ -1,8 +1,6 @@
-// Queries, their scores over a span, and weights of the span's positions. Included inside namespace
-// octavo::OCTAVO_LEVEL.
+// Queries, and weights of a span's positions from their scores. Included inside namespace octavo::OCTAVO_LEVEL.
 
 constexpr std::int64_t kMaxParts = kMaxHeadDim / kPart;
-constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, for one row tile
 // Tiles that some rows of a block see and others do not: its tokens are neighbours, so two at either end of their sight.
 constexpr std::int64_t kMaxEdgeTiles = 4;
 
@@ -22,6 +20,7 @@ struct Workspace {
   f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row's scores, the greatest in each lane; then of its weights, the sum
   alignas(64) float bases[kMaxRowsOfBlock], old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
   alignas(64) float span_max[kMaxRowsOfBlock] = {}, span_sum[kMaxRowsOfBlock] = {};  // of this span, for its join
+  alignas(64) float query_scales[kMaxRowsOfBlock], weight_scales[kMaxRowsOfBlock];  // where both are whole numbers
   RowStates states[2];  // of each row tile
 };
 
@@ -40,7 +39,7 @@ static inline void put_query(Element* to, const Element* query) {
 }
 
 template <class Element>
-static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Left<Element>* queries) {
+static inline void make_queries(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
   const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, num_parts = padded_head(args) / kPart;
   const std::int64_t num_rows = rows.num_rows(), num_row_tiles = ceil_div(num_rows, kTileRows);
   const Element* qkv = static_cast<const Element*>(args.qkv);
@@ -57,35 +56,14 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
     } else {
       __builtin_memset(query, 0, sizeof query);
     }
-    Left<Element>* to = queries + row / kTileRows * num_parts * kLeftElements + row % kTileRows * kPart;
-    for (std::int64_t part = 0; part < num_parts; ++part) put_query(to + part * kLeftElements, query + part * kPart);
-  }
-}
-
-// Scores of one kv head's rows and all tiles of a span.
-template <class Stored, class Element>
-static inline void score_keys(const Span& span, std::int64_t head, const Tiles<Stored>& keys, Workspace<Element>& work,
-                              std::int64_t num_parts) {
-  const std::int64_t rows_per_head = span.rows.rows_per_head;
-  for (std::int64_t i = 0; i < span.num_tiles; ++i)
-    multiply_parts(
-        work.scores + i * 2 * kPairElements + head * rows_per_head * 16, work.queries + head * rows_per_head * kPart,
-        num_parts * kLeftElements, rows_per_head, num_parts,
-        [&](std::int64_t part) { return keys.of[i] + part * kRightElements; },
-        [&](std::int64_t part) { return keys.of[i + (i + 1 < span.num_tiles)] + part * kRightElements; });
-}
-
-template <class Element>
-static inline void score_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
-  const std::int64_t num_parts = padded_head(args) / kPart;
-  for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
-    if constexpr (kMultipliesBytes) {
-      if (multiplies_bytes(args)) {
-        score_keys(span, head, stored_tiles<std::int8_t>(span, true, head), work, num_parts);
+    if constexpr (kMultipliesIntegers) {
+      if (args.has_int8_kv) {
+        work.query_scales[row] = round_row(query, num_parts * kPart, left_row(work.queries, num_parts, row));
         continue;
       }
     }
-    score_keys(span, head, tiles_of(args, span, true, head, work.tiles), work, num_parts);
+    Left<Element>* to = work.queries + row / kTileRows * num_parts * kLeftElements + row % kTileRows * kPart;
+    for (std::int64_t part = 0; part < num_parts; ++part) put_query(to + part * kLeftElements, query + part * kPart);
   }
 }
 
@@ -114,6 +92,16 @@ static inline const float* scales_of(const AttentionArgs& args, const Span& span
   return args.has_int8_kv ? scales + row / span.rows.rows_per_head * kSpanPositions : nullptr;
 }
 
+// Scores of a row times their keys' scales, in place; sums of whole numbers become floats.
+template <class Element>
+static inline void scale_scores(const Workspace<Element>& work, std::int64_t row, float* scores, const float* scales) {
+  if constexpr (kMultipliesIntegers) {
+    scale_sums(scores, load_f32(scales) * work.query_scales[row]);
+  } else {
+    store_f32(scores, load_f32(scores) * load_f32(scales));
+  }
+}
+
 // Hides what the row does not see, and finds the greatest of what it sees.
 template <class Element>
 static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, Workspace<Element>& work,
@@ -124,7 +112,7 @@ static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, 
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t half = 0; half < 2; ++half) {
       float* scores = scores_of(work, row, i, half);
-      if (scales) store_f32(scores, load_f32(scores) * load_f32(scales + i * kTilePositions + half * 16));
+      if (scales) scale_scores(work, row, scores, scales + i * kTilePositions + half * 16);
       if (!span.is_seen_by_all[i]) {
         const std::int64_t start = (span.first_tile + i) * kTilePositions + half * 16;
         store_f32(scores, hide(load_f32(scores), start, seen));
@@ -141,11 +129,10 @@ static inline f32x16 scaled(f32x16 weight, const float* scales) {
   return select(weight == 0.0f, weight, product);
 }
 
-// One row's scores to weights, rounded as products take them; returns their sum before rounding.
-template <class Element>
+// One row's scores to weights, those of a tile `stride` behind the last's; returns their sum before rounding.
+template <class Element, class Weight>
 static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element>& work, std::int64_t row,
-                               const float* scales) {
-  Left<Element>* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
+                               const float* scales, Weight* weights, std::int64_t stride) {
   const f32x16 base = splat(work.bases[row]);
   f32x16 sum = splat(0.0f);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
@@ -158,9 +145,27 @@ static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element
       first = scaled(first, scales + i * kTilePositions);
       second = scaled(second, scales + i * kTilePositions + 16);
     }
-    store_both(weights + i * kLeftElements, first, second);
+    store_both(weights + i * stride, first, second);
   }
   return sum;
+}
+
+// As above, to where products take them from.
+template <class Element>
+static inline f32x16 weigh_row(const AttentionArgs& args, const Span& span, float factor, Workspace<Element>& work,
+                               std::int64_t row) {
+  const float* scales = scales_of<Element>(args, span, work.value_scales, row);
+  if constexpr (kMultipliesIntegers) {
+    if (args.has_int8_kv) {
+      alignas(64) float weights[kSpanPositions];
+      const f32x16 sum = weigh_row(factor, span, work, row, scales, weights, kTilePositions);
+      work.weight_scales[row] =
+          round_row(weights, span.num_tiles * kTilePositions, left_row(work.weights, kSpanTiles, row));
+      return sum;
+    }
+  }
+  Left<Element>* weights = work.weights + row / 16 * kSpanTiles * kLeftElements + row % 16 * kPart;
+  return weigh_row(factor, span, work, row, scales, weights, kLeftElements);
 }
 
 template <class Element>
@@ -176,7 +181,7 @@ static inline void weigh_span(const AttentionArgs& args, const Span& span, Works
     const f32x16 max = max_of_each(work.lanes + tile * 16);
     store_f32(work.bases + tile * 16, select(max == kNothing, splat(0.0f), max));
     for (std::int64_t row = tile * 16; row < smaller(num_rows, tile * 16 + 16); ++row)
-      work.lanes[row] = weigh_row(factor, span, work, row, scales_of<Element>(args, span, work.value_scales, row));
+      work.lanes[row] = weigh_row(args, span, factor, work, row);
     store_f32(work.span_max + tile * 16, max * factor);
     store_f32(work.span_sum + tile * 16, sum_of_each(work.lanes + tile * 16));
   }

@@ -6,7 +6,6 @@
 // a whole unit stay in 16 bits: 16 * 15 * 127 = 30,480.
 
 constexpr std::int64_t kMostRowsTogether = 6;  // 12 sums, and what else a product needs, in 16 registers
-constexpr std::int64_t kBlockTilesOfK = 8;     // of a panel, that meet all rows of a block in turn: 16 KiB
 
 static inline __m256i load_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
@@ -69,65 +68,45 @@ static inline void add_nibbles(__m256i (*sums)[2], const std::int8_t* left, cons
     for (int half = 0; half < 2; ++half) sums[row][half] = add_pairs(sums[row][half], pairs[row][half]);
 }
 
-// k tiles [k, k + count) of one panel, and where they meet rows.
-struct PanelBlock {
-  const IntegerProduct& product;
-  std::int64_t panel, k, count;
-  const std::uint8_t* right;  // bytes or nibbles
-  float* results;             // [row tiles][2][16][16] from row tile `first` on: integers or, in groups, floats
-  std::int64_t first;
-  Ahead ahead;                // of each unit: what memory is asked for beside
+// What sums of a group begin with.
+template <int kBits>
+static inline __m256i begin_sum(const PanelBlock& block, std::int64_t row, int tile, int half, std::int64_t group) {
+  if (block.k > 0 && !block.is_in_groups()) return load_bytes(block.result(row, tile) + half * 8);
+  const IntegerProduct& product = block.product;
+  return _mm256_set1_epi32(kBits == 8 ? 0 : -8 * product.rows.sums[row * product.groups() + group]);
+}
 
-  bool is_in_groups() const { return product.form().group_size != 0; }
-  std::int64_t units_per_group() const { return is_in_groups() ? product.units_per_group() : count * 2; }
-  // The last k tile may reach beyond the last group.
-  std::int64_t num_units() const {
-    return is_in_groups() ? smaller(count * 2, product.groups() * units_per_group() - k * 2) : count * 2;
+// total += scale * sum (+ offset * sum of the row's q), or the sum as it is where there are no groups.
+static inline void end_sum(__m256i sum, const PanelBlock& block, std::int64_t row, int tile, int half, std::int64_t group) {
+  float* to = block.result(row, tile) + half * 8;
+  if (!block.is_in_groups()) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sum);
+  const IntegerProduct& product = block.product;
+  const Integers& form = product.form();
+  const std::int64_t at = (block.panel * product.groups() + group) * 32 + tile * 16 + half * 8;
+  __m256 total = group > 0 ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
+  total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(form.scales + at), total);
+  if (form.offsets) {
+    const float row_sum = static_cast<float>(product.rows.sums[row * product.groups() + group]);
+    total = _mm256_fmadd_ps(_mm256_loadu_ps(form.offsets + at), _mm256_set1_ps(row_sum), total);
   }
-  float* result(std::int64_t row, int tile) const {
-    return results + ((row / 16 - first) * 2 + tile) * kResultElements + row % 16 * 16;
-  }
-
-  // What sums of a group begin with.
-  template <int kBits>
-  __m256i begin(std::int64_t row, int tile, int half, std::int64_t group) const {
-    if (k > 0 && !is_in_groups()) return load_bytes(result(row, tile) + half * 8);
-    return _mm256_set1_epi32(kBits == 8 ? 0 : -8 * product.rows.sums[row * product.groups() + group]);
-  }
-
-  // total += scale * sum (+ offset * sum of the row's q), or the sum as it is where there are no groups.
-  void end(__m256i sum, std::int64_t row, int tile, int half, std::int64_t group) const {
-    float* to = result(row, tile) + half * 8;
-    if (!is_in_groups()) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sum);
-    const Integers& form = product.form();
-    const std::int64_t at = (panel * product.groups() + group) * 32 + tile * 16 + half * 8;
-    __m256 total = group > 0 ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
-    total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(form.scales + at), total);
-    if (form.offsets) {
-      const float row_sum = static_cast<float>(product.rows.sums[row * product.groups() + group]);
-      total = _mm256_fmadd_ps(_mm256_loadu_ps(form.offsets + at), _mm256_set1_ps(row_sum), total);
-    }
-    _mm256_storeu_ps(to, total);
-  }
-};
+  _mm256_storeu_ps(to, total);
+}
 
 // Rows of one row tile times one of the panel's two tiles.
 template <int kBits, int kRows>
 [[gnu::noinline]] static void multiply_block(const PanelBlock& block, std::int64_t row, int tile) {
-  const IntegerProduct& product = block.product;
   constexpr std::int64_t kRightTile = kTileBytes * kBits / 8;
-  const std::int8_t* left = product.rows.left + (row / 16 * product.num_k() + block.k) * kTileBytes + row % 16 * kTileK;
+  const std::int8_t* left = block.left(row);
   const std::uint8_t* right = block.right + tile * kRightTile;
-  const std::int64_t first_group = block.is_in_groups() ? block.k * 2 / block.units_per_group() : 0;
-  for (std::int64_t group = first_group, unit = 0; unit < block.num_units(); ++group) {
+  const std::int64_t per_group = block.units_per_group(), num_units = block.num_units();
+  for (std::int64_t group = block.first_group(), unit = 0; unit < num_units; ++group) {
     __m256i sums[kRows][2];
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 8
-      for (int half = 0; half < 2; ++half) sums[i][half] = block.begin<kBits>(row + i, tile, half, group);
-    for (const std::int64_t end = smaller(block.num_units(), unit + block.units_per_group()); unit < end; ++unit) {
-      for (std::int64_t i = 0; i < block.ahead.lines; ++i)
-        __builtin_prefetch(block.ahead.line(unit * block.ahead.lines + i), 0, 2);
+      for (int half = 0; half < 2; ++half) sums[i][half] = begin_sum<kBits>(block, row + i, tile, half, group);
+    for (const std::int64_t end = smaller(num_units, unit + per_group); unit < end; ++unit) {
+      block.fetch(unit);
       const std::int8_t* q = left + unit / 2 * kTileBytes + unit % 2 * kUnitK;
       const std::uint8_t* weights = right + unit / 2 * 2 * kRightTile + unit % 2 * (kRightTile / 2);
       kBits == 8 ? add_bytes<kRows>(sums, q, weights) : add_nibbles<kRows>(sums, q, weights);
@@ -135,7 +114,7 @@ template <int kBits, int kRows>
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 8
-      for (int half = 0; half < 2; ++half) block.end(sums[i][half], row + i, tile, half, group);
+      for (int half = 0; half < 2; ++half) end_sum(sums[i][half], block, row + i, tile, half, group);
   }
 }
 
@@ -151,36 +130,29 @@ static inline void multiply_rows(const PanelBlock& block, std::int64_t row, std:
   }
 }
 
-// All rows [first row, end row), a few at a time: as equal in number as may be.
+// All rows, a few at a time: as equal in number as may be.
 template <int kBits>
-static inline void multiply_all_rows(PanelBlock block, std::int64_t end, const void* next, std::int64_t num_lines) {
-  std::int64_t num_blocks = 0;
-  for (std::int64_t row = block.first * 16; row < end; row += 16) num_blocks += 2 * ceil_div(smaller(16, end - row), kMostRowsTogether);
-  block.ahead = {next, ceil_div(num_lines, num_blocks * block.count * 2)};
-  for (std::int64_t row = block.first * 16; row < end;) {
-    const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row;
+static inline void multiply_all_rows(PanelBlock& block) {
+  std::int64_t num_passes = 0;
+  for (std::int64_t row = block.first * 16; row < block.end; row += 16)
+    num_passes += 2 * ceil_div(smaller(16, block.end - row), kMostRowsTogether);
+  block.begin_ahead(num_passes);
+  for (std::int64_t row = block.first * 16; row < block.end;) {
+    const std::int64_t rest = smaller(block.end, (row / 16 + 1) * 16) - row;
     const std::int64_t count = ceil_div(rest, ceil_div(rest, kMostRowsTogether));
     for (int tile = 0; tile < 2; ++tile) {
       multiply_rows<kBits>(block, row, count, tile);
-      block.ahead.from = block.ahead.line(block.count * 2 * block.ahead.lines);
+      block.end_pass();
     }
     row += count;
   }
 }
 
-// Row tiles [first, end) times a panel: results as in `PanelBlock`. `expanded` has room for a block of bytes.
-static inline void multiply_panel(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t panel,
-                                  float* results, std::uint8_t* expanded) {
-  const Integers& form = product.form();
-  const std::int64_t tile_bytes = k_tile_bytes(form), end_row = smaller(product.num_rows, end * 16);
-  for (std::int64_t k = 0; k < product.num_k(); k += kBlockTilesOfK) {
-    const std::int64_t count = smaller(kBlockTilesOfK, product.num_k() - k);
-    const std::uint8_t* right = product.panel(panel) + k * tile_bytes;
-    const std::uint8_t* next = right + count * tile_bytes;
-    for (std::int64_t i = 0; form.is_nested && i < count; ++i)
-      expand_nested(right + i * tile_bytes, expanded + i * 2 * kTileBytes);
-    const PanelBlock block = {product, panel, k, count, form.is_nested ? expanded : right, results, first, {}};
-    form.bits == 8 || form.is_nested ? multiply_all_rows<8>(block, end_row, next, count * tile_bytes / 64)
-                                     : multiply_all_rows<4>(block, end_row, next, count * tile_bytes / 64);
-  }
+static void multiply_panel_block(PanelBlock block) {
+  const Integers& form = block.product.form();
+  if (!form.is_nested) return form.bits == 8 ? multiply_all_rows<8>(block) : multiply_all_rows<4>(block);
+  alignas(64) std::uint8_t expanded[kBlockTilesOfK * 2 * kTileBytes];
+  for (std::int64_t i = 0; i < block.count; ++i) expand_nested(block.right + i * kNestedBytes, expanded + i * 2 * kTileBytes);
+  block.right = expanded;
+  multiply_all_rows<8>(block);
 }

@@ -102,7 +102,7 @@ static void quantise_rows(const RowsArgs& args, const Integers& form, const Inte
     bf16* normalised = args.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
     for (std::int64_t row = chunk * together; row < smaller(args.rows, (chunk + 1) * together); ++row) {
       if (normalised) normalise_row(args, row, normalised);
-      quantise_row(normalised ? normalised : args.x + row * args.size, args.size, form,
+      quantise_row(normalised ? normalised : static_cast<const bf16*>(args.x) + row * args.size, args.size, form,
                    to.left + row / 16 * num_k * kTileBytes + row % 16 * kTileK, to.scales + row, to.sums + row * groups);
     }
   });

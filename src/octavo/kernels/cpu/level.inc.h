@@ -21,16 +21,25 @@
 namespace octavo::OCTAVO_LEVEL {
 namespace {
 
+using Element = bf16;  // of activations and weights
+
 constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows of a product that is made of vectors
-constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
 #if defined(OCTAVO_HAS_AVX2)
 constexpr std::int64_t kLeftCacheBytes = 256 << 10;   // of activations that are to stay in the second-level cache
-constexpr std::int64_t kFewRowTiles = 0;              // products take long enough to fetch weights beside any of them
+constexpr std::int64_t kFewRows = 0;                  // products take long enough to fetch weights beside any of them
+constexpr std::int64_t kPrefetchElements = 0;         // so none are fetched for the product itself
 constexpr std::int64_t kMostRowTiles = 4;             // 64 rows
 constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, half of the first-level cache
+#elif defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // of activations that are to stay in the second-level cache
+constexpr std::int64_t kFewRows = 8;                  // whose products pass over weights once
+constexpr std::int64_t kPrefetchElements = 4096;      // ahead of weights that come from memory, 8 KiB
+constexpr std::int64_t kMostRowTiles = 8;             // 128 rows
+constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel, for all rows from the second-level cache
 #else
 constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
-constexpr std::int64_t kFewRowTiles = 6;              // 96 rows
+constexpr std::int64_t kFewRows = 96;
+constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
 constexpr std::int64_t kMostRowTiles = 32;            // 512 rows
 constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel in the first-level cache, which left tiles pass by
 #endif
@@ -48,6 +57,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "vectors.inc.h"
 #include "simd.inc.h"
 #include "bfloat16.inc.h"
+#include "ahead.inc.h"
 #include "tiles.inc.h"
 #include "norm.inc.h"
 #include "sum.inc.h"
@@ -58,8 +68,14 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "integer_pack.inc.h"
 #include "integer_rows.inc.h"
 #include "integer_product.inc.h"
+#include "integer_finish.inc.h"
 #if defined(OCTAVO_HAS_AVX2)
+#include "integer_panels.inc.h"
 #include "integer_avx2.inc.h"
+#elif defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#include "integer_panels.inc.h"
+#include "integer_units_avx512.inc.h"
+#include "integer_avx512.inc.h"
 #else
 #include "integer_dot.inc.h"
 #endif
@@ -71,12 +87,20 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "attention_parts_float32.inc.h"
 #include "softmax.inc.h"
 #include "attention_heads.inc.h"
+#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#include "attention_integers.inc.h"
+#endif
 #include "attention_int8.inc.h"
 #include "attention_write.inc.h"
 #include "attention_rows.inc.h"
 #include "attention_span.inc.h"
 #include "attention_weights.inc.h"
 #include "attention_values.inc.h"
+#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#include "attention_products_avx512.inc.h"
+#else
+#include "attention_products.inc.h"
+#endif
 #include "attention_block.inc.h"
 #include "attention_split.inc.h"
 #include "attention.inc.h"
@@ -88,17 +112,25 @@ namespace octavo {
 
 const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .name = OCTAVO_TEXT(OCTAVO_LEVEL),
-    .pack_linear = OCTAVO_LEVEL::pack_linear,
+    .bfloat16 =
+        {
+            .pack_linear = OCTAVO_LEVEL::pack_linear,
+            .linear = OCTAVO_LEVEL::linear_of_any_weight,
+            .largest = OCTAVO_LEVEL::largest,
+            .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
+            .route = OCTAVO_LEVEL::route,
+            .expert_rows = OCTAVO_LEVEL::expert_rows,
+            .combine_experts = OCTAVO_LEVEL::combine_experts,
+            .moe = OCTAVO_LEVEL::moe,
+            .rms_norm = OCTAVO_LEVEL::rms_norm,
+        },
+#if defined(OCTAVO_HAS_AMX)  // matrix tiles know no float32
+    .float32 = &float32_ops_avx512,
+#else
+    .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL),
+#endif
     .quantise = OCTAVO_LEVEL::quantise,
     .pack_integers = OCTAVO_LEVEL::pack_integers,
-    .linear = OCTAVO_LEVEL::linear_of_any_weight,
-    .largest = OCTAVO_LEVEL::largest,
-    .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
-    .route = OCTAVO_LEVEL::route,
-    .expert_rows = OCTAVO_LEVEL::expert_rows,
-    .combine_experts = OCTAVO_LEVEL::combine_experts,
-    .moe = OCTAVO_LEVEL::moe,
-    .rms_norm = OCTAVO_LEVEL::rms_norm,
     .attention = OCTAVO_LEVEL::attention,
     .sum = OCTAVO_LEVEL::sum,
     .draw = &OCTAVO_JOIN(draw_ops_, OCTAVO_LEVEL),

@@ -4,16 +4,16 @@ constexpr std::int64_t kPanelOutputs = 32;
 
 static inline void pack_panel(const PackArgs& args, std::int64_t panel) {
   const std::int64_t num_k = ceil_div(args.in_size, 32);
-  bf16* to = args.packed + panel * num_k * 2 * kTileElements;
-  for (std::int64_t k = 0; k < num_k; ++k) {
-    for (std::int64_t tile = 0; tile < 2; ++tile, to += kTileElements) {
+  Element* to = static_cast<Element*>(args.packed) + panel * num_k * 2 * kTileElements;
+  for (std::int64_t k = 0; k < num_k; ++k, to += 2 * kTileElements) {
+    for (std::int64_t tile = 0; tile < 2; ++tile) {
       for (std::int64_t column = 0; column < 16; ++column) {
         // A gated panel: 16 gates, then the ups that belong to them.
         const std::int64_t output = args.is_gated ? panel * 16 + column : (panel * 2 + tile) * 16 + column;
         const std::int64_t row = args.is_gated && tile == 1 ? args.out_size + output : output;
-        const bf16* from = args.weight + row * args.in_size + k * 32;
+        const Element* from = static_cast<const Element*>(args.weight) + row * args.in_size + k * 32;
         const std::int64_t count = output < args.out_size ? smaller(32, args.in_size - k * 32) : 0;
-        for (std::int64_t i = 0; i < 32; ++i) to[(i / 2) * 32 + column * 2 + i % 2] = i < count ? from[i] : bf16{0};
+        for (std::int64_t i = 0; i < 32; ++i) to[right_index(tile, column, i)] = i < count ? from[i] : Element{0};
       }
     }
   }
@@ -33,10 +33,11 @@ static void pack_linear(const PackArgs& args, Pool& pool) {
 static void pack_rows(const RowsArgs& args, LeftElement* left, Pool& pool) {
   const std::int64_t num_k = ceil_div(args.size, 32);
   pool.run(ceil_div(args.rows, 16), [&](std::int64_t tile) {
-    bf16* normalised = args.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
+    void* memory = args.norm_weight ? thread_scratch().bytes(args.size * sizeof(Element)) : nullptr;
+    Element* normalised = static_cast<Element*>(memory);
     for (std::int64_t line = 0; line < (kReadsWholeTiles ? 16 : smaller(16, args.rows - tile * 16)); ++line) {
       const std::int64_t row = tile * 16 + line;
-      const bf16* from = args.x + row * args.size;
+      const Element* from = static_cast<const Element*>(args.x) + row * args.size;
       if (normalised && row < args.rows) normalise_row(args, row, normalised), from = normalised;
       pack_row(from, row < args.rows ? args.size : 0, num_k, left + tile * num_k * kTileElements + line * 32);
     }
@@ -47,7 +48,7 @@ static void pack_rows(const RowsArgs& args, LeftElement* left, Pool& pool) {
 struct Destination {
   Output output;
   std::int64_t out_size;  // N
-  void* out;              // [T, N] bf16 or float32; or, gated:
+  void* out;              // [T, N]; or, gated:
   LeftElement* out_left;  // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
   Largest* largest = nullptr;  // [groups of panels][T], in place of all results
 
@@ -70,6 +71,10 @@ struct Product {
 
 // Panels are computed in pairs, so that results of 16 bits fill whole cache lines.
 constexpr std::int64_t kPair = 2;
+
+#if defined(OCTAVO_FLOAT32)
+#include "float32_store.inc.h"
+#else
 
 // One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
 static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
@@ -108,6 +113,8 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
     __builtin_memcpy(out, lines, static_cast<std::size_t>(count) * sizeof(bf16));
   }
 }
+
+#endif
 
 // Rows of a pair of panels whose sums are complete, on their way to the output. They go one by one between the products
 // of the next panels, so that vectors and matrix tiles work at the same time.
@@ -164,9 +171,10 @@ struct Blocking {
   std::int64_t row_tiles, panels, num_k;
 };
 
-static inline Blocking choose_blocking(std::int64_t num_row_tiles, std::int64_t num_k) {
+static inline Blocking choose_blocking(std::int64_t rows, std::int64_t num_k) {
+  const std::int64_t num_row_tiles = ceil_div(rows, 16);
   // Few rows: memory decides. The first product of a panel streams its weights, the others find them in a cache.
-  if (num_row_tiles <= kFewRowTiles) return {larger(2, num_row_tiles), kPair, num_k};
+  if (rows <= kFewRows) return {larger(2, num_row_tiles), kPair, num_k};
   const std::int64_t num_blocks = ceil_div(num_row_tiles, kMostRowTiles);
   const std::int64_t row_tiles = ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2;
   // Where the rows' tiles of all k fit, they stay while pair after pair of panels passes by. Where they do not, those of
@@ -192,17 +200,17 @@ struct ProductRows {
 
   // From weights to output, but for the last rows, which are left to `finish`.
   void multiply(std::int64_t panel, std::int64_t num_panels) {
-    const bf16* right = product.packed.weight + panel * 2 * stride();
+    const Element* right = static_cast<const Element*>(product.packed.weight) + panel * 2 * stride();
     const bool are_a_pair = blocking.panels == kPair;
     float* to = results + (are_a_pair ? panel / kPair % 2 * kPair * panel_results() : 0);
     for (std::int64_t k = 0; k < product.num_k; k += blocking.num_k) {
       const std::int64_t count = smaller(blocking.num_k, product.num_k - k);
       const bool is_last_k = k + count == product.num_k;
       for (std::int64_t i = 0; i < num_panels; ++i) {
-        const bf16* right_now = right + i * 2 * stride() + k * 2 * kTileElements;
-        const bf16* right_next = i + 1 < num_panels ? right_now + 2 * stride()
-                                 : is_last_k        ? right + num_panels * 2 * stride()
-                                                    : right + (k + count) * 2 * kTileElements;
+        const Element* right_now = right + i * 2 * stride() + k * 2 * kTileElements;
+        const Element* right_next = i + 1 < num_panels ? right_now + 2 * stride()
+                                    : is_last_k        ? right + num_panels * 2 * stride()
+                                                       : right + (k + count) * 2 * kTileElements;
         multiply_panel(k, count, right_now, right_next, to + i * panel_results());
         if (is_last_k && (i % kPair == kPair - 1 || i + 1 == num_panels)) {
           const std::int64_t pair = i / kPair * kPair;
@@ -216,23 +224,24 @@ struct ProductRows {
 
  private:
   // The sums of one panel over `count` k tiles.
-  void multiply_panel(std::int64_t k, std::int64_t count, const bf16* right, const bf16* right_next, float* result) {
-    const bool streams_weights = num_tiles() <= kFewRowTiles;
+  void multiply_panel(std::int64_t k, std::int64_t count, const Element* right, const Element* right_next, float* result) {
+    const bool streams_weights = num_rows() <= kFewRows;
     // Each product fetches its share of what the next block of k needs; a streaming one, what itself needs next.
-    Ahead ahead = {right_next, ceil_div(32, ceil_div(num_tiles(), 2))};
-    if (streams_weights) ahead = {right + kPrefetchElements, 32};
+    constexpr std::int64_t kLinesOfK = 2 * kTileElements * sizeof(Element) / 64;
+    Ahead ahead = {right_next, ceil_div(kLinesOfK, ceil_div(num_tiles(), 2))};
+    if (streams_weights) ahead = {right + kPrefetchElements, kLinesOfK};
     for (std::int64_t tile = 0; tile < num_tiles(); tile += 2, result += 4 * kResultElements) {
       const LeftElement* left = product.left + (first + tile) * stride() + k * kTileElements;
-#if defined(OCTAVO_HAS_AVX2)
-      const std::int64_t rows = smaller(smaller(product.rows, end * 16) - (first + tile) * 16, 32);
-      multiply_tiles(result, left, stride(), rows, right, count, k > 0, ahead);
-#else
+#if defined(OCTAVO_HAS_AMX)
       Beside beside = {finish, num_rows(), ahead};
       if (tile + 1 < num_tiles()) {
         multiply_2x2(result, left, left + stride(), right, count, k > 0, beside);
       } else {
         multiply_1x2(result, left, right, count, k > 0, smaller(16, product.rows - (first + tile) * 16), beside);
       }
+#else
+      const std::int64_t rows = smaller(num_rows() - tile * 16, 32);
+      multiply_tiles(result, left, stride(), rows, right, count, k > 0, ahead);
 #endif
       ahead = streams_weights ? Ahead{} : Ahead{ahead.line(count * ahead.lines), ahead.lines};
     }
@@ -251,10 +260,10 @@ struct Cut {
 // claiming them costs nothing.
 static inline Cut cut_product(const Product& product, std::int64_t num_wanted) {
   const std::int64_t num_panels = product.to.num_panels();
-  const Blocking blocking = choose_blocking(product.num_row_tiles(), product.num_k);
+  const Blocking blocking = choose_blocking(product.rows, product.num_k);
   const std::int64_t group = larger(1, ceil_div(num_panels, blocking.panels) / num_wanted) * blocking.panels;
   const std::int64_t num_groups = ceil_div(num_panels, group);
-  const bool streams = product.to.out_left == nullptr && product.rows * product.to.out_size * 2 >= kStreamedBytes;
+  const bool streams = product.to.out_left == nullptr && product.rows * product.to.out_size * std::int64_t{sizeof(Element)} >= kStreamedBytes;
   return {blocking, group, num_groups, ceil_div(product.num_row_tiles(), blocking.row_tiles) * num_groups, streams};
 }
 
@@ -328,5 +337,5 @@ static void mlp(const MlpArgs& args, Pool& pool) {
   LeftElement* middle = left + size;
   pack_rows(rows, left, pool);
   multiply({left, rows.rows, ceil_div(rows.size, 32), args.gate_up, {Output::gated, middle_size, nullptr, middle}}, pool);
-  multiply({middle, rows.rows, ceil_div(middle_size, 32), args.down, {Output::bf16, args.down.out_size, args.out, nullptr}}, pool);
+  multiply({middle, rows.rows, ceil_div(middle_size, 32), args.down, {Output::plain, args.down.out_size, args.out, nullptr}}, pool);
 }

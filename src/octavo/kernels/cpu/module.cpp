@@ -86,7 +86,7 @@ AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_row_blocks, st
 
 RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, std::uintptr_t residual,
                    std::uintptr_t norm_weight, float eps, std::uintptr_t total) {
-  return {at<const bf16>(x), rows, size, at<const bf16>(residual), at<const bf16>(norm_weight), eps, at<bf16>(total)};
+  return {at<void>(x), rows, size, at<void>(residual), at<void>(norm_weight), eps, at<void>(total)};
 }
 
 PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_nested, std::int64_t in_size,
@@ -110,7 +110,7 @@ PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uintptr_t v
 }
 
 PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uintptr_t bias) {
-  return {out_size, at<const bf16>(weight), at<const float>(bias), {}};
+  return {out_size, at<void>(weight), at<const float>(bias), {}};
 }
 
 // Rows [T, size] that all ranks add up, in place.
@@ -155,9 +155,9 @@ class Tape {
 
   std::size_t size() const { return calls_.size(); }
 
-  void replay(const Ops& ops, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
+  void replay(const Ops& ops, const MapOps& maps, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
     for (const Call& call : calls_)
-      std::visit([&](auto args) { make(ops, pool, set(args, num_rows, step)); }, call);
+      std::visit([&](auto args) { make(ops, maps, pool, set(args, num_rows, step)); }, call);
   }
 
  private:
@@ -177,19 +177,19 @@ class Tape {
     return args;
   }
 
-  static auto op_of(const Ops& ops, const LinearArgs&) { return ops.linear; }
-  static auto op_of(const Ops& ops, const MlpArgs&) { return ops.mlp; }
-  static auto op_of(const Ops& ops, const MoeArgs&) { return ops.moe; }
-  static auto op_of(const Ops& ops, const NormArgs&) { return ops.rms_norm; }
-  static auto op_of(const Ops& ops, const AttentionArgs&) { return ops.attention; }
+  static auto op_of(const Ops&, const MapOps& maps, const LinearArgs&) { return maps.linear; }
+  static auto op_of(const Ops&, const MapOps& maps, const MlpArgs&) { return maps.mlp; }
+  static auto op_of(const Ops&, const MapOps& maps, const MoeArgs&) { return maps.moe; }
+  static auto op_of(const Ops&, const MapOps& maps, const NormArgs&) { return maps.rms_norm; }
+  static auto op_of(const Ops& ops, const MapOps&, const AttentionArgs&) { return ops.attention; }
 
   template <class Args>
-  static void make(const Ops& ops, Pool& pool, const Args& args) {
+  static void make(const Ops& ops, const MapOps& maps, Pool& pool, const Args& args) {
     const std::lock_guard<std::mutex> lock(pool.mutex());
-    op_of(ops, args)(args, pool);
+    op_of(ops, maps, args)(args, pool);
   }
   // Without the pool: other ranks may be threads of this process, and want it before they come.
-  static void make(const Ops&, Pool&, const AllReduceArgs& args) {
+  static void make(const Ops&, const MapOps&, Pool&, const AllReduceArgs& args) {
     args.collective->all_reduce(args.x, args.rows * args.size, args.is_float32);
   }
 
@@ -202,17 +202,21 @@ Tape*& recorded_tape() {
   return tape;
 }
 
-// One level's ops and the threads that run them.
+// One level's ops, maps in one dtype, and the threads that run them.
 class Kernels {
  public:
-  Kernels(const std::string& level, int num_threads) : ops_(find_ops(level)), pool_(num_threads) {}
+  Kernels(const std::string& level, int num_threads, bool is_float32)
+      : ops_(find_ops(level)),
+        maps_(is_float32 ? *ops_.float32 : ops_.bfloat16),
+        packed_rows_(is_float32 ? octavo::packed_rows<float> : octavo::packed_rows<bf16>),
+        pool_(num_threads) {}
 
   std::string level() const { return ops_.name; }
   int num_threads() const { return pool_.num_threads(); }
 
   void pack_linear(std::uintptr_t weight, std::int64_t in_size, std::int64_t out_size, bool is_gated,
                    std::uintptr_t packed) {
-    run(ops_.pack_linear, PackArgs{at<const bf16>(weight), in_size, out_size, is_gated, at<bf16>(packed)});
+    run(maps_.pack_linear, PackArgs{at<void>(weight), in_size, out_size, is_gated, at<void>(packed)});
   }
 
   void quantise(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales,
@@ -239,41 +243,41 @@ class Kernels {
   }
 
   void linear(const RowsArgs& rows, const PackedWeight& packed, Output output, std::uintptr_t out) {
-    run(ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
+    run(maps_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }
 
   void largest(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
-    if (packed.integers.bits) throw std::invalid_argument("the largest results are of bf16 weights only");
-    run_now(ops_.largest, LargestArgs{rows, packed, at<Largest>(out)});
+    if (packed.integers.bits) throw std::invalid_argument("the largest results are of weights that are no integers");
+    run_now(maps_.largest, LargestArgs{rows, packed, at<Largest>(out)});
   }
 
   void mlp(const RowsArgs& rows, const PackedWeight& gate_up, const PackedWeight& down, std::uintptr_t out) {
-    run(ops_.mlp, MlpArgs{rows, gate_up, down, at<bf16>(out)});
+    run(maps_.mlp, MlpArgs{rows, gate_up, down, at<void>(out)});
   }
 
   void route(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, std::uintptr_t expert_ids,
              std::uintptr_t weights) {
-    run_now(ops_.route, RouteArgs{rows, router, routing, at<std::int64_t>(expert_ids), at<float>(weights)});
+    run_now(maps_.route, RouteArgs{rows, router, routing, at<std::int64_t>(expert_ids), at<float>(weights)});
   }
 
   void expert_rows(const RowsArgs& rows, const ExpertWeights& experts, std::int64_t num_pairs, std::uintptr_t token_ids,
                    std::uintptr_t expert_ids, std::uintptr_t out) {
-    run_now(ops_.expert_rows, ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
-                                             at<const std::int64_t>(expert_ids), at<bf16>(out)});
+    run_now(maps_.expert_rows, ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
+                                              at<const std::int64_t>(expert_ids), at<void>(out)});
   }
 
   void combine_experts(std::uintptr_t answers, std::uintptr_t weights, std::int64_t num_tokens, std::int64_t num_choices,
                        std::int64_t size, std::uintptr_t out) {
-    run_now(ops_.combine_experts,
-            CombineArgs{at<const bf16>(answers), at<const float>(weights), num_tokens, num_choices, size, at<bf16>(out)});
+    run_now(maps_.combine_experts,
+            CombineArgs{at<void>(answers), at<const float>(weights), num_tokens, num_choices, size, at<void>(out)});
   }
 
   void moe(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, const ExpertWeights& experts,
            std::uintptr_t load, std::uintptr_t out) {
-    run(ops_.moe, MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<bf16>(out)});
+    run(maps_.moe, MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<void>(out)});
   }
 
-  void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(ops_.rms_norm, NormArgs{rows, at<bf16>(out)}); }
+  void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(maps_.rms_norm, NormArgs{rows, at<void>(out)}); }
 
   void attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t qkv, std::uintptr_t keys,
                  std::uintptr_t values, std::uintptr_t out) {
@@ -282,7 +286,7 @@ class Kernels {
 
   void packed_rows(const PackedWeight& packed, std::int64_t size, std::int64_t num_ids, std::uintptr_t ids,
                    std::uintptr_t out) {
-    run_now(&octavo::packed_rows, PackedRowsArgs{packed, size, num_ids, at<const std::int64_t>(ids), at<bf16>(out)});
+    run_now(packed_rows_, PackedRowsArgs{packed, size, num_ids, at<const std::int64_t>(ids), at<void>(out)});
   }
 
   void draw(std::uintptr_t logits, std::int64_t num_rows, std::int64_t vocab_size, std::uintptr_t rows,
@@ -299,7 +303,7 @@ class Kernels {
 
   void replay(const Tape& tape, std::int64_t num_rows, const AttentionStep& step) {
     nb::gil_scoped_release released;
-    tape.replay(ops_, pool_, num_rows, step);
+    tape.replay(ops_, maps_, pool_, num_rows, step);
   }
 
  private:
@@ -321,6 +325,8 @@ class Kernels {
   }
 
   const Ops& ops_;
+  const MapOps& maps_;
+  void (*packed_rows_)(const PackedRowsArgs&, Pool&);
   Pool pool_;
 };
 
@@ -361,7 +367,7 @@ NB_MODULE(_cpu, m) {
   });
   m.def("packed_size", &packed_size);
   nb::enum_<Output>(m, "Output")
-      .value("BF16", Output::bf16)
+      .value("PLAIN", Output::plain)
       .value("FLOAT32", Output::float32)
       .value("GATED", Output::gated);
   nb::class_<AttentionLayer>(m, "AttentionLayer")
@@ -394,7 +400,7 @@ NB_MODULE(_cpu, m) {
       .def("all_to_all", &all_to_all)
       .def("barrier", &Collective::barrier, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Kernels>(m, "Kernels")
-      .def(nb::init<const std::string&, int>())
+      .def(nb::init<const std::string&, int, bool>(), "level"_a, "num_threads"_a, nb::kw_only(), "is_float32"_a)
       .def_prop_ro("level", &Kernels::level)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack_linear)

@@ -149,14 +149,14 @@ struct ExpertMemory {
   ExpertProduct* products;  // [X]
   LeftElement* left;        // left tiles of the sorted rows
   LeftElement* middle;      // the same, between the two maps
-  bf16* answers;            // [R, D] in the sorted order
+  Element* answers;         // [R, D] in the sorted order
 
   static ExpertMemory in(Room& room, const Experts& experts, std::int64_t num_pairs, std::int64_t size) {
     const std::int64_t num_tiles = SortedPairs::most_tiles(num_pairs, experts.count);
     return {SortedPairs::in(room, num_pairs, experts.count), room.take<ExpertProduct>(experts.count),
             room.take<LeftElement>(num_tiles * ceil_div(size, 32) * kTileElements),
             room.take<LeftElement>(num_tiles * ceil_div(experts.most_intermediate, 32) * kTileElements),
-            room.take<bf16>(num_pairs * size)};
+            room.take<Element>(num_pairs * size)};
   }
 };
 
@@ -222,13 +222,13 @@ static void compute_experts(const Experts& experts, const LeftElement* tokens, s
                    [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> Product {
                      const PackedWeight& down = experts.down[expert];
                      return {memory.middle + tile * middle_stride, rows, ceil_div(experts.gate_up[expert].out_size, 32), down,
-                             {Output::bf16, size, memory.answers + sorted.first_row[expert] * size, nullptr}};
+                             {Output::plain, size, memory.answers + sorted.first_row[expert] * size, nullptr}};
                    });
 }
 
 // out = sum over a token's pairs, in their order, of weight * answer. `place` null: answers are in the order of pairs.
-static void combine_rows(const bf16* answers, const std::int64_t* place, const float* weights, std::int64_t num_tokens,
-                         std::int64_t num_choices, std::int64_t size, bf16* out, Pool& pool) {
+static void combine_rows(const Element* answers, const std::int64_t* place, const float* weights, std::int64_t num_tokens,
+                         std::int64_t num_choices, std::int64_t size, Element* out, Pool& pool) {
   const auto answer = [&](std::int64_t pair) { return answers + (place ? place[pair] : pair) * size; };
   pool.run(ceil_div(num_tokens, kTokensTogether), [&](std::int64_t chunk) {
     const std::int64_t end = smaller(num_tokens, (chunk + 1) * kTokensTogether);
@@ -245,7 +245,8 @@ static void combine_rows(const bf16* answers, const std::int64_t* place, const f
 }
 
 static void combine_experts(const CombineArgs& args, Pool& pool) {
-  combine_rows(args.answers, nullptr, args.weights, args.num_tokens, args.num_choices, args.size, args.out, pool);
+  combine_rows(static_cast<const Element*>(args.answers), nullptr, args.weights, args.num_tokens, args.num_choices, args.size,
+               static_cast<Element*>(args.out), pool);
 }
 
 static void route(const RouteArgs& args, Pool& pool) {
@@ -280,8 +281,8 @@ static void expert_rows(const ExpertRowsArgs& args, Pool& pool) {
   pool.run(ceil_div(args.num_pairs, kTokensTogether), [&](std::int64_t chunk) {
     const std::int64_t end = smaller(args.num_pairs, (chunk + 1) * kTokensTogether);
     for (std::int64_t pair = chunk * kTokensTogether; pair < end; ++pair)
-      __builtin_memcpy(args.out + pair * rows.size, memory.experts.answers + memory.experts.sorted.place[pair] * rows.size,
-                       static_cast<std::size_t>(rows.size) * sizeof(bf16));
+      __builtin_memcpy(static_cast<Element*>(args.out) + pair * rows.size, memory.experts.answers + memory.experts.sorted.place[pair] * rows.size,
+                       static_cast<std::size_t>(rows.size) * sizeof(Element));
   });
 }
 
@@ -309,5 +310,5 @@ static void moe(const MoeArgs& args, Pool& pool) {
   for (std::int64_t expert = 0; expert < args.routing.num_experts; ++expert)
     args.load[expert] += memory.experts.sorted.rows_of(expert);
   combine_rows(memory.experts.answers, memory.experts.sorted.place, memory.weights, rows.rows, num_choices, rows.size,
-               args.out, pool);
+               static_cast<Element*>(args.out), pool);
 }

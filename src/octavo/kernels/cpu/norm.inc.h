@@ -1,23 +1,22 @@
 // Normalisation. Included inside namespace octavo::OCTAVO_LEVEL.
 
 // Adds a residual to x; the sum is rounded as later layers read it.
-static inline void add_row(const bf16* x, const bf16* residual, std::int64_t size, bf16* total) {
+static inline void add_row(const Element* x, const Element* residual, std::int64_t size, Element* total) {
   const std::int64_t num_whole = size / 16 * 16, rest = size - num_whole;
-  for (std::int64_t i = 0; i < num_whole; i += 16) store_bf16(total + i, load_bf16(x + i) + load_bf16(residual + i));
+  for (std::int64_t i = 0; i < num_whole; i += 16) store_whole(total + i, load_whole(x + i) + load_whole(residual + i));
   if (rest)
-    store_bf16_part(total + num_whole, load_bf16_part(x + num_whole, rest) + load_bf16_part(residual + num_whole, rest),
-                    rest);
+    store_part(total + num_whole, load_part(x + num_whole, rest) + load_part(residual + num_whole, rest), rest);
 }
 
-static inline float sum_of_squares(const bf16* x, std::int64_t size) {
+static inline float sum_of_squares(const Element* x, std::int64_t size) {
   const std::int64_t num_whole = size / 16 * 16, rest = size - num_whole;
   f32x16 squares = splat(0.0f);
   for (std::int64_t i = 0; i < num_whole; i += 16) {
-    const f32x16 value = load_bf16(x + i);
+    const f32x16 value = load_whole(x + i);
     squares += value * value;
   }
   if (rest) {
-    const f32x16 value = load_bf16_part(x + num_whole, rest);
+    const f32x16 value = load_part(x + num_whole, rest);
     squares += value * value;
   }
   return sum_of_lanes(squares);
@@ -25,21 +24,19 @@ static inline float sum_of_squares(const bf16* x, std::int64_t size) {
 
 // x / sqrt(mean(x^2) + eps) * weight of one row (Zhang and Sennrich 2019, arXiv:1910.07467), x being total where there
 // is a residual.
-static inline void normalise_row(const RowsArgs& args, std::int64_t row, bf16* out) {
+static inline void normalise_row(const RowsArgs& args, std::int64_t row, Element* out) {
   const std::int64_t size = args.size, num_whole = size / 16 * 16, rest = size - num_whole;
-  const bf16* x = args.x + row * size;
+  const Element *x = static_cast<const Element*>(args.x) + row * size, *weight = static_cast<const Element*>(args.norm_weight);
   if (args.residual) {
-    bf16* total = args.total + row * size;
-    add_row(x, args.residual + row * size, size, total);
+    Element* total = static_cast<Element*>(args.total) + row * size;
+    add_row(x, static_cast<const Element*>(args.residual) + row * size, size, total);
     x = total;
   }
   const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + args.eps);
   for (std::int64_t i = 0; i < num_whole; i += 16)
-    store_bf16(out + i, load_bf16(x + i) * scale * load_bf16(args.norm_weight + i));
+    store_whole(out + i, load_whole(x + i) * scale * load_whole(weight + i));
   if (rest)
-    store_bf16_part(out + num_whole,
-                    load_bf16_part(x + num_whole, rest) * scale * load_bf16_part(args.norm_weight + num_whole, rest),
-                    rest);
+    store_part(out + num_whole, load_part(x + num_whole, rest) * scale * load_part(weight + num_whole, rest), rest);
 }
 
 static void rms_norm(const NormArgs& args, Pool& pool) {
@@ -48,6 +45,6 @@ static void rms_norm(const NormArgs& args, Pool& pool) {
   const std::int64_t group = larger(1, (std::int64_t{1} << 14) / larger(1, rows.size));
   pool.run(ceil_div(rows.rows, group), [&](std::int64_t chunk) {
     for (std::int64_t row = chunk * group; row < smaller(rows.rows, (chunk + 1) * group); ++row)
-      normalise_row(rows, row, args.out + row * rows.size);
+      normalise_row(rows, row, static_cast<Element*>(args.out) + row * rows.size);
   });
 }

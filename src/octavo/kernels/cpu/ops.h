@@ -13,20 +13,21 @@ namespace octavo {
 
 using bf16 = std::uint16_t;
 
-// A weight [N, K] is packed for matrix tiles: panels of 32 outputs, each [ceil(K / 32)][2 tiles][16 pairs of k][16
-// outputs][2], padded with zeros. It is read once, from front to back.
+// A weight [N, K] in bf16 is packed for matrix tiles: panels of 32 outputs, each [ceil(K / 32)][2 tiles][16 pairs of
+// k][16 outputs][2], padded with zeros. In float32 a panel is [ceil(K / 32)][32 k][32 outputs]. It is read once, from
+// front to back.
 //
-// An activation is [T, K], row by row.
+// An activation is [T, K], row by row. Where a pointer names no type, it is of the dtype that an op is for: `MapOps`.
 
 // Rows of activations, as a map takes them: as they are, or normalised first, and before that added to a residual.
 struct RowsArgs {
-  const bf16* x;            // [T, K]
+  const void* x;            // [T, K]
   std::int64_t rows;        // T
   std::int64_t size;        // K
-  const bf16* residual;     // [T, K] or null
-  const bf16* norm_weight;  // [K]; null: no norm, and no residual
+  const void* residual;     // [T, K] or null
+  const void* norm_weight;  // [K]; null: no norm, and no residual
   float eps;
-  bf16* total;              // [T, K], receives x + residual; null without residual
+  void* total;              // [T, K], receives x + residual; null without residual
 };
 
 // A weight as integers of 8 or 4 bits: w = scale * q + offset, with a scale (and offset) for each output and group of k.
@@ -46,19 +47,19 @@ struct Integers {
 
 struct PackedWeight {
   std::int64_t out_size;  // N, or I where it is gated
-  const bf16* weight;     // null where it is integers
+  const void* weight;     // null where it is integers
   const float* bias;      // [panels * 32], in the order of the panels' outputs, or null
   Integers integers = {};
 };
 
-// gated: panels hold 16 gates and their 16 ups; the result is silu(gate) * up.
-enum class Output { bf16, float32, gated };
+// plain: in the dtype of the rows. gated: panels hold 16 gates and their 16 ups; the result is silu(gate) * up.
+enum class Output { plain, float32, gated };
 
 struct LinearArgs {
   RowsArgs rows;
   PackedWeight packed;
   Output output;
-  void* out;  // [T, N] bf16 or float32
+  void* out;  // [T, N]
 };
 
 // The largest result of a row, and the first output that has it; NaN where any result is.
@@ -69,7 +70,7 @@ struct Largest {
 
 struct LargestArgs {
   RowsArgs rows;
-  PackedWeight packed;  // bf16, not gated
+  PackedWeight packed;  // no integers, not gated
   Largest* out;         // [T]
 };
 
@@ -77,15 +78,15 @@ struct MlpArgs {
   RowsArgs rows;
   PackedWeight gate_up;  // gated
   PackedWeight down;
-  bf16* out;  // [T, N]
+  void* out;  // [T, N]
 };
 
 struct PackArgs {
-  const bf16* weight;     // [N, K]; gated: [2 * N, K], gates first
+  const void* weight;     // [N, K]; gated: [2 * N, K], gates first
   std::int64_t in_size;   // K
   std::int64_t out_size;  // N
   bool is_gated;
-  bf16* packed;
+  void* packed;
 };
 
 // Quantising fills `values` and `scales` from `weight`. Packing fills the panels, from those and `offsets`, or from
@@ -107,16 +108,16 @@ struct PackIntegersArgs {
 
 // Rows of a weight that is packed, as they were before: an embedding whose table is the logits head's weight.
 struct PackedRowsArgs {
-  PackedWeight packed;      // bf16, not gated
+  PackedWeight packed;      // no integers, not gated
   std::int64_t size;        // K
   std::int64_t num_ids;
   const std::int64_t* ids;  // [T], below N
-  bf16* out;                // [T, K]
+  void* out;                // [T, K]
 };
 
 struct NormArgs {
   RowsArgs rows;
-  bf16* out;  // [T, K]
+  void* out;  // [T, K]
 };
 
 // What several ranks bring, added element by element in the order of `parts`: in float32, rounded once.
@@ -160,14 +161,14 @@ struct ExpertRowsArgs {
   std::int64_t num_pairs;         // R
   const std::int64_t* token_ids;  // [R]
   const std::int64_t* expert_ids;
-  bf16* out;                      // [R, D]
+  void* out;                      // [R, D]
 };
 
 struct CombineArgs {
-  const bf16* answers;   // [T, C, D]
+  const void* answers;   // [T, C, D]
   const float* weights;  // [T, C]
   std::int64_t num_tokens, num_choices, size;
-  bf16* out;             // [T, D]
+  void* out;             // [T, D]
 };
 
 // Route, compute, combine.
@@ -177,14 +178,12 @@ struct MoeArgs {
   Routing routing;
   Experts experts;
   std::int64_t* load;  // [X], to which is added how many tokens chose each
-  bf16* out;           // [T, D]
+  void* out;           // [T, D]
 };
 
-struct Ops {
-  const char* name;
+// What is computed in one dtype, bf16 or float32: of activations, and of weights that are no integers.
+struct MapOps {
   void (*pack_linear)(const PackArgs&, Pool&);
-  void (*quantise)(const PackIntegersArgs&, Pool&);
-  void (*pack_integers)(const PackIntegersArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
   void (*largest)(const LargestArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
@@ -193,20 +192,33 @@ struct Ops {
   void (*combine_experts)(const CombineArgs&, Pool&);
   void (*moe)(const MoeArgs&, Pool&);
   void (*rms_norm)(const NormArgs&, Pool&);
+};
+
+struct Ops {
+  const char* name;
+  MapOps bfloat16;        // weights may be integers where it is not said otherwise
+  const MapOps* float32;  // no integers
+  void (*quantise)(const PackIntegersArgs&, Pool&);
+  void (*pack_integers)(const PackIntegersArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
   void (*sum)(const SumArgs&);
   const DrawOps* draw;
 };
 
 // The same at every level: nothing is computed. Throws std::out_of_range for an id that is none.
+template <class Element>
 void packed_rows(const PackedRowsArgs& args, Pool& pool);
+extern template void packed_rows<bf16>(const PackedRowsArgs& args, Pool& pool);
+extern template void packed_rows<float>(const PackedRowsArgs& args, Pool& pool);
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements
 std::int64_t packed_integers_size(const PackIntegersArgs& args);                       // bytes
 std::int64_t packed_scales_size(const PackIntegersArgs& args);                         // floats, of offsets too
 
+extern const MapOps float32_ops_portable;
 extern const Ops ops_portable;
 #if defined(__x86_64__)
+extern const MapOps float32_ops_avx2, float32_ops_avx512;
 extern const Ops ops_avx2, ops_avx512, ops_amx;
 #endif
 

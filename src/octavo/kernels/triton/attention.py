@@ -40,6 +40,7 @@ class Tiling:
 # that an H200 has for each byte it reads.
 EXACT = Tiling(few_rows=64, many_rows=64, tile_size=64)
 FASTEST = Tiling(few_rows=16, many_rows=128, tile_size=64)
+EXACT_FLOAT32 = Tiling(few_rows=32, many_rows=32, tile_size=32)  # three products of TF32 take more registers
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from octavo.kernels.triton.matmul import matmul
 
 
 class DeterministicKernels(TritonKernels):
-    """See `Kernels`. Routing of experts is torch's, whose sums promise nothing: models with experts are refused."""
+    """See `Kernels`. Experts' tiles are the same for any number of rows, and a token is routed by a program alone."""
 
     name = "triton-deterministic"
     is_row_invariant = True

@@ -1,5 +1,7 @@
 """A token for each row of logits: the arg-max of log p + Gumbel noise, in one pass that writes no noise down.
 
+Filtered rows have a threshold (`threshold.py`); where no logit of a block reaches it, no noise is computed.
+
 Philox4x32-10 (Salmon et al., SC 2011) gives four words for four neighbours: counter (id >> 2, output index, 0, 0), word
 id & 3. Scores are float64, of the same operations in the same order as `sampling/noise.py` and `sampling/mass.py`;
 only the two logarithms are the device's own. Torch calls the same ones on a GPU.
@@ -23,6 +25,25 @@ def _gumbel(word: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _has_any(
+    logits: tl.tensor,
+    quads: tl.tensor,
+    vocab_size: tl.tensor,
+    threshold: tl.tensor,
+    IS_FILTERED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Say whether a logit of these quads of ids reaches the threshold; where nothing is filtered, without looking."""
+    if not IS_FILTERED:
+        return True
+    most = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for lane in tl.static_range(4):
+        token_ids = quads * 4 + lane
+        most = tl.maximum(most, tl.load(logits + token_ids, mask=token_ids < vocab_size, other=float("-inf")))
+    return tl.max(most, axis=0) >= threshold
+
+
+@triton.jit
 def _draw_kernel(
     logits: tl.tensor,  # [L, V] float32
     largest: tl.tensor,  # [L] float32
@@ -30,31 +51,40 @@ def _draw_kernel(
     seed_low: tl.tensor,  # [L] int64
     seed_high: tl.tensor,  # [L] int64
     output_indices: tl.tensor,  # [L] int64
+    thresholds: tl.tensor,  # [L] float32, the least logit that may be drawn
+    log_min_p: tl.tensor,  # [L] float64, and what it has to be at least, relative to the largest
     scores: tl.tensor,  # [L, P] float64, out: the best of each part
     ids: tl.tensor,  # [L, P] int64, out: the lowest id that has it
     vocab_size: tl.tensor,  # V
     num_parts: tl.tensor,  # P
+    IS_FILTERED: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(temperatures + row)
-    if temperature > 0.0:
-        peak = tl.load(largest + row).to(tl.float64)
+    temperature, peak = tl.load(temperatures + row), tl.load(largest + row).to(tl.float64)
+    if (temperature > 0.0) & (tl.abs(peak) < float("inf")):
         key_low, key_high = tl.load(seed_low + row).to(tl.uint32), tl.load(seed_high + row).to(tl.uint32)
         output_index = tl.load(output_indices + row).to(tl.uint32)
         best = tl.full((BLOCK,), float("-inf"), tl.float64)
         best_id = tl.full((BLOCK,), 0, tl.int32) + part * PART
+        threshold = tl.load(thresholds + row) if IS_FILTERED else float("-inf")
+        least = tl.load(log_min_p + row) if IS_FILTERED else float("-inf")
         for start in range(0, PART // 4, BLOCK):
             quads = part * (PART // 4) + start + tl.arange(0, BLOCK)
-            zero = (quads * 0).to(tl.uint32)
-            words = tl.philox_impl(quads.to(tl.uint32), zero + output_index, zero, zero, key_low, key_high)
-            for lane in tl.static_range(4):
-                token_ids = quads * 4 + lane
-                logit = tl.load(logits + row * vocab_size + token_ids, mask=token_ids < vocab_size, other=float("-inf"))
-                score = (logit.to(tl.float64) - peak) / temperature + _gumbel(words[lane])
-                is_better = score > best
-                best, best_id = tl.where(is_better, score, best), tl.where(is_better, token_ids, best_id)
+            if _has_any(logits + row * vocab_size, quads, vocab_size, threshold, IS_FILTERED, BLOCK):
+                zero = (quads * 0).to(tl.uint32)
+                words = tl.philox_impl(quads.to(tl.uint32), zero + output_index, zero, zero, key_low, key_high)
+                for lane in tl.static_range(4):
+                    token_ids = quads * 4 + lane
+                    is_id = token_ids < vocab_size
+                    logit = tl.load(logits + row * vocab_size + token_ids, mask=is_id, other=float("-inf"))
+                    relative = (logit.to(tl.float64) - peak) / temperature
+                    score = relative + _gumbel(words[lane])
+                    is_better = score > best
+                    if IS_FILTERED:
+                        is_better = is_better & (logit >= threshold) & (relative >= least)
+                    best, best_id = tl.where(is_better, score, best), tl.where(is_better, token_ids, best_id)
         winner = tl.max(best, axis=0)
         tl.store(scores + row * num_parts + part, winner)
         tl.store(ids + row * num_parts + part, tl.min(tl.where(best == winner, best_id, vocab_size - 1), axis=0))
@@ -67,10 +97,13 @@ def draw(
     seed_low: torch.Tensor,
     seed_high: torch.Tensor,
     output_indices: torch.Tensor,
+    thresholds: torch.Tensor | None = None,
+    log_min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draw from logits [L, V] float32 whose largest are [L]; columns are [L], float64 and int64. Return ids [L] int64.
 
-    Of equal scores the lowest id wins. What rows of temperature 0 get means nothing.
+    With `thresholds` [L] float32 and `log_min_p` [L] float64, only of tokens that reach both. Of equal scores the
+    lowest id wins. What rows of temperature 0 get means nothing, and of rows whose largest is not finite.
     """
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, _PART)
@@ -84,10 +117,13 @@ def draw(
             seed_low,
             seed_high,
             output_indices,
+            largest if thresholds is None else thresholds,
+            temperatures if log_min_p is None else log_min_p,
             scores,
             ids,
             vocab_size,
             num_parts,
+            IS_FILTERED=thresholds is not None,
             PART=_PART,
             BLOCK=_BLOCK,
             enable_fp_fusion=False,

@@ -17,6 +17,7 @@ from triton import language as tl
 
 from octavo.kernels.dispatch import PackedExperts, PackedLinear
 from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.triton.grouped_rows import most_blocks, rows_of_block, sort_by_group
 from octavo.kernels.triton.silu_and_mul import gated
 
 _ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile: rows, outputs, inputs
@@ -71,20 +72,9 @@ def _experts_kernel(
     DEPTH: tl.constexpr,
 ) -> None:
     """A program computes one tile of one expert's answers, or nothing, where there are fewer tiles than could be."""
-    # Which expert: each has as many row blocks as its pairs fill.
-    numbers = tl.arange(0, X_BLOCK)
-    begins = tl.load(bounds + numbers, mask=numbers < X, other=0).to(tl.int32)
-    ends = tl.load(bounds + numbers + 1, mask=numbers < X, other=0).to(tl.int32)
-    num_blocks = (ends - begins + ROWS - 1) // ROWS
-    last_blocks = tl.cumsum(num_blocks, axis=0)
-    expert = tl.sum((last_blocks <= tl.program_id(0)).to(tl.int32), axis=0)
+    expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, ROWS)
     if expert >= X:
         return
-    is_expert = numbers == expert
-    first_block = tl.sum(tl.where(is_expert, last_blocks - num_blocks, 0), axis=0)
-    begin, end = tl.sum(tl.where(is_expert, begins, 0), axis=0), tl.sum(tl.where(is_expert, ends, 0), axis=0)
-    rows = begin + (tl.program_id(0) - first_block) * ROWS + tl.arange(0, ROWS)
-    is_row = rows < end
     pairs = tl.load(order + rows, mask=is_row, other=0)
 
     dtype: tl.constexpr = x.dtype.element_ty
@@ -130,12 +120,10 @@ def expert_rows(
 ) -> torch.Tensor:  # [R, D]
     """Return in row r what expert expert_ids[r] makes of token token_ids[r]. Waits for nothing."""
     x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(experts.down))
-    ordered, order = expert_ids.sort(stable=True)
-    bounds = torch.searchsorted(ordered, torch.arange(num_experts + 1, device=x.device))
+    order, bounds = sort_by_group(expert_ids, num_experts)
     middle, out = x.new_empty(num_pairs, experts.largest_size), x.new_empty(num_pairs, x.shape[1])
     maps = (x, experts.gate_up_addresses, middle), (middle, experts.down_addresses, out)
-    # No more row blocks than pairs, nor than full ones and one begun for each expert.
-    num_blocks = min(num_pairs, num_pairs // _ROWS + num_experts)
+    num_blocks = most_blocks(num_pairs, num_experts, _ROWS)
     for is_gated, (inputs, addresses, outputs) in zip((True, False), maps, strict=True):
         _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS)](
             inputs,

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.dispatch import LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
 from octavo.kernels.reference import ReferenceKernels
-from octavo.kernels.triton import combine, experts, rms_norm, route, silu_and_mul
+from octavo.kernels.triton import combine, lora, rms_norm, route, silu_and_mul
+from octavo.kernels.triton.experts import TritonExperts, expert_rows, pack_experts
 
 
 class TritonKernels(ReferenceKernels):
@@ -17,6 +18,7 @@ class TritonKernels(ReferenceKernels):
 
     name = "triton"
     is_row_invariant = False  # cuBLAS chooses its way through a matmul by the number of rows
+    captures_experts = True
 
     def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         """Found before anything is widened: half the bytes."""
@@ -36,16 +38,21 @@ class TritonKernels(ReferenceKernels):
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
         """Left where they are, and found by address."""
-        return experts.pack_experts(gate_up, down)
+        return pack_experts(gate_up, down)
 
     def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
         return route.route(self.router_logits(x, router), routing)
 
     def expert_rows(
-        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, packed: PackedExperts
+        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
     ) -> torch.Tensor:
-        assert isinstance(packed, experts.TritonExperts)
-        return experts.expert_rows(x, token_ids, expert_ids, packed)
+        assert isinstance(experts, TritonExperts)
+        return expert_rows(x, token_ids, expert_ids, experts)
 
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return combine.combine_experts(rows, weights)
+
+    def add_lora(
+        self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
+    ) -> torch.Tensor:
+        return lora.add_lora(base, x, adapters, adapter_ids)

@@ -16,6 +16,9 @@ from octavo.kernels.triton.arguments import aligned
 # 64 rows are a whole instruction of Hopper's matrix unit. One row wastes 63 of them: 64 operations a byte of weights,
 # of 184 that an H200 has for each byte it reads.
 _ROWS, _OUTPUTS, _INPUTS = 64, 128, 64
+# Of what takes more registers: float32, which is three products of TF32, and rows that are read element by element.
+_FEWER_OUTPUTS, _FEWER_INPUTS = 64, 32
+_VECTOR = 16  # elements: Triton reads several at once where rows begin at multiples of so many
 _PROGRAMS = 128  # about as many as a GPU has multiprocessors: with fewer, some read nothing
 _JOINED = 1024  # elements of a program that adds splits up
 
@@ -43,7 +46,7 @@ def _split_sum(
         right_places = weight + outputs.to(tl.int64)[:, None] * in_size + inputs[None, :]
         left = tl.load(left_places, mask=(rows < num_rows)[:, None] & (inputs < in_size)[None, :], other=0.0)
         right = tl.load(right_places, mask=(outputs < num_outputs)[:, None] & (inputs < in_size)[None, :], other=0.0)
-        total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
+        total = tl.dot(left, tl.trans(right), total, input_precision="tf32x3")
     return total
 
 
@@ -122,7 +125,9 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         return out
     split = split_size(num_outputs, in_size)
     num_splits = triton.cdiv(in_size, split)
-    tiles = triton.cdiv(num_outputs, _OUTPUTS), triton.cdiv(num_rows, _ROWS)
+    takes_more = x.dtype == torch.float32 or in_size % _VECTOR
+    outputs, inputs = (_FEWER_OUTPUTS, _FEWER_INPUTS) if takes_more else (_OUTPUTS, _INPUTS)
+    tiles = triton.cdiv(num_outputs, outputs), triton.cdiv(num_rows, _ROWS)
     is_apart = num_splits > 1 and tiles[0] * tiles[1] < _PROGRAMS
     sums = torch.empty(num_splits, num_rows, num_outputs, dtype=torch.float32, device=x.device) if is_apart else out
     has_bias, given_bias = bias is not None, weight if bias is None else bias  # without one, any address will do
@@ -139,8 +144,8 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
         SPLIT_APART=is_apart,
         HAS_BIAS=has_bias,
         ROWS=_ROWS,
-        OUTPUTS=_OUTPUTS,
-        INPUTS=_INPUTS,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
     )
     if is_apart:
         grid = (triton.cdiv(out.numel(), _JOINED),)

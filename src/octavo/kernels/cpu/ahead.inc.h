@@ -1,0 +1,12 @@
+// Memory that will be wanted. Included inside namespace octavo::OCTAVO_LEVEL, in front of products.
+
+// What a product asks memory for while it computes: `lines` cache lines for each k tile.
+struct Ahead {
+  const void* from = nullptr;
+  std::int64_t lines = 0;
+
+  const char* line(std::int64_t index) const { return static_cast<const char*>(from) + index * 64; }
+  void fetch(std::int64_t k) const {
+    for (std::int64_t i = 0; i < lines; ++i) __builtin_prefetch(line(k * lines + i));
+  }
+};

@@ -1,0 +1,5 @@
+// Any processor: 16 vectors of 4 floats are all that many have.
+#define OCTAVO_LEVEL portable
+#define OCTAVO_ROWS_OF_WHOLE_PANEL 1
+#define OCTAVO_ROWS_TOGETHER 2
+#include "float32.inc.h"

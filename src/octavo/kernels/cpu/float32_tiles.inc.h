@@ -1,0 +1,105 @@
+// Products of float32 tiles, by vectors as wide as registers. Included inside namespace octavo::OCTAVO_LEVEL.
+//
+// A left tile is [16 rows][32 k], both right tiles of a k tile are [32 k][32 columns], a result tile is [16 rows][16
+// columns]. Sums run over the k of a call one by one, from zero, and are added to those of the calls before: the same bits
+// for any number of rows, as all products take kTilesOfK k tiles at a time. Sums of sums err less than one long sum: with
+// K = 2048 by a fifth.
+
+constexpr std::int64_t kTileElements = 512;    // of a left tile, and half of what a panel has for each k tile
+constexpr std::int64_t kResultElements = 256;  // of a result tile
+
+using LeftElement = float;
+constexpr bool kReadsWholeTiles = false;  // lines of rows that are not there are never read
+
+static inline void begin_tiles(std::int64_t) {}
+static inline void end_tiles() {}
+
+// Where an input of an output lies in both right tiles of a k tile.
+static inline std::int64_t right_index(std::int64_t tile, std::int64_t column, std::int64_t k) {
+  return k * 32 + tile * 16 + column;
+}
+
+// One row of inputs as its line in each of the left tiles [num_k][16][32]; inputs that are not there are zeros.
+static inline void pack_row(const float* from, std::int64_t size, std::int64_t num_k, float* to) {
+  const std::int64_t num_whole = size / 32;
+  for (std::int64_t k = 0; k < num_whole; ++k) __builtin_memcpy(to + k * kTileElements, from + k * 32, 32 * sizeof(float));
+  if (num_whole == num_k) return;
+  float rest[32] = {};
+  __builtin_memcpy(rest, from + num_whole * 32, static_cast<std::size_t>(size % 32) * sizeof(float));
+  __builtin_memcpy(to + num_whole * kTileElements, rest, sizeof rest);
+}
+
+typedef Vector<float, kRegisterBytes> Register;
+constexpr int kLanes = kRegisterBytes / 4, kPanelVectors = 32 / kLanes;
+constexpr int kRowsOfWholePanel = OCTAVO_ROWS_OF_WHOLE_PANEL;  // up to so many, sums of all columns fit the registers
+constexpr int kRowsTogether = OCTAVO_ROWS_TOGETHER;            // of more rows, by all columns or by half of them
+constexpr int kPassesOfMany = kRowsTogether == kRowsOfWholePanel ? 1 : 2;  // over the columns
+
+// Some rows of a left tile, and as many columns, from the first of `right` on, as kVectors hold.
+template <int kRows, int kVectors>
+static void multiply_block(float* result, const float* left, const float* right, std::int64_t num_k, bool accumulates,
+                           Ahead ahead) {
+  const auto place = [&](int row, int i) { return result + i * kLanes / 16 * kResultElements + row * 16 + i * kLanes % 16; };
+  Register sums[kRows][kVectors], columns[kVectors];
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) sums[row][i] = Register{};
+  for (std::int64_t tile = 0; tile < num_k; ++tile, left += kTileElements) {
+    ahead.fetch(tile);
+    for (std::int64_t k = 0; k < 32; ++k, right += 32) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kVectors; ++i) columns[i] = load<Register>(right + i * kLanes);
+#pragma GCC unroll 8
+      for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) sums[row][i] += left[row * 32 + k] * columns[i];
+    }
+  }
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) store(place(row, i), accumulates ? load<Register>(place(row, i)) + sums[row][i] : sums[row][i]);
+}
+
+// The same, of at most kMost rows; `ahead` moves on.
+template <int kMost, int kVectors>
+static inline void multiply_rows(std::int64_t rows, float* result, const float* left, const float* right,
+                                 std::int64_t num_k, bool accumulates, Ahead& ahead) {
+  if constexpr (kMost > 1) {
+    if (rows < kMost) return multiply_rows<kMost - 1, kVectors>(rows, result, left, right, num_k, accumulates, ahead);
+  }
+  multiply_block<kMost, kVectors>(result, left, right, num_k, accumulates, ahead);
+  ahead.from = ahead.line(num_k * ahead.lines);
+}
+
+// How often a panel is passed over for so many rows of a tile.
+static inline std::int64_t num_passes(std::int64_t rows) {
+  return rows <= kRowsOfWholePanel ? rows > 0 : kPassesOfMany * ceil_div(rows, kRowsTogether);
+}
+
+// The first `rows` of a tile.
+static inline void multiply_tile(float* result, const float* left, const float* right, std::int64_t num_k,
+                                 bool accumulates, std::int64_t rows, Ahead& ahead) {
+  if (rows <= kRowsOfWholePanel)
+    return multiply_rows<kRowsOfWholePanel, kPanelVectors>(rows, result, left, right, num_k, accumulates, ahead);
+  // As even groups as can be: 16 rows are 6, 5 and 5.
+  const std::int64_t num_groups = ceil_div(rows, kRowsTogether);
+  for (std::int64_t group = 0, row = 0; group < num_groups; ++group) {
+    const std::int64_t count = rows / num_groups + (group < rows % num_groups);
+    for (std::int64_t pass = 0; pass < kPassesOfMany; ++pass)
+      multiply_rows<kRowsTogether, kPanelVectors / kPassesOfMany>(
+          count, result + pass * kResultElements + row * 16, left + row * 32, right + pass * 16, num_k, accumulates, ahead);
+    row += count;
+  }
+}
+
+// result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
+// that are `stride` apart. Meanwhile memory brings what is `ahead`.
+static inline void multiply_tiles(float* result, const float* left, std::int64_t stride, std::int64_t rows,
+                                  const float* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
+  const std::int64_t first = smaller(16, rows), second = rows - first;
+  ahead.lines = ceil_div(ahead.lines, num_passes(first) + num_passes(second));
+  multiply_tile(result, left, right, num_k, accumulates, first, ahead);
+  if (second > 0) multiply_tile(result + 2 * kResultElements, left + stride, right, num_k, accumulates, second, ahead);
+}

@@ -1,0 +1,112 @@
+// Products of tiles by vdpbf16ps, a pair of k of 16 columns at a time. Included from tiles.inc.h.
+//
+// Sums run over k pair by pair, in the order of k, in registers or from where they waited: the same bits for any number
+// of rows.
+
+using LeftElement = bf16;
+constexpr bool kReadsWholeTiles = false;
+
+static inline void begin_tiles(std::int64_t) {}
+static inline void end_tiles() {}
+
+constexpr std::int64_t kRowsTogether = 8;     // by 32 columns: 16 sums, enough to hide how long each addition takes
+constexpr std::int64_t kNearElements = 512;   // ahead of weights on their way from the second-level cache, 1 KiB
+
+// Into the second-level cache, line `i` of those that are fetched beside k tile `k`.
+[[gnu::always_inline]] static inline void fetch_line(const Ahead& ahead, std::int64_t k, std::int64_t i) {
+  if (i < ahead.lines) __builtin_prefetch(ahead.line(k * ahead.lines + i), 0, 2);
+}
+
+// A pair of k of some rows, which lie 32 elements apart, times 16 columns.
+template <int kRows>
+[[gnu::always_inline]] static inline void add_pair(f32x16 (&sums)[kRows], const bf16* left, const bf16* right) {
+  const __m512bh columns = (__m512bh)load<u32x16>(right);
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+    const __m512bh factor = (__m512bh)_mm512_set1_epi32(load<std::int32_t>(left + row * 32));
+    sums[row] = (f32x16)_mm512_dpbf16_ps((__m512)sums[row], factor, columns);
+  }
+}
+
+// One k tile of weights that come from memory, line by line as they lie there: prefetchers follow nothing else well.
+template <int kRows>
+[[gnu::always_inline]] static inline void add_streamed_tile(f32x16 (&sums)[2][kRows], const bf16* left, const bf16* right,
+                                                            const Ahead& ahead, std::int64_t k) {
+#pragma GCC unroll 2
+  for (int tile = 0; tile < 2; ++tile, right += kTileElements) {
+    for (int pair = 0; pair < 16; ++pair) {
+      fetch_line(ahead, k, tile * 16 + pair);
+      __builtin_prefetch(right + pair * 32 + kNearElements);
+      add_pair(sums[tile], left + pair * 2, right + pair * 32);
+    }
+  }
+}
+
+// One k tile of weights that are in a cache: both right tiles take turns.
+template <int kRows>
+[[gnu::always_inline]] static inline void add_cached_tile(f32x16 (&sums)[2][kRows], const bf16* left, const bf16* right,
+                                                          const Ahead& ahead, std::int64_t k) {
+  for (int pair = 0; pair < 16; ++pair) {
+    fetch_line(ahead, k, pair);
+    add_pair(sums[0], left + pair * 2, right + pair * 32);
+    add_pair(sums[1], left + pair * 2, right + kTileElements + pair * 32);
+  }
+}
+
+// Some rows of a left tile.
+template <int kRows, bool kIsStreamed>
+static void multiply_block(float* result, const bf16* left, const bf16* right, std::int64_t num_k, bool accumulates,
+                           Ahead ahead) {
+  const auto place = [&](int tile, int row) { return result + tile * kResultElements + row * 16; };
+  f32x16 sums[2][kRows];
+#pragma GCC unroll 2
+  for (int tile = 0; tile < 2; ++tile)
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) sums[tile][row] = accumulates ? load_f32(place(tile, row)) : splat(0.0f);
+  for (std::int64_t k = 0; k < num_k; ++k, left += kTileElements, right += 2 * kTileElements) {
+    if constexpr (kIsStreamed) {
+      add_streamed_tile(sums, left, right, ahead, k);
+    } else {
+      add_cached_tile(sums, left, right, ahead, k);
+    }
+  }
+#pragma GCC unroll 2
+  for (int tile = 0; tile < 2; ++tile)
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) store_f32(place(tile, row), sums[tile][row]);
+}
+
+using MultiplyBlock = void (*)(float*, const bf16*, const bf16*, std::int64_t, bool, Ahead);
+
+template <bool kIsStreamed>
+constexpr MultiplyBlock kMultiplyBlocks[kRowsTogether] = {
+    multiply_block<1, kIsStreamed>, multiply_block<2, kIsStreamed>, multiply_block<3, kIsStreamed>,
+    multiply_block<4, kIsStreamed>, multiply_block<5, kIsStreamed>, multiply_block<6, kIsStreamed>,
+    multiply_block<7, kIsStreamed>, multiply_block<8, kIsStreamed>};
+
+static inline std::int64_t num_passes(std::int64_t rows) { return ceil_div(rows, kRowsTogether); }
+
+// The first `rows` of a tile, in groups as even as can be, of which the first may stream. Moves `ahead` on.
+template <bool kStreams>
+static inline void multiply_tile(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
+                                 bool accumulates, std::int64_t rows, Ahead& ahead) {
+  const std::int64_t num_groups = num_passes(rows);
+  for (std::int64_t group = 0, row = 0; group < num_groups; ++group) {
+    const std::int64_t count = rows / num_groups + (group < rows % num_groups);
+    const MultiplyBlock multiply = kStreams && group == 0 ? kMultiplyBlocks<true>[count - 1] : kMultiplyBlocks<false>[count - 1];
+    multiply(result + row * 16, left + row * 32, right, num_k, accumulates, ahead);
+    ahead.from = ahead.line(num_k * ahead.lines);
+    row += count;
+  }
+}
+
+// result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
+// that are `stride` apart. Meanwhile memory brings what is `ahead`.
+static inline void multiply_tiles(float* result, const bf16* left, std::int64_t stride, std::int64_t rows,
+                                  const bf16* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
+  const std::int64_t first = smaller(16, rows), second = rows - first;
+  ahead.lines = ceil_div(ahead.lines, num_passes(first) + num_passes(second));
+  multiply_tile<true>(result, left, right, num_k, accumulates, first, ahead);
+  if (second > 0)
+    multiply_tile<false>(result + 2 * kResultElements, left + stride, right, num_k, accumulates, second, ahead);
+}

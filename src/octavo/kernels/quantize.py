@@ -1,0 +1,123 @@
+"""How a weight is brought into few bits, in torch, on whatever device: the C++ kernels choose the same integers.
+
+Legend: N = outputs, K = inputs, G = groups of inputs, E = inputs of a group.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from octavo.kernels.quantization import (
+    NESTED_GROUP_SIZE,
+    Float8Format,
+    IntegerFormat,
+    QuantizedWeight,
+    WeightFormat,
+)
+
+_LARGEST_E4M3 = 448.0
+_VANISHING = 1e-30  # a group of zeros, or of what vanishes beside any activation
+# The greatest value of a group of 4 bits is brought to one of these; beyond 8 it is cut off.
+_REACHES = (8.0, 6.5, 7.0, 7.5, 8.5, 9.0, 9.5, 10.0)
+_MOST_AT_ONCE = 1 << 24  # weights: bounds what is held beside the result to some hundreds of MB
+
+_Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, scales, multipliers
+
+
+def quantize(weight: torch.Tensor, form: WeightFormat) -> QuantizedWeight:
+    """Bring weight [N, K] into a form."""
+    parts_of = _choose(form)
+    rows = torch.split(weight, max(1, _MOST_AT_ONCE // weight.shape[1]))
+    values, scales, multipliers = zip(*(parts_of(part.float()) for part in rows), strict=True)
+    joined = torch.cat(multipliers) if form.is_nested else None
+    return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)
+
+
+def _choose(form: WeightFormat) -> Callable[[torch.Tensor], _Parts]:
+    if isinstance(form, Float8Format):
+        return _to_floats
+    return _to_nested if form.is_nested else lambda weight: _to_groups(weight, form)
+
+
+def _to_floats(weight: torch.Tensor) -> _Parts:
+    scales = _over(weight.abs().amax(-1, keepdim=True), _LARGEST_E4M3)  # [N, 1]
+    scales = torch.where(scales < _VANISHING, 0.0, scales)
+    scaled = torch.where(scales > 0.0, weight / scales, 0.0)
+    return scaled.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn), scales, None
+
+
+def _to_groups(weight: torch.Tensor, form: IntegerFormat) -> _Parts:
+    in_size = weight.shape[1]
+    groups = _grouped(weight, form.group_size or in_size)  # [N, G, E]
+    extremes = _farthest_from_zero(groups)  # [N, G, 1]
+    most = 127 if form.bits == 8 else 7
+    least = -127 if form.bits == 8 else -8
+
+    def integers(scale: torch.Tensor) -> torch.Tensor:
+        return (groups * (1.0 / scale)).round().clamp(least, most)
+
+    def best_of_4_bits() -> torch.Tensor:
+        tried = [_over(extremes, -reach) for reach in _REACHES]
+        errors = [(groups - integers(scale) * scale).square().sum(-1, keepdim=True) for scale in tried]
+        return _first_least(errors, tried)
+
+    scales = _over(extremes.abs(), 127.0) if form.bits == 8 else best_of_4_bits()
+    vanishes = extremes.abs() < _VANISHING
+    values = torch.where(vanishes, 0.0, integers(scales)).to(torch.int8)
+    return values.flatten(1)[:, :in_size], torch.where(vanishes, 0.0, scales).squeeze(-1), None
+
+
+def _to_nested(weight: torch.Tensor) -> _Parts:
+    """One scale for all inputs brings them to 8 bits; a multiplier for each group brings those to 4."""
+    in_size = weight.shape[1]
+    largest = weight.abs().amax(-1, keepdim=True)  # [N, 1]
+    vanishes = largest < _VANISHING
+    in_steps = torch.where(vanishes, 0.0, weight * (torch.full_like(largest, 127.0) / largest))
+    groups = _grouped(in_steps, NESTED_GROUP_SIZE)  # [N, G, E]
+    wanted = _farthest_from_zero(groups) * -8.0  # [N, G, 1]
+    rough = [_half_away_from_zero(_over(wanted, reach)).clamp(-127.0, 127.0) for reach in _REACHES]
+    multipliers, values = _nest(groups, rough)
+    scales = torch.where(vanishes, 0.0, _over(largest, 127.0))
+    return values.to(torch.int8).flatten(1)[:, :in_size], scales, multipliers.squeeze(-1).to(torch.int8)
+
+
+def _nest(groups: torch.Tensor, tried: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best of some multipliers [N, G, 1] for groups [N, G, E], and the integers that it multiplies."""
+    found, errors = [], []
+    for multiplier in tried:
+        values = (groups * (8.0 / multiplier)).round().clamp(-8.0, 7.0).nan_to_num(0.0)
+        error = groups - torch.floor((values * multiplier + 4.0) / 8.0)
+        # A multiplier of zero: all of the group vanishes beside the output's largest.
+        errors.append(error.square().sum(-1, keepdim=True).where(multiplier != 0.0, torch.inf))
+        found.append(values)
+    multipliers = _first_least(errors, tried)
+    return multipliers, torch.where(multipliers == 0.0, 0.0, _first_least(errors, found))
+
+
+def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:
+    """Return weight [N, K] as [N, G, E], with zeros behind it."""
+    return F.pad(weight, (0, -weight.shape[1] % group_size)).view(len(weight), -1, group_size)
+
+
+def _farthest_from_zero(groups: torch.Tensor) -> torch.Tensor:
+    """Return [N, G, 1] of [N, G, E], with its sign; of equally far ones the one above zero."""
+    low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
+    return torch.where(-low > high, low, high)
+
+
+def _first_least(errors: list[torch.Tensor], choices: list[torch.Tensor]) -> torch.Tensor:
+    """Return, group by group, the choice with the least error, the first of equals."""
+    best, least = choices[0], errors[0]
+    for error, choice in zip(errors[1:], choices[1:], strict=True):
+        best, least = torch.where(error < least, choice, best), torch.minimum(error, least)
+    return best
+
+
+def _half_away_from_zero(x: torch.Tensor) -> torch.Tensor:
+    return torch.trunc(x + torch.where(x < 0.0, -0.5, 0.5))
+
+
+def _over(x: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Divide by a tensor: by a number, torch multiplies with its reciprocal on a GPU, and rounds twice."""
+    return x / torch.tensor(divisor, device=x.device)

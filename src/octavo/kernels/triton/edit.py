@@ -1,0 +1,114 @@
+"""Penalties and masks on rows of logits, in two launches: what a row has said is counted from its tokens, then applied.
+
+Nothing is kept between steps: contexts are on the device, and counting one costs far less than attending to it. So no
+state can be wrong after a preemption, or while a step is in flight.
+
+Legend: L = rows, V = vocabulary size, N = rows of the worker, C = tokens of a context at most, M = masks,
+W = words of a mask.
+"""
+
+import torch
+import triton
+from triton import language as tl
+
+_TOKENS, _IDS = 1024, 2048  # of a program
+_IN_PROMPT = tl.constexpr(1 << 30)  # beside the count of outputs
+
+
+@triton.jit
+def _count_kernel(
+    table: tl.tensor,  # [N, row_size] int32, tokens
+    rows: tl.tensor,  # [L] int64 of them
+    num_tokens: tl.tensor,  # [L] int64, in the context
+    num_prompt_tokens: tl.tensor,  # [L] int64
+    repetition: tl.tensor,  # [L] float64
+    presence: tl.tensor,  # [L] float64
+    frequency: tl.tensor,  # [L] float64
+    counts: tl.tensor,  # [L, V] int32, zeros at first, out
+    row_size: tl.tensor,
+    vocab_size: tl.tensor,  # V
+    TOKENS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    if _is_penalised(repetition, presence, frequency, row):
+        places = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+        is_token = places < tl.load(num_tokens + row)
+        ids = tl.load(table + tl.load(rows + row) * row_size + places, mask=is_token, other=0)
+        is_token = is_token & (ids < vocab_size)
+        is_prompt = places < tl.load(num_prompt_tokens + row)
+        tl.atomic_or(counts + row * vocab_size + ids, _IN_PROMPT, mask=is_token & is_prompt, sem="relaxed")
+        tl.atomic_add(counts + row * vocab_size + ids, 1, mask=is_token & (is_prompt == 0), sem="relaxed")
+
+
+@triton.jit
+def _is_penalised(repetition: tl.tensor, presence: tl.tensor, frequency: tl.tensor, row: tl.tensor) -> tl.tensor:
+    is_repetition = tl.load(repetition + row) != 1.0
+    return is_repetition | (tl.load(presence + row) != 0.0) | (tl.load(frequency + row) != 0.0)
+
+
+@triton.jit
+def _edit_kernel(
+    logits: tl.tensor,  # [L, V] float32
+    counts: tl.tensor,  # [L, V] int32
+    repetition: tl.tensor,  # [L] float64
+    presence: tl.tensor,  # [L] float64
+    frequency: tl.tensor,  # [L] float64
+    mask_indices: tl.tensor,  # [L] int64; below 0: all may come
+    masks: tl.tensor,  # [M, W] int32
+    out: tl.tensor,  # [L, V] float32, the memory of the counts
+    vocab_size: tl.tensor,  # V
+    num_words: tl.tensor,  # W
+    IDS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    ids = tl.program_id(1) * IDS + tl.arange(0, IDS)
+    is_id, places = ids < vocab_size, row * vocab_size + ids
+    logit = tl.load(logits + places, mask=is_id, other=0.0)
+    if _is_penalised(repetition, presence, frequency, row):
+        count = tl.load(counts + places, mask=is_id, other=0)
+        factor = tl.load(repetition + row).to(tl.float32)
+        repeated = tl.where(logit < 0, logit * factor, tl.div_rn(logit, tl.zeros_like(logit) + factor))
+        logit = tl.where(count > 0, repeated, logit)
+        num_said = count & (_IN_PROMPT - 1)
+        less = (num_said.to(tl.float64) * tl.load(frequency + row) + tl.load(presence + row)).to(tl.float32)
+        logit = tl.where(num_said > 0, logit - less, logit)
+    index = tl.load(mask_indices + row)
+    if index >= 0:
+        words = tl.load(masks + index * num_words + ids // 32, mask=is_id, other=0)
+        logit = tl.where((words >> (ids % 32)) & 1 != 0, logit, float("-inf"))
+    tl.store(out + places, logit, mask=is_id)
+
+
+def edit(
+    logits: torch.Tensor,
+    context: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    max_context: int,
+    penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask_indices: torch.Tensor,
+    masks: torch.Tensor,
+) -> torch.Tensor:
+    """Return logits [L, V] float32 after penalties and masks; a copy.
+
+    The context is (tokens [N, .] int32, rows [L] of it, tokens in each [L], and of the prompt [L]), at most
+    `max_context` in each; penalties are (repetition, presence, frequency), [L] float64 each. Row j may sample what
+    masks[mask_indices[j]] allows, masks [M, W] int32; below 0: all.
+    """
+    (num_rows, vocab_size), (table, *counted) = logits.shape, context
+    counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits.device)
+    edited = counts.view(torch.float32)
+    _count_kernel[num_rows, triton.cdiv(max_context, _TOKENS)](
+        table, *counted, *penalties, counts, table.shape[1], vocab_size, TOKENS=_TOKENS
+    )
+    _edit_kernel[num_rows, triton.cdiv(vocab_size, _IDS)](
+        logits.contiguous(),
+        counts,
+        *penalties,
+        mask_indices,
+        masks,
+        edited,
+        vocab_size,
+        masks.shape[1],
+        IDS=_IDS,
+        enable_fp_fusion=False,
+    )
+    return edited

@@ -1,0 +1,125 @@
+"""Activations as integers of 8 bits: what meets integer weights (`integer_rows` of `kernels/reference_quantized.py`).
+
+What comes before, a norm or a gate, is computed in the same launch: a row is in registers as a whole.
+
+Legend: T = rows, K = their size, P = K padded.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton import language as tl
+
+from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.triton.silu_and_mul import gated
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRows:
+    """Rows ready for products."""
+
+    values: torch.Tensor  # [T, P] int8, zeros behind their end
+    scales: torch.Tensor  # [T] float32
+
+
+@triton.jit
+def _put_integers(
+    wide: tl.tensor,  # [BLOCK] float32, zeros behind its end
+    values: tl.tensor,  # [P] int8
+    scale: tl.tensor,
+    PADDED: tl.constexpr,  # P
+    BLOCK: tl.constexpr,
+) -> None:
+    # As integers, magnitudes of floats are in their order, and NaN is the last.
+    bits = tl.max(wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
+    largest = bits.to(tl.float32, bitcast=True)
+    is_finite = bits < 0x7F800000
+    is_computed = is_finite & (largest >= 7.52316384526264e-37)  # 2^-120
+    inverse = tl.where(is_computed, tl.div_rn(127.0, tl.where(is_computed, largest, 1.0)), 0.0)
+    unknown = tl.where(is_finite, 0.0, float("nan"))
+    tl.store(scale, tl.where(is_computed, tl.div_rn(largest, 127.0), unknown))
+    # 1.5 * 2^23 leaves no room for fractions: the sum is rounded to the nearest integer, ties to even.
+    rounded = tl.where(is_computed, wide, 0.0) * inverse + 12582912.0 - 12582912.0
+    places = tl.arange(0, BLOCK)
+    tl.store(values + places, rounded.to(tl.int8), mask=places < PADDED)
+
+
+@triton.jit
+def _integer_rows_kernel(
+    x: tl.tensor,  # [T, K]; if IS_GATED [T, 2 * K], gate first
+    residual: tl.tensor | None,  # [T, K]
+    norm_weight: tl.tensor | None,  # [K]
+    total: tl.tensor | None,  # [T, K]
+    values: tl.tensor,  # [T, P] int8
+    scales: tl.tensor,  # [T] float32
+    eps: tl.tensor,
+    IS_GATED: tl.constexpr,
+    SIZE: tl.constexpr,  # K
+    PADDED: tl.constexpr,  # P
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row. What would be an op of its own is rounded to the dtype."""
+    number = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    is_inside = columns < SIZE
+    places = number * SIZE + columns
+    if IS_GATED:
+        gate = tl.load(x + number * SIZE + places, mask=is_inside, other=0.0)
+        up = tl.load(x + number * SIZE + SIZE + places, mask=is_inside, other=0.0)
+        row = gated(gate.to(tl.float32), up.to(tl.float32)).to(gate.dtype)
+    else:
+        row = tl.load(x + places, mask=is_inside, other=0.0)
+    if residual is not None:
+        row = (row.to(tl.float32) + tl.load(residual + places, mask=is_inside, other=0.0).to(tl.float32)).to(row.dtype)
+        tl.store(total + places, row, mask=is_inside)
+    if norm_weight is not None:
+        wide = row.to(tl.float32)
+        factors = tl.load(norm_weight + columns, mask=is_inside, other=0.0).to(tl.float32)
+        row = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factors).to(row.dtype)
+    _put_integers(row.to(tl.float32), values + number * PADDED, scales + number, PADDED, BLOCK)
+
+
+def integer_rows(x: torch.Tensor, padded_size: int) -> IntegerRows:
+    """Bring x [T, K] to integers [T, P]."""
+    return _launch(x, x.shape[1], padded_size)[0]
+
+
+def gated_integer_rows(gate_up: torch.Tensor, padded_size: int) -> IntegerRows:
+    """The same of silu(gate) * up, [T, K] of gate_up [T, 2 * K]."""
+    return _launch(gate_up, gate_up.shape[1] // 2, padded_size)[0]
+
+
+def normed_integer_rows(
+    x: torch.Tensor, residual: torch.Tensor | None, norm_weight: torch.Tensor, eps: float, padded_size: int
+) -> tuple[IntegerRows, torch.Tensor]:
+    """Return (the same of normalised x + residual, x + residual [T, K]); without a residual the sum is x itself."""
+    rows, total = _launch(x, x.shape[1], padded_size, residual, norm_weight, eps)
+    return rows, x if total is None else total
+
+
+def _launch(
+    x: torch.Tensor,
+    size: int,
+    padded_size: int,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> tuple[IntegerRows, torch.Tensor | None]:
+    x, num_rows, total = aligned(x), len(x), None
+    values = torch.empty(num_rows, padded_size, dtype=torch.int8, device=x.device)
+    scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    if residual is not None:
+        residual, total = aligned(residual), torch.empty_like(x)
+    if num_rows:
+        block = triton.next_power_of_2(padded_size)
+        _integer_rows_kernel[(num_rows,)](
+            *(x, residual, norm_weight, total, values, scales, eps),
+            IS_GATED=x.shape[1] != size,
+            SIZE=size,
+            PADDED=padded_size,
+            BLOCK=block,
+            num_warps=min(32, max(1, block // 512)),
+            enable_fp_fusion=False,  # a product and a sum in one would not round in between
+        )
+    return IntegerRows(values, scales), total

@@ -1,0 +1,220 @@
+"""Linear maps with weights of few bits: how they are cut into programs, and what becomes of their sums.
+
+The input is cut at fixed places into splits, by the map's own shape, which are added in order. Where there are few
+rows, each split has a program of its own, and a second launch adds them up.
+
+Legend: T = rows, N = outputs, P = inputs, padded, B = P / 64, G = groups, S = splits.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+from triton import language as tl
+
+from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.triton.integer_rows import IntegerRows, integer_rows
+from octavo.kernels.triton.low_bit_sum import form_of, split_sum
+from octavo.kernels.triton.low_bit_weight import STEP, LowBitLinear
+
+_PROGRAMS = 256  # about two for each multiprocessor: with fewer, some read nothing
+_JOINED = 1024  # elements of a program that adds splits up
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What a program computes: so many rows by so many outputs."""
+
+    rows: int
+    outputs: int
+    num_warps: int = 4
+
+
+FEW, SOME, MANY = Tiling(16, 64), Tiling(64, 128), Tiling(128, 128, num_warps=8)
+_FLOAT32 = Tiling(32, 64)  # three products of TF32 take more registers
+_MOST_SOME = 256  # rows: up to here they cost less than reading the weights
+
+
+@triton.jit
+def _finished(
+    total: tl.tensor,
+    scales: tl.tensor,  # of outputs, where they are not in the total
+    row_scales: tl.tensor,
+    bias: tl.tensor,
+    IS_SCALED: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> tl.tensor:
+    """Return a total with what is due to its outputs and rows; addresses fit its shape."""
+    total = total.to(tl.float32)
+    if not IS_SCALED:
+        total *= tl.load(scales)
+    if HAS_ROW_SCALES:
+        total *= tl.load(row_scales)
+    if HAS_BIAS:
+        total += tl.load(bias).to(tl.float32)
+    return total
+
+
+@triton.jit
+def _low_bit_kernel(
+    x: tl.tensor,  # [T, P]
+    row_scales: tl.tensor,  # [T] float32
+    weight: tl.tensor,  # [B, N, 64 or 32] int8
+    scales: tl.tensor,  # [G, N] float32
+    offsets: tl.tensor,  # [G, N] float32
+    multipliers: tl.tensor,  # [P / 32, N] int8
+    bias: tl.tensor,  # [N]
+    out: tl.tensor,  # [T, N]; with SPLIT_APART [S, T, N], of the dtype of sums
+    num_rows: tl.tensor,
+    num_outputs: tl.tensor,
+    in_size: tl.tensor,  # P
+    split: tl.tensor,  # inputs
+    FORM: tl.constexpr,  # Form
+    SPLIT_APART: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+) -> None:
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_inside = (outputs < num_outputs)[:, None] & (rows < num_rows)[None, :]
+    places = rows.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
+    here, of_row = tl.minimum(outputs, num_outputs - 1), tl.minimum(rows, num_rows - 1)
+    if SPLIT_APART:
+        begin = tl.program_id(2) * split
+        total = split_sum(
+            *(x, weight, scales, offsets, multipliers, rows, here, num_rows, num_outputs),
+            *(begin, tl.minimum(begin + split, in_size), in_size, FORM, ROWS, OUTPUTS),
+        )
+        part = tl.program_id(2) + tl.zeros((1, 1), tl.int64)
+        tl.store(out + part * num_rows * num_outputs + places, total, mask=is_inside)
+    else:
+        SUM: tl.constexpr = tl.int32 if HAS_ROW_SCALES and not FORM.scales_inside else tl.float32
+        total = tl.zeros((OUTPUTS, ROWS), SUM)
+        for begin in range(0, in_size, split):
+            total += split_sum(
+                *(x, weight, scales, offsets, multipliers, rows, here, num_rows, num_outputs),
+                *(begin, tl.minimum(begin + split, in_size), in_size, FORM, ROWS, OUTPUTS),
+            )
+        total = _finished(
+            *(total, scales + here[:, None], row_scales + of_row[None, :], bias + here[:, None]),
+            *(FORM.scales_inside, HAS_ROW_SCALES, HAS_BIAS),
+        )
+        tl.store(out + places, total.to(out.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def _join_kernel(
+    parts: tl.tensor,  # [S, T, N]
+    scales: tl.tensor,  # [N] float32, where they are not in the parts
+    row_scales: tl.tensor,  # [T] float32
+    bias: tl.tensor,  # [N]
+    out: tl.tensor,  # [T, N]
+    size: tl.tensor,  # T * N
+    num_outputs: tl.tensor,
+    num_splits: tl.tensor,  # S
+    IS_SCALED: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    places = tl.program_id(0) + tl.zeros((1,), tl.int64)
+    places = places * BLOCK + tl.arange(0, BLOCK)
+    is_inside = places < size
+    here = tl.minimum(places, size - 1)
+    total = tl.zeros((BLOCK,), parts.dtype.element_ty)
+    for _split in range(num_splits):
+        total += tl.load(parts + here)
+        parts += size
+    outputs, rows = here % num_outputs, here // num_outputs
+    total = _finished(total, scales + outputs, row_scales + rows, bias + outputs, IS_SCALED, HAS_ROW_SCALES, HAS_BIAS)
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=is_inside)
+
+
+def integer_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
+    """Map x [T, K], brought to integers row by row, to [T, N] of a dtype."""
+    return integer_product(integer_rows(x, packed.padded_size), packed, dtype)
+
+
+def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
+    """Map rows of integers [T, P] to [T, N] of a dtype."""
+    return _launch(rows.values, rows.scales, packed, dtype, _tiling(rows.values, one_tiling=False))
+
+
+def weight_only_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_tiling: bool) -> torch.Tensor:
+    """Map x [T, K] as it is to [T, N] of a dtype; with `one_tiling` in the same way for any number of rows."""
+    if packed.padded_size != packed.in_size:
+        x = F.pad(x, (0, packed.padded_size - packed.in_size))
+    x = aligned(x)
+    return _launch(x, None, packed, dtype, _tiling(x, one_tiling=one_tiling))
+
+
+def _tiling(x: torch.Tensor, *, one_tiling: bool) -> Tiling:
+    if len(x) <= FEW.rows and not one_tiling:
+        return FEW
+    if x.dtype == torch.float32:
+        return _FLOAT32
+    return SOME if len(x) <= _MOST_SOME or one_tiling else MANY
+
+
+def _launch(
+    x: torch.Tensor,  # [T, P]
+    row_scales: torch.Tensor | None,  # [T]
+    packed: LowBitLinear,
+    dtype: torch.dtype,
+    tiling: Tiling,
+) -> torch.Tensor:
+    (num_rows, in_size), num_outputs, form = x.shape, packed.num_outputs, form_of(packed)
+    out = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.device)
+    if num_rows == 0:
+        return out
+    split = split_size(num_outputs, in_size)
+    num_splits = triton.cdiv(in_size, split)
+    tiles = triton.cdiv(num_outputs, tiling.outputs), triton.cdiv(num_rows, tiling.rows)
+    is_apart = num_splits > 1 and tiles[0] * tiles[1] < _PROGRAMS
+    is_exact = row_scales is not None and not form.scales_inside
+    sums = torch.int32 if is_exact else torch.float32
+    parts = torch.empty(num_splits, num_rows, num_outputs, dtype=sums, device=x.device) if is_apart else out
+    has = {"HAS_ROW_SCALES": row_scales is not None, "HAS_BIAS": packed.bias is not None}
+    scales, nothing = packed.scales, packed.scales  # where there is nothing, any address will do
+    given_row_scales = nothing if row_scales is None else row_scales
+    given_bias = nothing if packed.bias is None else packed.bias
+    _low_bit_kernel[(*tiles, num_splits if is_apart else 1)](
+        x,
+        given_row_scales,
+        packed.weight,
+        scales,
+        nothing if packed.offsets is None else packed.offsets,
+        nothing if packed.multipliers is None else packed.multipliers,
+        given_bias,
+        parts,
+        num_rows,
+        num_outputs,
+        in_size,
+        split,
+        FORM=form,
+        SPLIT_APART=is_apart,
+        **has,
+        ROWS=tiling.rows,
+        OUTPUTS=tiling.outputs,
+        num_warps=tiling.num_warps,
+        enable_fp_fusion=False,
+    )
+    if is_apart:
+        _join_kernel[(triton.cdiv(out.numel(), _JOINED),)](
+            *(parts, scales, given_row_scales, given_bias, out, out.numel(), num_outputs, num_splits),
+            IS_SCALED=form.scales_inside,
+            **has,
+            BLOCK=_JOINED,
+            enable_fp_fusion=False,
+        )
+    return out
+
+
+def split_size(num_outputs: int, in_size: int) -> int:
+    """Return the inputs of a split: so many that even one tile of rows makes about as many programs as a GPU wants."""
+    num_splits = max(1, _PROGRAMS // -(-num_outputs // FEW.outputs))
+    return -(-in_size // (num_splits * STEP)) * STEP

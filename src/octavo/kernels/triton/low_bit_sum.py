@@ -1,0 +1,127 @@
+"""One split of a map with weights of few bits: weights become numbers in registers, and meet rows.
+
+Weights are the left side of a product: Hopper's matrix unit takes that side from registers, and few rows, on the other
+side, leave little of it idle. Factors are exact in every dtype; scales meet the sums. Integers are summed exactly.
+
+Legend: T = rows, N = outputs, P = inputs, padded, B = P / 64, G = groups.
+"""
+
+from dataclasses import dataclass
+
+import triton
+from triton import language as tl
+
+from octavo.kernels.quantization import Float8Format
+from octavo.kernels.triton.low_bit_weight import STEP, LowBitLinear
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the kernels are compiled for."""
+
+    is_halved: bool  # 4 bits
+    is_float: bool
+    is_nested: bool
+    group_size: int  # more than a step: all inputs share a scale
+    has_offsets: bool
+    scales_inside: bool  # sums of a split are scaled, and so floats
+
+
+def form_of(packed: LowBitLinear) -> Form:
+    """Return what of a packed map the kernels are compiled for."""
+    form = packed.form
+    return Form(
+        is_halved=form.bits == 4,
+        is_float=isinstance(form, Float8Format),
+        is_nested=form.is_nested,
+        group_size=form.group_size or 2 * STEP,
+        has_offsets=packed.offsets is not None,
+        scales_inside=form.group_size is not None or packed.offsets is not None,
+    )
+
+
+@triton.jit
+def _factors(
+    weight: tl.tensor,  # [B, N, 64 or 32] int8
+    multipliers: tl.tensor,  # [P / 32, N] int8
+    outputs: tl.tensor,
+    num_outputs: tl.tensor,
+    block: tl.tensor,  # int64
+    HALF: tl.constexpr,
+    FORM: tl.constexpr,
+) -> tl.tensor:
+    """Return [outputs, 32]: the numbers of one half of a block, in a type that holds them."""
+    lanes = tl.arange(0, 32)[None, :]
+    if FORM.is_halved:
+        raw = ((tl.load(weight + (block * num_outputs + outputs)[:, None] * 32 + lanes) >> (4 * HALF)) & 15) - 8
+    else:
+        raw = tl.load(weight + (block * num_outputs + outputs)[:, None] * 64 + 32 * HALF + lanes)
+    if FORM.is_float:
+        # Sign, then exponent and mantissa where float16 has them.
+        wide = raw.to(tl.int16)
+        found = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+    elif FORM.is_nested:
+        of_output = tl.load(multipliers + (block * 2 + HALF) * num_outputs + outputs).to(tl.int32)
+        found = ((raw.to(tl.int32) * of_output[:, None] + 4) >> 3).to(tl.int8)
+    else:
+        found = raw
+    return found
+
+
+@triton.jit
+def _scaled(
+    result: tl.tensor, of_row: tl.tensor, scales: tl.tensor, offsets: tl.tensor, FORM: tl.constexpr
+) -> tl.tensor:
+    """Return what a sum of products [OUTPUTS, ROWS], and of inputs [ROWS], is worth; addresses are the outputs'."""
+    found = tl.load(scales)[:, None] * result.to(tl.float32)
+    if FORM.has_offsets:
+        found += tl.load(offsets)[:, None] * of_row.to(tl.float32)[None, :]
+    return found
+
+
+@triton.jit
+def split_sum(
+    x: tl.tensor,  # [T, P]
+    weight: tl.tensor,  # [B, N, 64 or 32] int8
+    scales: tl.tensor,  # [G, N]
+    offsets: tl.tensor,  # [G, N]
+    multipliers: tl.tensor,  # [P / 32, N] int8
+    rows: tl.tensor,
+    outputs: tl.tensor,  # none beyond N
+    num_rows: tl.tensor,
+    num_outputs: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    in_size: tl.tensor,  # P
+    FORM: tl.constexpr,  # Form
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+) -> tl.tensor:
+    """Return weight @ x.T over inputs begin ... end - 1, [OUTPUTS, ROWS]: scaled if FORM.scales_inside."""
+    IS_EXACT: tl.constexpr = x.dtype.element_ty == tl.int8
+    SUM: tl.constexpr = tl.int32 if IS_EXACT else tl.float32
+    x_places = x + rows.to(tl.int64)[:, None] * in_size + tl.arange(0, 32)[None, :]
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    result, of_row = tl.zeros((OUTPUTS, ROWS), SUM), tl.zeros((ROWS,), SUM)
+    for first in range(begin, end, 128):
+        for part in tl.static_range(4):
+            block = first // 64 + part // 2 + tl.zeros((1,), tl.int64)
+            left = _factors(weight, multipliers, outputs, num_outputs, block, part % 2, FORM)
+            right = tl.load(x_places + first + part * 32, mask=(rows < num_rows)[:, None], other=0)
+            if not IS_EXACT:
+                left = left.to(tl.float32).to(right.dtype)
+            result = tl.dot(left, tl.trans(right), result, input_precision="tf32x3", out_dtype=SUM)
+            if FORM.has_offsets:
+                of_row += tl.sum(right.to(SUM), axis=1)
+            if (part + 1) * 32 % FORM.group_size == 0:
+                group = (first + part * 32) // FORM.group_size + tl.zeros((1,), tl.int64)
+                of_group = group * num_outputs + outputs
+                total += _scaled(result, of_row, scales + of_group, offsets + of_group, FORM)
+                result, of_row = tl.zeros((OUTPUTS, ROWS), SUM), tl.zeros((ROWS,), SUM)
+    if FORM.group_size <= 128:
+        found = total
+    elif FORM.has_offsets:
+        found = _scaled(result, of_row, scales + outputs, offsets + outputs, FORM)
+    else:
+        found = result
+    return found

@@ -1,0 +1,65 @@
+"""Weights of few bits as the kernels read them: in blocks of 64 inputs, which lie together for all outputs.
+
+What a program reads at once, some outputs by one block, is then one piece of memory. Two inputs of 4 bits, 32 apart,
+share a byte: a product takes 32 inputs, so each half of the bytes is one, and nothing has to be shuffled.
+
+Legend: N = outputs, K = inputs, P = K padded to a multiple of 128, B = P / 64, G = groups of inputs, of padding too.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
+
+STEP = 128  # inputs that a loop takes at once: the largest group
+_BLOCK, _HALF = 64, 32
+# A float of 4 bits of exponent, read as one of 5 as in float16, is smaller by this: the difference of their biases.
+_E4M3_IN_FLOAT16 = 2.0**8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LowBitLinear(PackedLinear):
+    """A map of few bits. `weight` is [B, N, 64] int8, or [B, N, 32] with inputs k and k + 32 of a block in a byte."""
+
+    form: WeightFormat
+    in_size: int  # K
+    scales: torch.Tensor  # [G, N] float32
+    offsets: torch.Tensor | None  # [G, N] float32
+    multipliers: torch.Tensor | None  # [P / 32, N] int8, of nested integers
+
+    @property
+    def padded_size(self) -> int:
+        """Return P."""
+        return len(self.weight) * _BLOCK
+
+
+def pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> LowBitLinear:
+    """Bring a weight and bias [N] into this layout."""
+    form, (num_outputs, in_size) = weight.format, weight.values.shape
+    is_float = isinstance(form, Float8Format)
+    padding = -in_size % STEP
+    values = F.pad(weight.values.view(torch.int8), (0, padding))  # [N, P]
+    blocks = values.view(num_outputs, -1, _BLOCK).transpose(0, 1)  # [B, N, 64]
+    if form.bits == 4:
+        low, high = (half + 8 for half in torch.split(blocks, _HALF, dim=-1))  # [B, N, 32]: -8 ... 7 become 0 ... 15
+        blocks = low | high << 4
+    num_blocks, multipliers = len(blocks), weight.multipliers
+    num_groups = num_blocks * _BLOCK // form.group_size if form.group_size else 1
+    return LowBitLinear(
+        weight=blocks.contiguous(),
+        bias=bias,
+        num_outputs=num_outputs,
+        form=form,
+        in_size=in_size,
+        scales=_by_groups(weight.scales * (_E4M3_IN_FLOAT16 if is_float else 1.0), num_groups),
+        offsets=None if weight.offsets is None else _by_groups(weight.offsets, num_groups),
+        multipliers=None if multipliers is None else _by_groups(multipliers, num_blocks * 2),
+    )
+
+
+def _by_groups(of_outputs: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Return [N, G] as [G, N], zeros behind it."""
+    return F.pad(of_outputs, (0, num_groups - of_outputs.shape[1])).T.contiguous()

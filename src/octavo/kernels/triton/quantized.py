@@ -1,0 +1,94 @@
+"""Kernels for GPUs whose linear maps have weights in few bits: `quantization=` on a GPU."""
+
+from typing import TypeGuard
+
+import torch
+
+from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.quantization import IntegerFormat, Quantization, WeightFormat
+from octavo.kernels.quantize import quantize
+from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.triton.integer_rows import gated_integer_rows, normed_integer_rows
+from octavo.kernels.triton.kernels import TritonKernels
+from octavo.kernels.triton.low_bit_matmul import integer_linear, integer_product, weight_only_linear
+from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
+from octavo.kernels.triton.matmul import matmul
+
+
+class QuantizedKernels(TritonKernels):
+    """See `Kernels`. Sums of integers are exact, so rows depend on no other; floats need one tiling for that."""
+
+    packing_copies = True  # few bits are not what an embedding's rows were
+    largest_logits = ReferenceKernels.largest_logits  # logits are not rounded to the dtype first
+
+    # Experts are computed one by one, by the linear maps: the host asks how many rows each of them has.
+    captures_experts = False
+    pack_experts = ReferenceKernels.pack_experts
+    expert_rows = ReferenceKernels.expert_rows
+
+    def __init__(self, quantization: Quantization, *, deterministic: bool) -> None:
+        self._linear_form, self._logits_form = quantization.linear, quantization.logits
+        has_floats = not isinstance(quantization.linear, IntegerFormat)
+        self._one_tiling = deterministic
+        self.is_row_invariant = deterministic or not has_floats
+        self.name = f"triton-{quantization.name}" + "-deterministic" * (deterministic and has_floats)
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return _packed(weight, bias, self._linear_form)
+
+    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return _packed(weight, bias, self._logits_form)
+
+    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return self._map(x, packed, x.dtype)
+
+    def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return self._map(x, packed, torch.float32)
+
+    def normed_linear(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm_weight: torch.Tensor,
+        eps: float,
+        packed: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not _is_of_integers(packed):
+            return super().normed_linear(x, residual, norm_weight, eps, packed)
+        rows, total = normed_integer_rows(x, residual, norm_weight, eps, packed.padded_size)
+        return integer_product(rows, packed, x.dtype), total
+
+    def gated_mlp(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not _is_of_integers(down):
+            return super().gated_mlp(x, residual, norm_weight, eps, gate_up, down)
+        middle, total = self.normed_linear(x, residual, norm_weight, eps, gate_up)
+        return integer_product(gated_integer_rows(middle, down.padded_size), down, x.dtype), total
+
+    def pack_router(self, weight: torch.Tensor) -> PackedLinear:
+        """As it is: a router decides, and is small."""
+        return super().pack_linear(weight.float(), None)
+
+    def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
+        return matmul(x.float(), router.weight, None)
+
+    def _map(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
+        if _is_of_integers(packed):
+            return integer_linear(x, packed, dtype)
+        assert isinstance(packed, LowBitLinear)
+        return weight_only_linear(x, packed, dtype, one_tiling=self._one_tiling)
+
+
+def _is_of_integers(packed: PackedLinear) -> TypeGuard[LowBitLinear]:
+    return isinstance(packed, LowBitLinear) and isinstance(packed.form, IntegerFormat)
+
+
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightFormat) -> LowBitLinear:
+    return pack(quantize(weight, form), bias)

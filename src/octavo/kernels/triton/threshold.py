@@ -1,0 +1,191 @@
+"""The least logit that top-k and top-p keep of a row, found by counting what lies above cuts: nothing is sorted.
+
+Logits have keys, integers in the same order. A pass cuts an interval of keys into 16 and adds up what lies above each
+cut; eight passes narrow 2^32 keys to one. Top-k counts tokens, top-p their masses (`sampling/mass.py`): sums of
+integers, which no order changes, so a row may be dealt to any number of programs.
+
+Legend: L = rows, V = vocabulary size, W = ways that an interval is cut, P = passes.
+"""
+
+from itertools import pairwise
+
+import torch
+import triton
+from triton import language as tl
+
+_WAYS, _PASSES = 16, 8  # 16 ** 8 = 2 ** 32
+_BLOCK, _WARPS = 256, 8  # ids at a time, one a thread: 16 sums each are in registers
+_FEWEST_IDS, _MOST_IDS = 1024, 16384  # of a program
+_PROGRAMS = 1024  # that fill a GPU
+_STATE_SIZE = 4
+
+
+@triton.jit
+def key_of(logit: tl.tensor) -> tl.tensor:
+    """Return int64 in the order of float32 numbers; zeros of both signs are one."""
+    bits = logit.to(tl.int32, bitcast=True).to(tl.int64)
+    return tl.where(bits < 0, -2147483648 - bits, bits)
+
+
+@triton.jit
+def _logit(key: tl.tensor) -> tl.tensor:
+    """Return the float32 number of a key."""
+    return tl.where(key < 0, -2147483648 - key, key).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _narrowed(state: tl.tensor, sums: tl.tensor, limit: tl.tensor, ways: tl.tensor, BY_MASS: tl.constexpr) -> tuple:  # type: ignore[type-arg]
+    """Return what a pass found: the least key with less than the goal above it is in low + 1 ... high.
+
+    Also what lies above high, and the goal, which for masses is a part of what the first pass has found in all.
+    """
+    low, high, above, goal = tl.load(state), tl.load(state + 1), tl.load(state + 2), tl.load(state + 3)
+    cuts = low + (high - low) * ways // 16
+    weights = above + tl.load(sums + ways)
+    if BY_MASS:
+        total = tl.max(weights, axis=0)  # above the first cut, which is low
+        goal = tl.where(goal == 0, tl.ceil(limit * total.to(tl.float64)).to(tl.int64), goal)
+    num_low = tl.maximum(tl.sum((weights >= goal).to(tl.int32), axis=0), 1)
+    high = tl.min(tl.where(ways == num_low, cuts, high), axis=0)
+    above = tl.sum(tl.where(ways == num_low, weights, 0), axis=0) + tl.where(num_low == 16, above, 0)
+    return tl.max(tl.where(ways == num_low - 1, cuts, -4294967296), axis=0), high, above, goal
+
+
+@triton.jit
+def _is_limited(temperature: tl.tensor, limit: tl.tensor, peak: tl.tensor, off: tl.tensor) -> tl.tensor:
+    """Say whether there is anything to find. A row without a finite largest logit draws nothing."""
+    return (temperature > 0.0) & (limit < off) & (tl.abs(peak) < float("inf"))
+
+
+@triton.jit
+def _measure_kernel(
+    logits: tl.tensor,  # [L, V] float32
+    largest: tl.tensor,  # [L] float32
+    temperatures: tl.tensor,  # [L] float64; 0: nothing is drawn
+    limits: tl.tensor,  # [L] int64 of tokens, or float64 of the whole mass; `off` and more: no limit
+    floors: tl.tensor,  # [L] float32, the least logit that counts
+    last_states: tl.tensor,  # [L, 4] int64: low, high, what lies above high, the goal; before the last pass
+    last_sums: tl.tensor,  # [L, W] int64, which the last pass found
+    states: tl.tensor,  # [L, 4] int64, out
+    sums: tl.tensor,  # [L, W] int64, zeros at first, out: of keys above each cut, and not above high
+    vocab_size: tl.tensor,  # V
+    off: tl.tensor,
+    IS_FIRST: tl.constexpr,
+    BY_MASS: tl.constexpr,
+    PART: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row, part, ways = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, 16)
+    temperature, limit, peak = tl.load(temperatures + row), tl.load(limits + row), tl.load(largest + row)
+    if _is_limited(temperature, limit, peak, off):
+        if IS_FIRST:
+            low, high = key_of(tl.load(floors + row)) - 1, key_of(peak)
+            above, goal = low * 0, low * 0
+            if not BY_MASS:
+                goal += limit
+        else:
+            low, high, above, goal = _narrowed(
+                last_states + row * 4, last_sums + row * 16, limit, ways, BY_MASS=BY_MASS
+            )
+        if part == 0:
+            tl.store(states + row * 4, low)
+            tl.store(states + row * 4 + 1, high)
+            tl.store(states + row * 4 + 2, above)
+            tl.store(states + row * 4 + 3, goal)
+        cuts = low + (high - low) * ways // 16
+        found = tl.zeros([BLOCK, 16], dtype=tl.int64)
+        for start in range(0, PART, BLOCK):
+            ids = part * PART + start + tl.arange(0, BLOCK)
+            logit = tl.load(logits + row * vocab_size + ids, mask=ids < vocab_size, other=float("-inf"))
+            keys = key_of(logit)
+            is_inside = (ids < vocab_size) & (keys > low) & (keys <= high)
+            if tl.max(is_inside.to(tl.int32), axis=0) > 0:
+                if BY_MASS:
+                    relative = (logit.to(tl.float64) - peak.to(tl.float64)) / temperature
+                    weight = (tl.exp(relative) * 17592186044416.0).to(tl.int64)
+                else:
+                    weight = is_inside.to(tl.int64)
+                is_above = is_inside[:, None] & (keys[:, None] > cuts[None, :])
+                found += tl.where(is_above, weight[:, None], 0)
+        tl.atomic_add(sums + row * 16 + ways, tl.sum(found, axis=0), sem="relaxed")
+
+
+@triton.jit
+def _threshold_kernel(
+    largest: tl.tensor,  # [L] float32
+    temperatures: tl.tensor,  # [L] float64
+    limits: tl.tensor,  # [L]
+    floors: tl.tensor,  # [L] float32
+    states: tl.tensor,  # [L, 4] int64 of the last pass
+    sums: tl.tensor,  # [L, W] int64 of the last pass
+    thresholds: tl.tensor,  # [L] float32, out
+    off: tl.tensor,
+    BY_MASS: tl.constexpr,
+) -> None:
+    row, ways = tl.program_id(0).to(tl.int64), tl.arange(0, 16)
+    limit, threshold = tl.load(limits + row), tl.load(floors + row)
+    if _is_limited(tl.load(temperatures + row), limit, tl.load(largest + row), off):
+        _, high, _, _ = _narrowed(states + row * 4, sums + row * 16, limit, ways, BY_MASS=BY_MASS)
+        threshold = _logit(high)
+    tl.store(thresholds + row, threshold)
+
+
+def thresholds(
+    logits: torch.Tensor,
+    largest: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+) -> torch.Tensor:
+    """Return the least logit of each row that top-k and top-p keep, [L] float32; -inf where they keep all.
+
+    logits are [L, V] float32, largest [L] theirs; temperatures and top_p [L] float64, top_k [L] int64: V or more is
+    off, as 1 is for top-p, which is of what top-k leaves. Rows of temperature 0 get -inf.
+    """
+    floors = torch.full_like(largest, -torch.inf)
+    floors = _least(logits, largest, temperatures, top_k, floors, logits.shape[1])
+    return _least(logits, largest, temperatures, top_p, floors, 1)
+
+
+def _least(
+    logits: torch.Tensor,
+    largest: torch.Tensor,
+    temperatures: torch.Tensor,
+    limits: torch.Tensor,
+    floors: torch.Tensor,
+    off: int,
+) -> torch.Tensor:
+    """Return the least logit with less than a limit above it, of those not below the floors: [L] float32."""
+    num_rows, vocab_size = logits.shape
+    states = logits.new_empty(_PASSES, num_rows, _STATE_SIZE, dtype=torch.int64)
+    sums = torch.zeros(_PASSES, num_rows, _WAYS, dtype=torch.int64, device=logits.device)
+    found, by_mass = torch.empty_like(floors), limits.is_floating_point()
+    part = _part_size(num_rows, vocab_size)
+    grid = num_rows, triton.cdiv(vocab_size, part)
+    wishes = largest, temperatures, limits, floors
+    logits = logits.contiguous()
+    for last, at in pairwise((0, *range(_PASSES))):
+        _measure_kernel[grid](
+            logits,
+            *wishes,
+            states[last],
+            sums[last],
+            states[at],
+            sums[at],
+            vocab_size,
+            off,
+            IS_FIRST=at == 0,
+            BY_MASS=by_mass,
+            PART=part,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
+            enable_fp_fusion=False,
+        )
+    _threshold_kernel[(num_rows,)](*wishes, states[-1], sums[-1], found, off, BY_MASS=by_mass, enable_fp_fusion=False)
+    return found
+
+
+def _part_size(num_rows: int, vocab_size: int) -> int:
+    """Return how many ids a program looks at: few where rows are few, so that all of a GPU has work."""
+    wanted = num_rows * vocab_size // _PROGRAMS
+    return max(_FEWEST_IDS, min(_MOST_IDS, int(triton.next_power_of_2(max(1, wanted)))))

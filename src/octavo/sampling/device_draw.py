@@ -1,0 +1,88 @@
+"""A token for each row, on the device and without asking it anything.
+
+Equal, row by row, to what the `Sampler` gives them. All that differs between rows is in tensors, so it can be captured.
+
+Legend: L = logits rows of the step, S = rows of one slice, V = vocabulary size.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.triton.selection import uses_triton
+from octavo.sampling.filters import Filters, thresholds
+from octavo.sampling.mass import relative_logits
+from octavo.sampling.noise import NoiseKeys, gumbel_for_all
+
+_SLICE = 2**23  # logits at once: their float64 intermediates take some 0.5 GB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What each row asked for, on the device: [L] each, int64 but for floats, which are float64."""
+
+    temperatures: Tensor  # 0: the arg-max, ties to the lowest id
+    seed_low: Tensor
+    seed_high: Tensor
+    output_indices: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    num_logprobs: Tensor  # below 0: none are wanted
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    num_prompt_tokens: Tensor
+    mask_indices: Tensor  # of `Edits`; below 0: all may come
+
+    @property
+    def keys(self) -> NoiseKeys:
+        return NoiseKeys(seed_low=self.seed_low, seed_high=self.seed_high, output_indices=self.output_indices)
+
+    def take(self, rows: slice) -> "Wishes":
+        """Return those of a range of rows."""
+        return Wishes(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+FLOAT_WISHES = ("temperatures", "top_p", "min_p", "repetition", "presence", "frequency")
+INTEGER_WISHES = tuple(field.name for field in fields(Wishes) if field.name not in FLOAT_WISHES)
+
+
+def draw_on_device(logits: Tensor, wishes: Wishes, *, is_filtered: bool) -> tuple[Tensor, Tensor]:
+    """Return each row's largest logit [L] and its token [L] int64; logits are [L, V] float32.
+
+    Filters are looked at where `is_filtered`. A row whose largest logit is not finite gets some token.
+    """
+    largest, tokens = logits.max(-1)
+    if uses_triton(logits.device, logits.dtype):
+        drawn = _draw_by_triton(logits, largest, wishes, is_filtered=is_filtered)
+        return largest, torch.where(wishes.temperatures > 0.0, drawn, tokens)
+    rows_at_once = max(1, _SLICE // logits.shape[1])
+    for start in range(0, len(logits), rows_at_once):
+        part = slice(start, start + rows_at_once)
+        drawn = _draw_by_torch(logits[part], wishes.take(part), is_filtered=is_filtered)
+        tokens[part] = torch.where(wishes.temperatures[part] > 0.0, drawn, tokens[part])
+    return largest, tokens
+
+
+def _draw_by_triton(logits: Tensor, largest: Tensor, wishes: Wishes, *, is_filtered: bool) -> Tensor:
+    from octavo.kernels.triton import draw, threshold
+
+    least = log_min_p = None
+    if is_filtered:
+        least = threshold.thresholds(logits, largest, wishes.temperatures, wishes.top_k, wishes.top_p)
+        log_min_p = wishes.min_p.log()
+    keys = wishes.seed_low, wishes.seed_high, wishes.output_indices
+    return draw.draw(logits, largest, wishes.temperatures, *keys, least, log_min_p)
+
+
+def _draw_by_torch(logits: Tensor, wishes: Wishes, *, is_filtered: bool) -> Tensor:
+    """Draw from logits [S, V]. What rows of temperature 0 get means nothing."""
+    temperatures = wishes.temperatures.masked_fill(wishes.temperatures == 0.0, 1.0)
+    scores = relative_logits(logits, temperatures)  # [S, V]
+    scores += gumbel_for_all(wishes.keys, logits.shape[1])
+    if is_filtered:
+        filters = Filters(temperatures=temperatures, top_k=wishes.top_k, top_p=wishes.top_p, min_p=wishes.min_p)
+        scores.masked_fill_(logits < thresholds(logits, filters)[:, None], -torch.inf)
+    return scores.argmax(-1)

@@ -1,0 +1,161 @@
+"""Edits of logits on the device: penalties, bias, masks and bad words, as `edits.py` and `grammar.py` define them.
+
+What a row has said is counted from the tokens on the device, so a token that the host has not seen yet counts.
+
+Legend: L = logits rows of the step, V = vocabulary size, N = rows of the worker, C = tokens of a context at most,
+M = masks, W = words of a mask, B = biases, H = bad words of several tokens, K = tokens of the longest but its last.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.contracts.schedule import Int32Array, TokenMasks
+from octavo.kernels.triton.selection import uses_triton
+from octavo.sampling.device_draw import Wishes
+from octavo.sampling.rows import SamplingRows
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """What rows know so far: prompt and output."""
+
+    token_ids: Tensor  # [N, .] int32
+    rows: Tensor  # [L] int64 of it
+    num_tokens: Tensor  # [L] int64
+    max_tokens: int  # C, no less than any of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edits:
+    """What rows ask for beside numbers of their own, which are in `Wishes`: lists over all rows of the step."""
+
+    masks: Tensor  # [M, W] int32; bit b of word w: token 32 w + b may come
+    biased: Tensor  # [B] int64: row * V + id, each once but for biases of 0
+    biases: Tensor  # [B] float32
+    bad_rows: Tensor  # [H] int64 in L
+    bad_lens: Tensor  # [H] int64, tokens but the last
+    bad_tokens: Tensor  # [H, K] int64
+    banned: Tensor  # [H] int64: row * V + the last token
+
+    @classmethod
+    def of(cls, arrays: Arrays, send: Callable[..., list[Tensor]]) -> Self:
+        """Bring `edit_arrays` to the device by `send`, which takes flat arrays."""
+        names = [field.name for field in fields(cls)]
+        tensors = send(*(arrays[name].reshape(-1) for name in names))
+        return cls(**{name: x.view(arrays[name].shape) for name, x in zip(names, tensors, strict=True)})
+
+
+def edit_arrays(
+    rows: SamplingRows, row_ids: Int32Array, output_indices: NDArray[np.int64], masks: TokenMasks | None
+) -> Arrays:
+    """Return the arrays of `Edits` for the worker's rows `row_ids` [L], and `mask_indices` [L] into its masks."""
+    of_grammar = {} if masks is None else dict(zip(masks.rows.tolist(), masks.words, strict=True))
+    words: list[NDArray[np.int32]] = []
+    indices = np.full(len(row_ids), -1, dtype=np.int64)
+    biases: list[tuple[int, float]] = []
+    bad: list[tuple[int, tuple[int, ...]]] = []
+    is_edited = rows.records(row_ids)["is_edited"]
+    for at, (row, index) in enumerate(zip(row_ids.tolist(), output_indices.tolist(), strict=True)):
+        allowed = of_grammar.get(row)
+        if is_edited[at]:
+            asked = rows.asked_of(row)
+            allowed = _both(asked.allowed_words(index), allowed)
+            biases += [(at * rows.vocab_size + token_id, bias) for token_id, bias in asked.bias.items()]
+            bad += [(at, word) for word in asked.long_bad_words]
+        if allowed is not None:
+            indices[at] = len(words)
+            words.append(allowed)
+    num_words = -(-rows.vocab_size // 32)
+    return {
+        "mask_indices": indices,
+        "masks": np.stack([each[:num_words] for each in words]) if words else np.zeros((0, num_words), np.int32),
+        "biased": np.array([place for place, _ in biases], dtype=np.int64),
+        "biases": np.array([bias for _, bias in biases], dtype=np.float32),
+        **_bad_arrays(bad, rows.vocab_size),
+    }
+
+
+def _both(one: NDArray[np.int32] | None, other: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other[: len(one)]
+
+
+def _bad_arrays(bad: list[tuple[int, tuple[int, ...]]], vocab_size: int) -> Arrays:
+    lens = np.array([len(word) - 1 for _, word in bad], dtype=np.int64)
+    tokens = np.zeros((len(bad), lens.max(initial=0)), dtype=np.int64)
+    for row, (_, word) in zip(tokens, bad, strict=True):
+        row[: len(word) - 1] = word[:-1]
+    return {
+        "bad_rows": np.array([at for at, _ in bad], dtype=np.int64),
+        "bad_lens": lens,
+        "bad_tokens": tokens,
+        "banned": np.array([at * vocab_size + word[-1] for at, word in bad], dtype=np.int64),
+    }
+
+
+def edit_on_device(logits: Tensor, wishes: Wishes, context: Context, edits: Edits) -> Tensor:
+    """Return logits [L, V] float32 after all edits; a copy."""
+    if uses_triton(logits.device, logits.dtype):
+        edited = _edit_by_triton(logits, wishes, context, edits.masks)
+    else:
+        edited = _mask(_penalise(logits, wishes, context), wishes.mask_indices, edits.masks)
+    flat = edited.view(-1)
+    flat.scatter_add_(0, edits.biased, edits.biases)
+    if len(edits.banned):
+        flat.scatter_add_(0, edits.banned, _bans(context, edits))
+    return edited
+
+
+def _edit_by_triton(logits: Tensor, wishes: Wishes, context: Context, masks: Tensor) -> Tensor:
+    from octavo.kernels.triton.edit import edit
+
+    known = context.token_ids, context.rows, context.num_tokens, wishes.num_prompt_tokens
+    penalties = wishes.repetition, wishes.presence, wishes.frequency
+    return edit(logits, known, context.max_tokens, penalties, wishes.mask_indices, masks)
+
+
+def _penalise(logits: Tensor, wishes: Wishes, context: Context) -> Tensor:
+    """Return a copy [L, V], by torch's operations."""
+    token_ids = context.token_ids[:, : context.max_tokens].index_select(0, context.rows).to(torch.int64)  # [L, C]
+    token_ids = token_ids.clamp(max=logits.shape[1] - 1)
+    places = torch.arange(token_ids.shape[1], device=logits.device)
+    is_known = places < context.num_tokens[:, None]  # [L, C]
+    counts = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
+    seen = counts.scatter_add(1, token_ids, is_known.to(torch.int32))  # [L, V]
+    is_output = is_known & (places >= wishes.num_prompt_tokens[:, None])
+    said = counts.scatter_add_(1, token_ids, is_output.to(torch.int32))  # [L, V]
+    factors = wishes.repetition[:, None].float()
+    repeated = torch.where(logits < 0, logits * factors, logits / factors)
+    less = (said.double() * wishes.frequency[:, None] + wishes.presence[:, None]).float()
+    edited = torch.where(seen > 0, repeated, logits)
+    return torch.where(said > 0, edited - less, edited)
+
+
+def _mask(logits: Tensor, mask_indices: Tensor, masks: Tensor) -> Tensor:
+    """Ban in place what masks do not allow; return the logits [L, V]."""
+    if not len(masks):
+        return logits
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    words = masks.index_select(0, mask_indices.clamp(min=0))[:, token_ids >> 5]  # [L, V]
+    is_banned = ((words >> (token_ids & 31)) & 1) == 0
+    return logits.masked_fill_(is_banned & (mask_indices >= 0)[:, None], -torch.inf)
+
+
+def _bans(context: Context, edits: Edits) -> Tensor:
+    """Return -inf for each bad word [H] whose other tokens are the last ones known, else 0."""
+    places = torch.arange(edits.bad_tokens.shape[1], device=edits.banned.device)  # [K]
+    starts = context.num_tokens[edits.bad_rows] - edits.bad_lens  # [H]
+    at = (starts[:, None] + places).clamp(0, context.token_ids.shape[1] - 1)  # [H, K]
+    known = context.token_ids[context.rows[edits.bad_rows][:, None], at]
+    is_same = (known == edits.bad_tokens) | (places >= edits.bad_lens[:, None])
+    is_complete = is_same.all(-1) & (starts >= 0)
+    return torch.where(is_complete, -torch.inf, 0.0).to(torch.float32)

@@ -1,0 +1,61 @@
+"""How many tokens a step may compute so that it ends in time: no stream shall stand still behind a long prompt.
+
+A step of 2,048 tokens takes 20 ms on a GPU and many seconds on a laptop. How prompts are cut does not change a bit of
+what comes out, so it may follow the clock.
+"""
+
+from collections.abc import Callable
+
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.scheduler.running import RunningRows
+
+FEWEST_TOKENS = 32  # of prompts in a step, whatever it takes; also what chunks are multiples of: whole tiles and blocks
+FIRST_TOKENS = 256  # while nothing is known
+_PATIENCE = 4.0  # times the target may pass where nobody has had a token yet: then only who comes next would notice
+_MEMORY = 0.5  # what the past weighs in the next estimate
+
+
+class StepPace:
+    """Learns from steps how long prompts take, and grants as many tokens as fit into `target_s` seconds.
+
+    Where a decode step alone takes long, because the weights are large, a chunk may take twice as long: smaller ones
+    would read the weights again and again for a few tokens. Owned by the scheduler. With `target_s` of 0 the budget is
+    `max_num_batched_tokens`, always.
+    """
+
+    def __init__(self, max_num_batched_tokens: int, target_s: float, clock: Callable[[], float]) -> None:
+        self._most = max_num_batched_tokens
+        self._target_s = target_s
+        self._clock = clock
+        self._token_s: float | None = None  # of a prompt, with its share of all that a step does
+        self._decode_s: float | None = None  # a step of single tokens
+        self._landed_s = 0.0  # when the latest answer was booked
+
+    def budget(self, running: RunningRows) -> int:
+        """Return the tokens of the next step; every running request can advance in it."""
+        if not self._target_s:
+            return self._most
+        patience = 1.0 if running.has_streams else _PATIENCE
+        return min(self._most, max(self._fitting(patience * self._target_s), len(running) + FEWEST_TOKENS))
+
+    def _fitting(self, target_s: float) -> int:
+        if self._token_s is None:
+            return FIRST_TOKENS
+        target_s = max(target_s, 2.0 * (self._decode_s or 0.0))
+        return int(target_s / self._token_s) // FEWEST_TOKENS * FEWEST_TOKENS
+
+    def note(self, output: SchedulerOutput, booked_s: float) -> None:
+        """Take in that the answer to a step is here that was handed out at `booked_s`."""
+        before_s, self._landed_s = self._landed_s, self._clock()
+        took_s = self._landed_s - max(booked_s, before_s)  # several may be under way
+        num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
+        if took_s <= 0.0:  # the wall clock was set
+            return
+        if num_tokens == num_rows:
+            self._decode_s = _mean(self._decode_s, took_s)
+        elif num_tokens >= num_rows + FEWEST_TOKENS // 2:  # a token of a few costs far more than one of many
+            self._token_s = _mean(self._token_s, took_s / num_tokens)
+
+
+def _mean(known: float | None, new: float) -> float:
+    return new if known is None else _MEMORY * known + (1.0 - _MEMORY) * new

@@ -1,0 +1,122 @@
+"""Tokens of a step on the device, and what the host reads of them when they have come.
+
+Legend: L = rows that sample, V = vocabulary size, R = requests in the step.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.device.device_queue import DeviceQueue
+from octavo.sampling.device_draw import Wishes, draw_on_device
+from octavo.sampling.device_edits import Context, Edits, edit_on_device
+from octavo.sampling.device_logprobs import rate_on_device, read_rating
+from octavo.sampling.sampler import why_not
+from octavo.worker.graph_key import Ending
+from octavo.worker.prompt_logprobs import PromptNews
+
+NUM_RESULTS = 3
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """What came of L rows, on the device."""
+
+    token_ids: torch.Tensor  # [L] int64
+    largest: torch.Tensor  # [L] float32, of the model's logits
+    largest_left: torch.Tensor  # [L] float32, of those after edits
+    ratings: torch.Tensor | None = None  # [L, .] int64, see `rate_on_device`
+
+    @classmethod
+    def of_largest(cls, largest: torch.Tensor, token_ids: torch.Tensor) -> Self:
+        """Take the largest logits [L] of rows, and whose they are [L]."""
+        return cls(token_ids=token_ids, largest=largest, largest_left=largest)
+
+    def results(self) -> torch.Tensor:
+        """Return [L, 3] int64: tokens, and the bits of both largest logits as float64."""
+        floats = (x.to(torch.float64).view(torch.int64) for x in (self.largest, self.largest_left))
+        return torch.stack((self.token_ids, *floats), dim=-1)
+
+
+def sample(logits: torch.Tensor, wishes: Wishes, ending: Ending, context: Context, edits: Edits | None) -> Sampled:
+    """Draw a token for each row of logits [L, V] float32; edit and rate it where the ending says so."""
+    left = logits
+    if ending.is_edited:
+        assert edits is not None, "an edited step brings its edits"
+        left = edit_on_device(logits, wishes, context, edits)
+    largest_left, token_ids = draw_on_device(left, wishes, is_filtered=ending.is_filtered)
+    largest = logits.amax(-1) if ending.is_edited else largest_left
+    ratings = rate_on_device(logits, largest, token_ids, wishes.num_logprobs) if ending.is_rated else None
+    return Sampled(token_ids=token_ids, largest=largest, largest_left=largest_left, ratings=ratings)
+
+
+class SampledOnHost:
+    """Reads the results of a step when they have come."""
+
+    def __init__(
+        self,
+        order: SchedulerOutput,
+        num_logprobs: NDArray[np.int64],
+        results: torch.Tensor,
+        ratings: torch.Tensor | None,
+        queue: DeviceQueue,
+        vocab_size: int,
+    ) -> None:
+        """Begin to copy `results` [L, 3] and `ratings` [L, .] of an order, whose rows want `num_logprobs` [L]."""
+        self._order, self._num_logprobs, self._vocab_size = order, num_logprobs, vocab_size
+        self._results = _begin_copy(results, queue)
+        self._ratings = None if ratings is None else _begin_copy(ratings, queue)
+        self._wait = queue.mark()
+
+    def answer(self, prompts: PromptNews) -> ModelRunnerOutput:
+        """Wait, and answer the order."""
+        self._wait()
+        order = self._order
+        ids = [order.req_ids[at] for at in order.samples.nonzero()[0].tolist()]  # [L]
+        token_ids, *bits = self._results.numpy().T  # [L] each
+        largest, largest_left = (np.ascontiguousarray(column).view(np.float64) for column in bits)
+        errors = {**prompts.errors, **_errors(ids, largest, largest_left)}
+        sampled = np.zeros((len(order.req_ids), 1), dtype=np.int32)  # [R, 1]
+        sampled[order.samples, 0] = token_ids
+        num_sampled = order.samples.astype(np.int32)  # [R]
+        if errors:
+            num_sampled[[request_id in errors for request_id in order.req_ids]] = 0
+        return ModelRunnerOutput(
+            req_ids=order.req_ids,
+            sampled_token_ids=sampled,
+            num_sampled=num_sampled,
+            logprobs={ids[at]: [entry] for at, entry in self._logprobs(largest).items() if ids[at] not in errors},
+            prompt_logprobs=prompts.complete,
+            errors=errors,
+        )
+
+    def _logprobs(self, largest: NDArray[np.float64]) -> dict[int, TokenLogprobs]:
+        """Return those of rows that want some, by their place in L."""
+        if self._ratings is None:
+            return {}
+        ratings = self._ratings.numpy()
+        return {
+            at: read_rating(ratings[at], float(largest[at]), int(self._num_logprobs[at]), self._vocab_size)
+            for at in ((self._num_logprobs >= 0) & np.isfinite(largest)).nonzero()[0].tolist()
+        }
+
+
+def _errors(ids: list[str], largest: NDArray[np.float64], largest_left: NDArray[np.float64]) -> dict[str, str]:
+    """Say why rows failed alone: the model's own logits first, then what edits left of them."""
+    errors: dict[str, str] = {}
+    for values in (largest_left, largest):
+        errors |= {ids[at]: why_not(float(values[at])) for at in (~np.isfinite(values)).nonzero()[0].tolist()}
+    return errors
+
+
+def _begin_copy(x: torch.Tensor, queue: DeviceQueue) -> torch.Tensor:
+    host = queue.host_bytes(x.numel() * _WORD_BYTES).view(torch.int64).view_as(x)
+    host.copy_(x, non_blocking=True)
+    return host

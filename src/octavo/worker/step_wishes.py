@@ -1,0 +1,77 @@
+"""What the rows of a step that sample want of their logits: how the step ends, and the numbers that go to the device.
+
+Legend: S = rows that sample.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from octavo.contracts.schedule import SchedulerOutput
+from octavo.sampling.device_draw import Wishes
+from octavo.sampling.device_edits import Arrays, Context, Edits, edit_arrays
+from octavo.worker.graph_key import LARGEST, Ending
+from octavo.worker.request_rows import RequestRows
+
+_FILTERS, _PENALTIES = ("top_k", "top_p", "min_p"), ("repetition", "presence", "frequency")
+_SAME_NAMES = ("seed_low", "seed_high", "num_logprobs", *_FILTERS, *_PENALTIES)  # in records and in `Wishes`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepWishes:
+    """Of one step. Nothing is said of rows that want their largest logit alone."""
+
+    ending: Ending
+    columns: Arrays = field(default_factory=dict)  # [S] each, of `Wishes`
+    edits: Arrays = field(default_factory=dict)  # of `Edits`, where the step is edited
+
+    @classmethod
+    def of(cls, order: SchedulerOutput, rows: RequestRows) -> Self:
+        """Gather from the rows of an order."""
+        chosen = order.rows[order.samples]
+        records = rows.sampling.records(chosen)
+        is_drawn = records["temperature"] != 0.0
+        ending = Ending(
+            "drawn",
+            is_edited=order.token_masks is not None or bool(records["is_edited"].any()),
+            is_filtered=bool((records["is_filtered"] & is_drawn).any()),
+            is_rated=bool((records["num_logprobs"] >= 0).any()),
+        )
+        if ending == Ending("drawn") and not is_drawn.any():
+            return cls(ending=LARGEST)
+        num_prompt_tokens = rows.num_prompt_tokens[chosen].astype(np.int64)
+        output_indices = _num_tokens(order) - num_prompt_tokens
+        edits: Arrays = {}
+        if ending.is_edited:
+            edits = edit_arrays(rows.sampling, chosen, output_indices, order.token_masks)
+        columns = {
+            "temperatures": records["temperature"].copy(),  # copies: torch does not read the strides of a field
+            "output_indices": output_indices,
+            "num_prompt_tokens": num_prompt_tokens,
+            "mask_indices": edits.pop("mask_indices", np.full(len(chosen), -1)),
+            **{name: records[name].copy() for name in _SAME_NAMES},
+        }
+        return cls(ending=ending, columns=columns, edits=edits)
+
+    def wishes_on_device(self, rows: RequestRows) -> Wishes:
+        """Send the columns."""
+        return Wishes(**dict(zip(self.columns, rows.send(*self.columns.values()), strict=True)))
+
+    def edits_on_device(self, rows: RequestRows) -> Edits | None:
+        """Send the edits, of a step that has some."""
+        return Edits.of(self.edits, rows.send) if self.edits else None
+
+
+def context_on_device(order: SchedulerOutput, rows: RequestRows) -> Context:
+    """Return what the rows of an order know, without what it samples."""
+    num_tokens = _num_tokens(order)
+    row_ids, on_device = rows.send(order.rows[order.samples].astype(np.int64), num_tokens)
+    return Context(
+        token_ids=rows.token_ids, rows=row_ids, num_tokens=on_device, max_tokens=int(num_tokens.max(initial=1))
+    )
+
+
+def _num_tokens(order: SchedulerOutput) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return how many tokens each row that samples knows, [S]."""
+    return (order.num_computed_tokens + order.num_scheduled_tokens)[order.samples].astype(np.int64)

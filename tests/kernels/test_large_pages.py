@@ -1,0 +1,46 @@
+"""Memory on large pages: ordinary tensors of zeros, which the system was asked to back by large pages."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kernels.conftest import LEVELS, native
+
+from octavo.kernels.large_pages import LARGE_PAGE_BYTES, zeros_on_large_pages
+
+
+def flags_of(address: int) -> list[str]:
+    """Return how the system treats the memory at an address: see proc(5), VmFlags."""
+    is_there = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_there = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif is_there and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 5), (LARGE_PAGE_BYTES // 4,), (1023, 1025)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_zeros_of_any_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    tensor = zeros_on_large_pages(shape, dtype)
+    assert (tensor.shape, tensor.dtype) == (shape, dtype)
+    assert not tensor.any()
+    assert bool((tensor.fill_(1) == 1).all())
+
+
+@needs_linux
+def test_large_ones_are_asked_for_on_large_pages() -> None:
+    assert "hg" in flags_of(zeros_on_large_pages((LARGE_PAGE_BYTES,), torch.uint8).data_ptr())
+
+
+@needs_linux
+@pytest.mark.parametrize("level", LEVELS)
+def test_so_are_packed_weights(level: str) -> None:
+    packed = native(level, 2).pack_linear(torch.zeros(1024, 1024, dtype=torch.bfloat16), None)
+    assert "hg" in flags_of(packed.weight.data_ptr())

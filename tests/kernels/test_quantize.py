@@ -1,0 +1,47 @@
+"""What a weight becomes in few bits: what the C++ kernels choose, and for floats the nearest ones."""
+
+import pytest
+import torch
+from tests.kernels.conftest import LEVELS, native
+
+from octavo.kernels.native_integers import IntegerNativeKernels
+from octavo.kernels.quantization import Float8Format, IntegerFormat, Quantization
+from octavo.kernels.quantize import quantize
+
+NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
+FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 128)), NESTED]
+
+
+def make_weight() -> torch.Tensor:
+    weight = torch.randn(60, 300, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    weight[3, 100:170] = 0.0
+    weight[4] = 0.0
+    weight[5] *= 1e-4
+    return weight
+
+
+@pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_integers_are_those_of_the_cpu(form: IntegerFormat) -> None:
+    """But for near ties of two scales, where the order decides in which errors are added up."""
+    kernels = IntegerNativeKernels(native(LEVELS[0], 1), Quantization(name="test", linear=form, logits=form))
+    found, expected = quantize(make_weight(), form), kernels.quantize(make_weight(), form)
+    num_different = int((found.values != expected.values).sum())
+    assert num_different <= (0 if form.bits == 8 else 40)
+    if num_different == 0:
+        assert torch.equal(found.dequantized(), expected.dequantized())
+
+
+def test_slices_of_outputs_are_parts_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = quantize(make_weight(), NESTED)
+    monkeypatch.setattr("octavo.kernels.quantize._MOST_AT_ONCE", 7 * 300)
+    assert torch.equal(quantize(make_weight(), NESTED).dequantized(), whole.dequantized())
+
+
+def test_floats_are_the_nearest() -> None:
+    weight = make_weight().float()
+    found = quantize(weight, Float8Format())
+    assert found.values.float().abs().amax(-1).tolist() == [448.0] * 4 + [0.0] + [448.0] * 55
+    error = (found.dequantized() - weight).abs()
+    # Half of a step of 3 bits of mantissa, or of the least numbers, 2^-9.
+    assert (error <= torch.maximum(weight.abs() * 2.0**-4, found.scales * 2.0**-10) * 1.0001).all()

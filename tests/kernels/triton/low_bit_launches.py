@@ -1,0 +1,51 @@
+"""Launchers of maps with weights of few bits, and of adapters, called once for each variant that differs much."""
+
+from dataclasses import replace
+
+import torch
+
+from octavo.kernels.dispatch import LoraAdapters
+from octavo.kernels.quantization import Float8Format, IntegerFormat, WeightFormat
+from octavo.kernels.quantize import quantize
+from octavo.kernels.triton.integer_rows import gated_integer_rows, normed_integer_rows
+from octavo.kernels.triton.lora import add_lora
+from octavo.kernels.triton.low_bit_matmul import integer_linear, weight_only_linear
+from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
+
+_INT8 = IntegerFormat(bits=8, group_size=None)
+_INT4 = IntegerFormat(bits=4, group_size=None, is_nested=True)
+_GROUPS, _SMALL_GROUPS = (IntegerFormat(bits=4, group_size=size) for size in (128, 32))
+_SOME_ROWS = (1, 64, 8192)
+
+
+def launch_all(capability: int) -> None:
+    for num_rows in _SOME_ROWS:
+        x = torch.zeros(num_rows, 256, dtype=torch.bfloat16)
+        for form in (_INT8, _INT4, _GROUPS):
+            integer_linear(x, _packed(form), torch.bfloat16)
+        with_offsets: list[tuple[WeightFormat, bool]] = [
+            (Float8Format(), False),
+            (_GROUPS, True),
+            (_SMALL_GROUPS, True),
+        ]
+        for kind, has_offsets in with_offsets:
+            weight_only_linear(x, _packed(kind, has_offsets=has_offsets), torch.bfloat16, one_tiling=False)
+        weight_only_linear(x.float(), _packed(Float8Format()), torch.float32, one_tiling=False)
+    for size in (1024, 12288):
+        rows, weight = torch.zeros(2, size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
+        normed_integer_rows(rows, rows, weight, 1e-6, size)
+        gated_integer_rows(rows, size // 2)
+    for rank in (8, 64):
+        _launch_lora(rank, torch.bfloat16)
+    _launch_lora(16, torch.float32)
+
+
+def _packed(form: WeightFormat, *, has_offsets: bool = False) -> LowBitLinear:
+    weight = quantize(torch.ones(256, 256), form)
+    return pack(replace(weight, offsets=weight.scales if has_offsets else None), None)
+
+
+def _launch_lora(rank: int, dtype: torch.dtype) -> None:
+    down, up = torch.zeros(4, rank, 1024, dtype=dtype), torch.zeros(4, 2048, rank, dtype=dtype)
+    base, x = torch.zeros(3, 2048, dtype=dtype), torch.zeros(3, 1024, dtype=dtype)
+    add_lora(base, x, LoraAdapters(down=down, up=up), torch.zeros(3, dtype=torch.int64))

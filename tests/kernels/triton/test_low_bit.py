@@ -1,0 +1,167 @@
+"""Weights of few bits in Triton: the reference's products for every form, and the same bits for a row in any batch.
+
+Legend: T = rows, K = input size, N = output size.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.kernels.triton.device import DEVICE
+
+from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantize import quantize
+from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
+from octavo.kernels.triton import low_bit_matmul as module
+from octavo.kernels.triton.integer_rows import IntegerRows, gated_integer_rows, normed_integer_rows
+from octavo.kernels.triton.integer_rows import integer_rows as fast_integer_rows
+from octavo.kernels.triton.kernels import TritonKernels
+from octavo.kernels.triton.low_bit_matmul import integer_linear, split_size
+from octavo.kernels.triton.low_bit_matmul import weight_only_linear as fast_weight_only_linear
+from octavo.kernels.triton.low_bit_weight import pack
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+NESTED, FLOATS = IntegerFormat(bits=4, group_size=None, is_nested=True), Float8Format()
+INTEGERS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), NESTED]
+SHAPES = [(37, 84), (130, 400)]  # N, K
+
+
+def form_name(form: WeightFormat) -> str:
+    if isinstance(form, Float8Format):
+        return "e4m3"
+    return "nested" if form.is_nested else f"{form.bits}-bit-{form.group_size}"
+
+
+every_integer_form = pytest.mark.parametrize("form", INTEGERS, ids=form_name)
+every_form = pytest.mark.parametrize("form", [*INTEGERS, FLOATS], ids=form_name)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+def random_weight(form: WeightFormat, shape: tuple[int, int], *, has_offsets: bool) -> QuantizedWeight:
+    weight = quantize(random(*shape) * shape[1] ** -0.5, form)
+    return replace(weight, offsets=random(*weight.scales.shape) * 0.01 if has_offsets else None)
+
+
+@every_form
+@pytest.mark.parametrize(("num_rows", "shape", "has_offsets"), [(1, (70, 84), True), (17, (37, 300), False)], ids=str)
+def test_products_are_the_reference_s(
+    form: WeightFormat, num_rows: int, shape: tuple[int, int], has_offsets: bool
+) -> None:
+    weight = random_weight(form, shape, has_offsets=has_offsets)
+    x, bias = random(num_rows, shape[1]), random(shape[0])
+    packed = pack(weight, bias)
+    found = fast_weight_only_linear(x, packed, torch.float32, one_tiling=False)
+    torch.testing.assert_close(found, weight_only_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    if isinstance(form, IntegerFormat):
+        found = integer_linear(x, packed, torch.float32)
+        torch.testing.assert_close(found, quantized_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+@every_form
+def test_a_wrong_number_is_noticed(form: WeightFormat) -> None:
+    """The tolerance above is finer than one step of one weight."""
+    weight = random_weight(form, (37, 84), has_offsets=False)
+    x = random(1, 84)
+    expected = weight_only_linear(x, weight, None)
+    weight.values.view(torch.int8)[5, 83] ^= 1
+    found = fast_weight_only_linear(x, pack(weight, None), torch.float32, one_tiling=False)
+    differs = ~torch.isclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert differs.nonzero().tolist() == [[0, 5]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("form", [INTEGERS[0], NESTED, FLOATS], ids=form_name)
+def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtype) -> None:
+    """Factors are exact in 16 bits, and only the result is rounded to them."""
+    weight, x = random_weight(form, (37, 84), has_offsets=False), random(3, 84, dtype=dtype)
+    found = fast_weight_only_linear(x, pack(weight, None), dtype, one_tiling=False)
+    expected = weight_only_linear(x, weight, None)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [INTEGERS[0], INTEGERS[6], NESTED, FLOATS], ids=form_name)
+def test_a_row_has_its_bits_in_any_batch(form: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever tiling computes it, and whether or not splits have programs of their own."""
+    weight, x = random_weight(form, (40, 300), has_offsets=False), random(66, 300, dtype=torch.bfloat16)
+    packed, is_integer = pack(weight, random(40)), isinstance(form, IntegerFormat)
+
+    def compute(rows: slice) -> torch.Tensor:
+        if is_integer:
+            return integer_linear(x[rows], packed, torch.float32)
+        return fast_weight_only_linear(x[rows], packed, torch.float32, one_tiling=True)
+
+    whole = compute(slice(0, 66))
+    for start, stop in [(0, 1), (64, 66), (0, 17)]:
+        assert torch.equal(compute(slice(start, stop)), whole[start:stop])
+    monkeypatch.setattr(module, "_MOST_SOME", 17)
+    assert torch.equal(compute(slice(0, 66)), whole)
+    split = split_size(40, 300)
+    assert split < 300
+    monkeypatch.setattr(module, "_PROGRAMS", 0)  # never apart; splits stay as they were
+    monkeypatch.setattr(module, "split_size", lambda num_outputs, in_size: split)
+    assert torch.equal(compute(slice(0, 66)), whole)
+
+
+def test_rows_become_the_reference_s_integers() -> None:
+    x = random(7, 300)
+    x[1], x[2, 7], x[3, 299] = 0.0, float("nan"), float("-inf")
+    x[4] *= 1e-38
+    x[5] = torch.arange(300, device=DEVICE) - 149.5
+    x[5, 0] = 254.0  # halves of steps: ties
+    for dtype in DTYPES:
+        rows = fast_integer_rows(x.to(dtype), 384)
+        assert_rows(rows, x.to(dtype))
+        assert not rows.values[:, 300:].any()
+        assert rows.scales.isnan().tolist() == [False, False, True, True, False, False, False]
+
+
+def assert_rows(rows: IntegerRows, x: torch.Tensor) -> None:
+    expected, expected_scales = integer_rows(x)
+    assert torch.equal(rows.values[:, : x.shape[1]], expected)
+    assert torch.equal(rows.scales.nan_to_num(-1.0), expected_scales.flatten().nan_to_num(-1.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_and_gates_before_integers_are_those_that_are_ops(dtype: torch.dtype) -> None:
+    x, residual, weight = (
+        random(5, 256, dtype=dtype),
+        random(256, 5, dtype=dtype).T.contiguous(),
+        random(256, dtype=dtype),
+    )
+    kernels = TritonKernels()
+    normed, total = kernels.add_rms_norm(x, residual, weight, 1e-6)
+    rows, found_total = normed_integer_rows(x, residual, weight, 1e-6, 256)
+    assert torch.equal(found_total, total)
+    assert_rows(rows, normed)
+    rows, same = normed_integer_rows(x, None, weight, 1e-6, 256)
+    assert_rows(rows, kernels.rms_norm(x, weight, 1e-6))
+    assert same is x
+    gate_up = torch.cat((x[:, :84], residual[:, :84]), dim=1)
+    assert_rows(gated_integer_rows(gate_up, 128), kernels.silu_and_mul(gate_up))
+
+
+def test_rows_that_are_not_finite_stay_in_their_row() -> None:
+    packed = pack(random_weight(INTEGERS[0], (37, 84), has_offsets=False), None)
+    x = random(3, 84)
+    x[1, 5] = float("inf")
+    found = integer_linear(x, packed, torch.float32)
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2]], integer_linear(x[[0, 2]], packed, torch.float32))
+
+
+def test_no_rows_are_no_rows() -> None:
+    packed = pack(random_weight(NESTED, (37, 84), has_offsets=False), None)
+    assert integer_linear(random(0, 84), packed, torch.bfloat16).shape == (0, 37)
+
+
+@pytest.mark.parametrize("shape", [(1024, 2048), (6144, 1024), (151936, 1024), (4096, 12288), (1, 128)])
+def test_splits_fill_a_gpu_with_one_tile_of_rows(shape: tuple[int, int]) -> None:
+    split, tiles = split_size(*shape), -(-shape[0] // 64)
+    assert split % 128 == 0
+    num_programs = tiles * -(-shape[1] // split)
+    assert num_programs <= max(tiles, 256)
+    assert num_programs >= 128 or split == 128
