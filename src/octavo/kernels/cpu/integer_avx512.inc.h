@@ -1,9 +1,11 @@
 // Products of integers by vectors of 64 bytes. Included inside namespace octavo::OCTAVO_LEVEL, at the AVX-512 level.
 //
 // vpdpbusd adds up products of unsigned weights and signed q of rows, 4 of k at a time; all sums stay in registers. Units
-// that shift and shuffle are idle meanwhile, so that to expand weights of 4 bits anew for 16 rows costs little.
+// that shift and shuffle are idle meanwhile, so that to expand weights of 4 bits anew for 16 rows costs little; for the
+// rows of a prompt it costs a tenth, and they are expanded once.
 
-constexpr std::int64_t kFewRowsTogether = 8;  // up to here rows meet both tiles of a panel at once, above one by one
+constexpr std::int64_t kFewRowsExpanded = 48;  // up to here nested weights are expanded anew for all rows, above once
+constexpr std::int64_t kFewRowsTogether = 8;   // up to here rows meet both tiles of a panel at once, above one by one
 
 typedef std::int32_t Quad __attribute__((may_alias));
 
@@ -188,6 +190,12 @@ static inline void multiply_all_rows(PanelBlock& block) {
 
 static void multiply_panel_block(PanelBlock block) {
   const Integers& form = block.product.form();
-  if (form.is_nested) return multiply_all_rows<NestedUnit>(block);
+  if (form.is_nested) {
+    if (block.end - block.first * 16 <= kFewRowsExpanded) return multiply_all_rows<NestedUnit>(block);
+    alignas(64) std::uint8_t expanded[kBlockTilesOfK * 2 * kTileBytes];
+    for (std::int64_t i = 0; i < block.count; ++i) expand_nested(block.right + i * kNestedBytes, expanded + i * 2 * kTileBytes);
+    block.right = expanded;
+    return multiply_all_rows<ByteUnit>(block);
+  }
   form.bits == 8 ? multiply_all_rows<ByteUnit>(block) : multiply_all_rows<NibbleUnit>(block);
 }

@@ -1,12 +1,13 @@
 // What all products of integers share around their sums: how they are cut, and how results reach the output. Included
 // inside namespace octavo::OCTAVO_LEVEL.
 
-// One row's totals of a pair of panels [2][2][16]: scaled, biased, to where they belong.
-static inline void finish_row(const IntegerProduct& product, std::int64_t row, std::int64_t pair, f32x16* values,
-                              bool streams) {
+// One row's totals of a pair of panels [2][2][16], or of the one that is left: scaled, biased, to where they belong.
+template <int kPanels>
+[[gnu::always_inline]] static inline void finish_row(const IntegerProduct& product, std::int64_t row, std::int64_t pair,
+                                                     f32x16 (&values)[4], bool streams) {
   const f32x16 scale = splat(product.rows.scales[row]);
-  const std::int64_t num_panels = smaller(kPair, product.to.num_panels() - pair * kPair);
-  for (std::int64_t i = 0; i < num_panels * 2; ++i) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kPanels * 2; ++i) {
     values[i] *= scale;
     if (product.packed.bias) values[i] = values[i] + load_f32(product.packed.bias + pair * kPair * 32 + i * 16);
   }
@@ -31,18 +32,26 @@ static inline void for_each_block(const IntegerProduct& product, std::int64_t ro
   });
 }
 
-// The results of a pair of panels [2][row tiles][2][16][16], to the output.
-static inline void finish_pair(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t pair,
-                               std::int64_t num_panels, const float* results, bool streams) {
-  const std::int64_t panel_results = (end - first) * 2 * kResultElements;
-  for (std::int64_t row = first * 16; row < smaller(product.num_rows, end * 16); ++row) {
+// The results of a pair of panels [2][row tiles][2][16][16], or of the one that is left, to the output.
+template <int kPanels>
+static inline void finish_panels(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t pair,
+                                 const float* results, bool streams) {
+  const std::int64_t panel_results = (end - first) * 2 * kResultElements, end_row = smaller(product.num_rows, end * 16);
+  for (std::int64_t row = first * 16; row < end_row; ++row) {
     const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
     f32x16 values[4] = {};
-    for (std::int64_t i = 0; i < num_panels * 2; ++i) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kPanels * 2; ++i) {
       values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
       if (product.form().group_size == 0)
         values[i] = product.scaled((i32x16)values[i], pair * kPair + i / 2, i % 2, row);
     }
-    finish_row(product, row, pair, values, streams);
+    finish_row<kPanels>(product, row, pair, values, streams);
   }
+}
+
+static inline void finish_pair(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t pair,
+                               std::int64_t num_panels, const float* results, bool streams) {
+  num_panels == kPair ? finish_panels<kPair>(product, first, end, pair, results, streams)
+                      : finish_panels<1>(product, first, end, pair, results, streams);
 }

@@ -14,7 +14,9 @@ static inline void multiply_pair_of_panels(const IntegerProduct& product, std::i
     product.form().is_nested ? multiply_nested_panel<kRows>(product, row, pair * kPair + i, of_panel, 4)
                              : multiply_panel<kBits, kRows>(product, row, pair * kPair + i, of_panel, 4);
   }
-  for (int i = 0; i < kRows; ++i) finish_row(product, row + i, pair, results[i], streams);
+  for (int i = 0; i < kRows; ++i)
+    num_panels == kPair ? finish_row<kPair>(product, row + i, pair, results[i], streams)
+                        : finish_row<1>(product, row + i, pair, results[i], streams);
 }
 
 // Rows [first, end) times a pair of panels, by vectors.

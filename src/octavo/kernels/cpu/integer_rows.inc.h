@@ -31,40 +31,58 @@ static inline std::int32_t sum_of_integers(i32x16 value) {
 #endif
 }
 
-// As integers, magnitudes of floats are in their order; NaN is the last.
-static inline u16x16 larger_magnitudes(u16x16 largest, u16x16 bits) {
-  bits &= 0x7fff;
-#if defined(OCTAVO_HAS_AVX512_BF16)
-  return bits > largest ? bits : largest;
-#else
-  return select(bits > largest, bits, largest);
-#endif
-}
-
+// The largest magnitude of a row, NaN being the last: as integers, magnitudes of floats are in their order.
 static inline float largest_magnitude(const bf16* x, std::int64_t size) {
-  const std::int64_t num_whole = size / 16 * 16;
-  u16x16 largest = {}, bits = {};
-  for (std::int64_t i = 0; i < num_whole; i += 16) {
-    bits = load<u16x16>(x + i);
-    largest = larger_magnitudes(largest, bits);
-  }
-  bits = u16x16{};
-  __builtin_memcpy(&bits, x + num_whole, static_cast<std::size_t>(size - num_whole) * sizeof(bf16));
-  largest = larger_magnitudes(largest, bits);
+  u16x32 largest = {};
+  const auto meet = [&](u16x32 bits) {
+    bits &= 0x7fff;
+#if defined(OCTAVO_HAS_AVX512_BF16)
+    largest = (u16x32)_mm512_max_epu16((__m512i)largest, (__m512i)bits);
+#else
+    largest = select(bits > largest, bits, largest);
+#endif
+  };
+  const std::int64_t num_whole = size / 32 * 32;
+  for (std::int64_t i = 0; i < num_whole; i += 32) meet(load<u16x32>(x + i));
+  u16x32 rest = {};
+  __builtin_memcpy(&rest, x + num_whole, static_cast<std::size_t>(size - num_whole) * sizeof(bf16));
+  meet(rest);
   bf16 most = 0;
-  for (int lane = 0; lane < 16; ++lane) most = largest[lane] > most ? largest[lane] : most;
+  for (int lane = 0; lane < 32; ++lane) most = largest[lane] > most ? largest[lane] : most;
   const std::uint32_t wide = static_cast<std::uint32_t>(most) << 16;
   float result;
   __builtin_memcpy(&result, &wide, sizeof result);
   return result;
 }
 
+// Sums of q, still in lanes, of the two units of a k tile.
+struct UnitSums {
+  i32x16 first = {}, second = {};
+};
+
+#if defined(OCTAVO_HAS_AVX512_BF16)
+
+// A row's line of a k tile: 64 values to integers at `to`, which are added to `sums`.
+static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_t* to, UnitSums& sums) {
+  const auto integers = [&](int i) {
+    return _mm512_cvt_roundps_epi32((__m512)(values[i] * inverse), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  };
+  // Packed by 128 bits: of four quads each, which then go to their places.
+  const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+  const __m512i words[2] = {_mm512_packs_epi32(integers(0), integers(1)), _mm512_packs_epi32(integers(2), integers(3))};
+  const __m512i line = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(words[0], words[1]));
+  _mm512_store_si512(to, line);
+  const __m512i ones = _mm512_set1_epi8(1);
+  sums.first = (i32x16)_mm512_mask_dpbusd_epi32((__m512i)sums.first, 0x00ff, ones, line);
+  sums.second = (i32x16)_mm512_mask_dpbusd_epi32((__m512i)sums.second, 0xff00, ones, line);
+}
+
+#else
+
 // 16 values to integers at `to`; returns them.
 static inline i32x16 put_integers(f32x16 values, float inverse, std::int8_t* to) {
   const i32x16 integers = convert<i32x16>(round_to_integers(values * inverse));
-#if defined(OCTAVO_HAS_AVX512_BF16)
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8((__m512i)integers));
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)integers.low, (__m256i)integers.high), 0xd8);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
@@ -74,6 +92,14 @@ static inline i32x16 put_integers(f32x16 values, float inverse, std::int8_t* to)
   return integers;
 }
 
+// A row's line of a k tile: 64 values to integers at `to`, which are added to `sums`.
+static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_t* to, UnitSums& sums) {
+  for (int i = 0; i < 2; ++i) sums.first += put_integers(values[i], inverse, to + i * 16);
+  for (int i = 2; i < 4; ++i) sums.second += put_integers(values[i], inverse, to + i * 16);
+}
+
+#endif
+
 // One row [K]: its line in each left tile, its scale, and its sums by group.
 static inline void quantise_row(const bf16* x, std::int64_t size, const Integers& form, std::int8_t* line, float* scale,
                                 std::int32_t* sums) {
@@ -81,15 +107,23 @@ static inline void quantise_row(const bf16* x, std::int64_t size, const Integers
   const bool is_finite = largest < __builtin_inff(), is_zero = largest < 0x1p-120f;
   *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
   const float inverse = is_finite && !is_zero ? 127.0f / largest : 0.0f;
-  const std::int64_t padded = num_k_tiles(size) * kTileK, group_size = form.group_size ? form.group_size : padded;
-  for (std::int64_t k = 0; k < size; ++sums) {
-    i32x16 sum = {};
-    for (const std::int64_t end = smaller(padded, k + group_size); k < end; k += 16) {
-      f32x16 values = k + 16 <= size ? load_bf16(x + k) : load_bf16_part(x + k, larger(0, size - k));
-      if (!is_finite) values = splat(0.0f);
-      sum += put_integers(values, inverse, line + k / kTileK * kTileBytes + k % kTileK);
+  const std::int64_t num_k = num_k_tiles(size);
+  UnitSums now;
+  for (std::int64_t k_tile = 0; k_tile < num_k; ++k_tile, line += kTileBytes) {
+    const std::int64_t k = k_tile * kTileK;
+    f32x16 values[4] = {};
+    if (is_finite)
+      for (int i = 0; i < 4; ++i)
+        values[i] = k + kTileK <= size ? load_bf16(x + k + i * 16) : load_bf16_part(x + k + i * 16, smaller(16, larger(0, size - k - i * 16)));
+    put_line(values, inverse, line, now);
+    if (form.group_size == kUnitK) {
+      *sums++ = sum_of_integers(now.first);
+      if (k + kUnitK < size) *sums++ = sum_of_integers(now.second);
+      now = {};
+    } else if (k_tile + 1 == num_k || (form.group_size != 0 && (k + kTileK) % form.group_size == 0)) {
+      *sums++ = sum_of_integers(now.first + now.second);
+      now = {};
     }
-    *sums = sum_of_integers(sum);
   }
 }
 

@@ -77,7 +77,7 @@ constexpr std::int64_t kPair = 2;
 #else
 
 // One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
-static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
+[[gnu::always_inline]] static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
   const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;
   const std::int64_t count = smaller(width, to.out_size - column);
