@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from octavo.tokenizer.byte_table import ByteTable
+from octavo.tokenizer.byte_table import ByteTable, DecoderRules
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -104,13 +104,8 @@ class AsciiTable:
     """The least that a tokenizer must bring: a table of bytes."""
 
     def byte_table(self, skip_special_tokens: bool) -> ByteTable:
-        pieces = tuple(bytes([byte]) for byte in range(128))
-        return ByteTable(
-            pieces=pieces,
-            first_pieces=pieces,
-            silent_ids=frozenset({0} if skip_special_tokens else ()),
-            num_leading_spaces=2,
-        )
+        rules = DecoderRules(num_leading_spaces=2)
+        return ByteTable(rules, chr, frozenset({0} if skip_special_tokens else ()))
 
 
 def test_only_the_spaces_that_open_the_text_are_dropped() -> None:

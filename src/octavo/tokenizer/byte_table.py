@@ -1,4 +1,4 @@
-"""The bytes that each token stands for: the whole of decoding, worked out once, so that streaming is a table look-up.
+"""The bytes that each token stands for: the whole of decoding, worked out once a token, so that streaming is a look-up.
 
 A `tokenizer.json` says how token texts become text with a chain of decoders. Three families cover the checkpoints
 that Octavo serves, and all three are per token, save for the space that some of them drop at the very start:
@@ -11,7 +11,7 @@ that Octavo serves, and all three are per token, save for the space that some of
 
 import codecs
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -53,35 +53,44 @@ class DecoderRules:
         return text.encode()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ByteTable:
-    """Token id -> bytes, for one choice of `skip_special_tokens`. An id beyond the table stands for nothing."""
+    """Token id -> bytes, for one choice of `skip_special_tokens`, worked out when a token is first met.
 
-    pieces: tuple[bytes, ...]  # [num_ids]; b"" for a hole in the vocabulary and for a skipped token
-    first_pieces: tuple[bytes, ...]  # [num_ids]; the same tuple where the first token is like any other
-    silent_ids: frozenset[int]  # skipped tokens and holes: they do not count as the first token
-    num_leading_spaces: int
+    An id that is no token stands for nothing: a hole in the vocabulary, or beyond its end.
+    """
+
+    def __init__(
+        self, rules: DecoderRules, text_of: Callable[[int], str | None], skipped_ids: frozenset[int] = frozenset()
+    ) -> None:
+        """`text_of` tells a token's text in the vocabulary, None for an id that is no token."""
+        self._text_of = text_of
+        self._skipped_ids = skipped_ids
+        self.num_leading_spaces = rules.num_leading_spaces
+        self.pieces: Mapping[int, bytes] = _Pieces(rules.token_bytes, self._spoken_text)
+        self.first_pieces = self.pieces  # the same object where the first token is like any other
+        if rules.first_drops or rules.separator:
+            self.first_pieces = _Pieces(rules.first_token_bytes, self._spoken_text)
 
     def is_silent(self, token_id: int) -> bool:
-        """Tell whether a token leaves no trace in the text at all."""
-        return token_id >= len(self.pieces) or token_id in self.silent_ids
+        """Tell whether a token leaves no trace in the text at all, and so is not the first one either."""
+        return self._spoken_text(token_id) is None
+
+    def _spoken_text(self, token_id: int) -> str | None:
+        return None if token_id in self._skipped_ids else self._text_of(token_id)
 
 
-def build_byte_table(rules: DecoderRules, texts: Mapping[int, str], skipped_ids: Iterable[int]) -> ByteTable:
-    """Work out the table; `texts` maps every token id to its text in the vocabulary."""
-    num_ids = max(texts, default=-1) + 1
-    silent_ids = frozenset(skipped_ids) | frozenset(id_ for id_ in range(num_ids) if id_ not in texts)
-    spoken = [None if id_ in silent_ids else texts[id_] for id_ in range(num_ids)]
-    pieces = tuple(b"" if text is None else rules.token_bytes(text) for text in spoken)
-    first_pieces = pieces
-    if rules.first_drops or rules.separator:
-        first_pieces = tuple(b"" if text is None else rules.first_token_bytes(text) for text in spoken)
-    return ByteTable(
-        pieces=pieces,
-        first_pieces=first_pieces,
-        silent_ids=silent_ids,
-        num_leading_spaces=rules.num_leading_spaces,
-    )
+class _Pieces(dict[int, bytes]):
+    """Fills itself: a vocabulary has 150,000 tokens, of which an answer uses a few hundred."""
+
+    def __init__(self, bytes_of: Callable[[str], bytes], text_of: Callable[[int], str | None]) -> None:
+        super().__init__()
+        self._bytes_of = bytes_of
+        self._text_of = text_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        text = self._text_of(token_id)
+        piece = self[token_id] = b"" if text is None else self._bytes_of(text)
+        return piece
 
 
 def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:

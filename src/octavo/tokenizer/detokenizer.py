@@ -47,10 +47,7 @@ class Detokenizer:
         if self._starting:
             return self._push_start(token_ids)
         pieces = self._table.pieces
-        try:
-            data = pieces[token_ids[0]] if len(token_ids) == 1 else b"".join([pieces[id_] for id_ in token_ids])
-        except IndexError:  # padded vocabulary
-            data = b"".join([pieces[id_] for id_ in token_ids if id_ < len(pieces)])
+        data = pieces[token_ids[0]] if len(token_ids) == 1 else b"".join([pieces[id_] for id_ in token_ids])
         return self._decoder.decode(data)
 
     def flush(self) -> str:
