@@ -8,8 +8,10 @@ template <int kPanels>
   const f32x16 scale = splat(product.rows.scales[row]);
 #pragma GCC unroll 4
   for (int i = 0; i < kPanels * 2; ++i) {
-    values[i] *= scale;
-    if (product.packed.bias) values[i] = values[i] + load_f32(product.packed.bias + pair * kPair * 32 + i * 16);
+    // Scaled and biased in one rounding, and that in so many words: there is a copy of this for every way to multiply,
+    // and the compiler would fuse the two in some of them.
+    const float* bias = product.packed.bias ? product.packed.bias + pair * kPair * 32 + i * 16 : nullptr;
+    values[i] = bias ? multiply_add(values[i], scale, load_f32(bias)) : values[i] * scale;
   }
   store_row(product.to, row, pair, values, streams);
 }
@@ -32,26 +34,33 @@ static inline void for_each_block(const IntegerProduct& product, std::int64_t ro
   });
 }
 
-// The results of a pair of panels [2][row tiles][2][16][16], or of the one that is left, to the output.
-template <int kPanels>
-static inline void finish_panels(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t pair,
-                                 const float* results, bool streams) {
-  const std::int64_t panel_results = (end - first) * 2 * kResultElements, end_row = smaller(product.num_rows, end * 16);
-  for (std::int64_t row = first * 16; row < end_row; ++row) {
-    const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
-    f32x16 values[4] = {};
-#pragma GCC unroll 4
-    for (int i = 0; i < kPanels * 2; ++i) {
-      values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
-      if (product.form().group_size == 0)
-        values[i] = product.scaled((i32x16)values[i], pair * kPair + i / 2, i % 2, row);
-    }
-    finish_row<kPanels>(product, row, pair, values, streams);
-  }
-}
+// Results of a pair of panels, or of the one that is left.
+struct FinishedIntegers {
+  const IntegerProduct* product;
+  const float* results;  // [2][row tiles first ...][2][16][16]: integers or, in groups, floats
+  std::int64_t panel_results, first, pair, num_panels;
+  bool streams;
 
-static inline void finish_pair(const IntegerProduct& product, std::int64_t first, std::int64_t end, std::int64_t pair,
-                               std::int64_t num_panels, const float* results, bool streams) {
-  num_panels == kPair ? finish_panels<kPair>(product, first, end, pair, results, streams)
-                      : finish_panels<1>(product, first, end, pair, results, streams);
-}
+  void put_row(std::int64_t row) const { put_rows(row, row + 1); }
+  void put_rows(std::int64_t row, std::int64_t end) const {
+    num_panels == kPair ? put_rows_of<kPair>(*this, row, end) : put_rows_of<1>(*this, row, end);
+  }
+
+ private:
+  // By value: nothing that is written may be part of it.
+  template <int kPanels>
+  static void put_rows_of(FinishedIntegers of, std::int64_t row, std::int64_t end) {
+    const IntegerProduct& product = *of.product;
+    for (; row < end; ++row) {
+      const float* of_row = of.results + (row / 16 - of.first) * 2 * kResultElements + row % 16 * 16;
+      f32x16 values[4] = {};
+#pragma GCC unroll 4
+      for (int i = 0; i < kPanels * 2; ++i) {
+        values[i] = load_f32(of_row + i / 2 * of.panel_results + i % 2 * kResultElements);
+        if (product.form().group_size == 0)
+          values[i] = product.scaled((i32x16)values[i], of.pair * kPair + i / 2, i % 2, row);
+      }
+      finish_row<kPanels>(product, row, of.pair, values, of.streams);
+    }
+  }
+};

@@ -50,23 +50,29 @@ struct RowsByTiles {
   std::int64_t panel, k, count;
   float* results;               // [row tiles][2][16][16], integers or, in groups, floats
   std::uint8_t* expanded;       // room for `count` k tiles of bytes
+  Finish<FinishedIntegers>& finish;  // of earlier panels: their rows go to the output meanwhile
 
   void multiply() {
     const Integers& form = product.form();
-    if (form.group_size != 0) return multiply_in_groups();
+    if (form.group_size != 0) {
+      finish.do_all();
+      return multiply_in_groups();
+    }
     const std::int64_t num_pairs = ceil_div(end - first, 2), lines = k_tile_bytes(form) / 64;
     if (num_pairs <= kFewPairs) {
       for_each_pair(first, smaller(end, first + 2), [&](std::int64_t at) {
         for (std::int64_t line = 0; line < lines; ++line) prefetch_line(right + (at * lines + line) * 64);
         expand(at + 1);
+        finish.do_some(num_rows());
       });
-      return for_each_pair(first + 2, end, [](std::int64_t) {});
+      return for_each_pair(first + 2, end, [&](std::int64_t) { finish.do_some(num_rows()); });
     }
     Ahead ahead = {next, ceil_div(lines, num_pairs)};
     for (std::int64_t tile = first; tile < end; tile += 2) {
       for_each_pair(tile, smaller(end, tile + 2), [&](std::int64_t at) {
         for (std::int64_t i = 0; i < ahead.lines; ++i) __builtin_prefetch(ahead.line(at * ahead.lines + i), 0, 2);
         if (tile == first) expand(at + 1);
+        finish.do_some(num_rows());
       });
       ahead.from = ahead.line(count * ahead.lines);
     }
@@ -79,6 +85,7 @@ struct RowsByTiles {
     return product.rows.left + (tile * product.num_k() + k) * kTileBytes;
   }
   std::int64_t left_stride() const { return product.num_k() * kTileBytes; }
+  std::int64_t num_rows() const { return smaller(product.num_rows, end * 16) - first * 16; }
 
   // Expands k tile number `at` of these from 4 bits, just before it is wanted.
   void expand(std::int64_t at) const {
@@ -132,27 +139,35 @@ static inline Blocking choose_integer_blocking(std::int64_t num_row_tiles, std::
   return {row_tiles, row_tiles <= larger(2, fitting) ? kPair : kMostPanels, smaller(kIntegerTilesOfK, num_k)};
 }
 
+// Some panels, the last of whose rows are left to `finish`.
 static inline void multiply_by_tiles(const IntegerProduct& product, const Blocking& blocking, std::int64_t first,
-                                     std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams) {
+                                     std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams,
+                                     Finish<FinishedIntegers>& finish) {
   const std::int64_t panel = pair * kPair, num_panels = smaller(end_pair * kPair, product.to.num_panels()) - panel;
   const std::int64_t panel_results = (end - first) * 2 * kResultElements, tile_bytes = k_tile_bytes(product.form());
-  const std::int64_t result_bytes = num_panels * panel_results * 4, expanded_bytes = blocking.num_k * 2 * kTileBytes;
-  float* results = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(result_bytes + expanded_bytes)));
-  std::uint8_t* expanded = reinterpret_cast<std::uint8_t*>(results) + result_bytes;
+  const std::int64_t num_results = larger(blocking.panels, 2 * kPair) * panel_results;
+  const std::int64_t expanded_bytes = blocking.num_k * 2 * kTileBytes;
+  float* memory = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(num_results * 4 + expanded_bytes)));
+  std::uint8_t* expanded = reinterpret_cast<std::uint8_t*>(memory + num_results);
+  // A pair of panels is finished beside the next one, which so needs room of its own.
+  const bool are_a_pair = blocking.panels == kPair;
+  float* results = memory + (are_a_pair ? pair % 2 * kPair * panel_results : 0);
   for (std::int64_t k = 0; k < product.num_k(); k += blocking.num_k) {
-    const std::int64_t next_k = k + blocking.num_k;
+    const std::int64_t next_k = k + blocking.num_k, count = smaller(blocking.num_k, product.num_k() - k);
     for (std::int64_t i = 0; i < num_panels; ++i) {
       const std::uint8_t* right = product.panel(panel + i) + k * tile_bytes;
       const std::uint8_t* next = i + 1 < num_panels         ? product.panel(panel + i + 1) + k * tile_bytes
                                  : next_k < product.num_k() ? product.panel(panel) + next_k * tile_bytes
                                                             : product.panel(panel + num_panels);
-      RowsByTiles{product, first, end, right, next, panel + i, k, smaller(blocking.num_k, product.num_k() - k),
-                  results + i * panel_results, expanded}
-          .multiply();
+      RowsByTiles{product, first, end, right, next, panel + i, k, count, results + i * panel_results, expanded, finish}.multiply();
+      if (next_k >= product.num_k() && (i % kPair == kPair - 1 || i + 1 == num_panels)) {
+        const std::int64_t done = i / kPair * kPair, end_row = smaller(product.num_rows, end * 16);
+        finish.do_all();
+        finish = {{&product, results + done * panel_results, panel_results, first, (panel + done) / kPair, i + 1 - done, streams},
+                  first * 16, end_row, kPair * ceil_div(end - first, 2) * (are_a_pair ? product.num_k() : count)};
+      }
     }
   }
-  for (std::int64_t i = 0; i < num_panels; i += kPair)
-    finish_pair(product, first, end, (panel + i) / kPair, smaller(kPair, num_panels - i), results + i * panel_results, streams);
 }
 
 static inline void begin_integer_tiles(const IntegerProduct& product) {
@@ -165,11 +180,13 @@ static void multiply_by_tiles(const IntegerProduct& product, Pool& pool) {
   const Blocking blocking = choose_integer_blocking(num_row_tiles, product.num_k());
   for_each_block(product, blocking.row_tiles * 16, blocking.panels / kPair, pool,
                  [&](std::int64_t row, std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams) {
+                   Finish<FinishedIntegers> finish = {};
                    begin_integer_tiles(product);
                    for (; pair < end_pair; pair += blocking.panels / kPair)
                      multiply_by_tiles(product, blocking, row / 16, ceil_div(end, 16), pair,
-                                       smaller(end_pair, pair + blocking.panels / kPair), streams);
+                                       smaller(end_pair, pair + blocking.panels / kPair), streams, finish);
                    end_tiles();
+                   finish.do_all();
                  });
 }
 

@@ -52,7 +52,7 @@ static inline void multiply_pair_of_panels(const IntegerProduct& product, std::i
     for (std::int64_t k = 0, panel = pair * kPair + i; k < product.num_k(); k += kBlockTilesOfK)
       multiply_panel_block({product, panel, k, smaller(kBlockTilesOfK, product.num_k() - k), first, end_row,
                             results + i * panel_results, product.panel(panel) + k * k_tile_bytes(product.form())});
-  finish_pair(product, first, end, pair, num_panels, results, streams);
+  FinishedIntegers{&product, results, panel_results, first, pair, num_panels, streams}.put_rows(first * 16, end_row);
 }
 
 static void multiply_by_panels(const IntegerProduct& product, Pool& pool) {

@@ -116,19 +116,33 @@ constexpr std::int64_t kPair = 2;
 
 #endif
 
-// Rows of a pair of panels whose sums are complete, on their way to the output. They go one by one between the products
-// of the next panels, so that vectors and matrix tiles work at the same time.
+// Rows whose sums are complete, on their way to the output. They go one by one between the products of the next panels, so
+// that vectors and matrix tiles work at the same time.
+template <class Panels>
 struct Finish {
+  Panels of;
+  std::int64_t row = 0, end = 0;
+  std::int64_t num_steps = 0;  // until they should be gone
+  std::int64_t credit = 0;
+
+  void do_all() {
+    while (row < end) of.put_row(row++);
+  }
+  // One step's share.
+  void do_some(std::int64_t num_rows) {
+    for (credit += num_rows; credit >= num_steps && row < end; credit -= num_steps) of.put_row(row++);
+  }
+};
+
+// Results of a pair of panels, or of the one that is left.
+struct FinishedPanels {
   const Product* product;
   const float* results;  // [2][row tiles first ...][2][16][16]
   std::int64_t panel_results, first, panel, num_panels;
   bool streams;
   Leader* leaders;  // of the rows from `first` on, where they take the results
-  std::int64_t row, end;
-  std::int64_t num_steps;  // until they should be gone
-  std::int64_t credit = 0;
 
-  void do_row() {
+  void put_row(std::int64_t row) const {
     const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
     const float* bias = product->packed.bias;
     f32x16 values[4] = {};
@@ -141,20 +155,12 @@ struct Finish {
     } else {
       store_row(product->to, row, panel / kPair, values, streams);
     }
-    ++row;
-  }
-  void do_all() {
-    while (row < end) do_row();
-  }
-  // One step's share.
-  void do_some(std::int64_t num_rows) {
-    for (credit += num_rows; credit >= num_steps && row < end; credit -= num_steps) do_row();
   }
 };
 
 // What goes on beside a product: rows that are finished, and memory that will be wanted.
 struct Beside {
-  Finish& finish;
+  Finish<FinishedPanels>& finish;
   std::int64_t num_rows;
   Ahead ahead;
 
@@ -191,7 +197,7 @@ struct ProductRows {
   bool streams;
   float* results;  // of `blocking.panels` panels, twice where these are a pair: one pair finishes beside the next one
   Leader* leaders;
-  Finish finish = {};
+  Finish<FinishedPanels> finish = {};
 
   std::int64_t num_tiles() const { return end - first; }
   std::int64_t stride() const { return product.num_k * kTileElements; }
@@ -215,7 +221,7 @@ struct ProductRows {
         if (is_last_k && (i % kPair == kPair - 1 || i + 1 == num_panels)) {
           const std::int64_t pair = i / kPair * kPair;
           finish.do_all();
-          finish = {&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams, leaders,
+          finish = {{&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams, leaders},
                     first * 16, first * 16 + num_rows(), kPair * ceil_div(num_tiles(), 2) * (are_a_pair ? product.num_k : count)};
         }
       }

@@ -28,14 +28,15 @@ template <int kRows>
   }
 }
 
-// One k tile of weights that come from memory, line by line as they lie there: prefetchers follow nothing else well.
+// One k tile of weights that come from memory, line by line as they lie there: prefetchers follow nothing else well. With
+// a row or two they keep ahead by themselves, and requests for lines far ahead would only take their place.
 template <int kRows>
 [[gnu::always_inline]] static inline void add_streamed_tile(f32x16 (&sums)[2][kRows], const bf16* left, const bf16* right,
                                                             const Ahead& ahead, std::int64_t k) {
 #pragma GCC unroll 2
   for (int tile = 0; tile < 2; ++tile, right += kTileElements) {
     for (int pair = 0; pair < 16; ++pair) {
-      fetch_line(ahead, k, tile * 16 + pair);
+      if constexpr (kRows > 2) fetch_line(ahead, k, tile * 16 + pair);
       __builtin_prefetch(right + pair * 32 + kNearElements);
       add_pair(sums[tile], left + pair * 2, right + pair * 32);
     }
