@@ -60,6 +60,11 @@ def test_every_option_can_be_set_in_the_file_and_in_the_environment(tmp_path: Pa
     assert (from_environment.engine, from_environment.server) == (again.engine, again.server)
 
 
+def test_a_file_that_leaves_the_length_of_a_step_open_gets_the_default(tmp_path: Path) -> None:
+    (tmp_path / "open.yaml").write_text("step_target_s: null\n")
+    assert resolve(file=tmp_path / "open.yaml").engine.step_target_s == STREAMING_STEP_TARGET_S
+
+
 def test_lists_and_switches_in_the_environment() -> None:
     server = resolve(environ={"OCTAVO_API_KEY": "a, b,", "OCTAVO_ACCESS_LOG": "Off", "OCTAVO_UDS": ""}).server
     assert (server.api_key, server.access_log, server.uds) == (("a", "b"), False, None)

@@ -50,6 +50,12 @@ def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
     return field(default=default, metadata={"help": help_text, "is_secret": is_secret})
 
 
+def for_streaming(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `EngineArgs` with the defaults of an engine whose answers are streamed where they name none."""
+    target_s = options.get("step_target_s")
+    return {**options, "step_target_s": STREAMING_STEP_TARGET_S if target_s is None else target_s}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineArgs:
     """Everything a user may set about an engine.

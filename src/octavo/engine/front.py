@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from octavo.config.args import DEFAULT_MODEL, STREAMING_STEP_TARGET_S, EngineArgs
+from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
 from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
@@ -105,10 +105,7 @@ def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> Eng
 
 def streaming_engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
     """Return the options of an engine whose answers are streamed."""
-    target_s = options.get("step_target_s")
-    return engine_args(
-        model_name, {**options, "step_target_s": STREAMING_STEP_TARGET_S if target_s is None else target_s}
-    )
+    return engine_args(model_name, for_streaming(options))
 
 
 def params_per_prompt(params: object, num_prompts: int) -> list[SamplingParams | None]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
-from octavo.config.args import STREAMING_STEP_TARGET_S, EngineArgs
+from octavo.config.args import EngineArgs, for_streaming
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.server.args import ServerArgs
 from octavo.server.settings_file import read_settings_file
@@ -91,9 +91,7 @@ def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], confi
         values[name] = tuple(value) if isinstance(value, list) else value
         origins[name] = f"--{name.replace('_', '-')}"
     return Settings(
-        engine=_build(
-            EngineArgs, {"engine_process": True, "step_target_s": STREAMING_STEP_TARGET_S, **values}, origins
-        ),
+        engine=_build(EngineArgs, for_streaming({"engine_process": True, **values}), origins),
         server=_build(ServerArgs, values, origins),
         origins=origins,
     )
