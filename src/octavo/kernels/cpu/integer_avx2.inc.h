@@ -152,7 +152,7 @@ static void multiply_panel_block(PanelBlock block) {
   const Integers& form = block.product.form();
   if (!form.is_nested) return form.bits == 8 ? multiply_all_rows<8>(block) : multiply_all_rows<4>(block);
   alignas(64) std::uint8_t expanded[kBlockTilesOfK * 2 * kTileBytes];
-  for (std::int64_t i = 0; i < block.count; ++i) expand_nested(block.right + i * kNestedBytes, expanded + i * 2 * kTileBytes);
+  expand_block(block, expanded);
   block.right = expanded;
   multiply_all_rows<8>(block);
 }

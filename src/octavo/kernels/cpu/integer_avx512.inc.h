@@ -193,7 +193,7 @@ static void multiply_panel_block(PanelBlock block) {
   if (form.is_nested) {
     if (block.end - block.first * 16 <= kFewRowsExpanded) return multiply_all_rows<NestedUnit>(block);
     alignas(64) std::uint8_t expanded[kBlockTilesOfK * 2 * kTileBytes];
-    for (std::int64_t i = 0; i < block.count; ++i) expand_nested(block.right + i * kNestedBytes, expanded + i * 2 * kTileBytes);
+    expand_block(block, expanded);
     block.right = expanded;
     return multiply_all_rows<ByteUnit>(block);
   }
