@@ -15,7 +15,7 @@ from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
 from octavo.kernels.triton.integer_rows import IntegerRows, integer_rows
-from octavo.kernels.triton.low_bit_sum import form_of, split_sum
+from octavo.kernels.triton.low_bit_sum import finished, form_of, split_sum
 from octavo.kernels.triton.low_bit_weight import STEP, LowBitLinear
 
 _PROGRAMS = 256  # about two for each multiprocessor: with fewer, some read nothing
@@ -33,28 +33,8 @@ class Tiling:
 
 FEW, SOME, MANY = Tiling(16, 64), Tiling(64, 128), Tiling(128, 128, num_warps=8)
 _FLOAT32 = Tiling(32, 64)  # three products of TF32 take more registers
+_MOST_FEW = FEW.rows
 _MOST_SOME = 256  # rows: up to here they cost less than reading the weights
-
-
-@triton.jit
-def _finished(
-    total: tl.tensor,
-    scales: tl.tensor,  # of outputs, where they are not in the total
-    row_scales: tl.tensor,
-    bias: tl.tensor,
-    IS_SCALED: tl.constexpr,
-    HAS_ROW_SCALES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-) -> tl.tensor:
-    """Return a total with what is due to its outputs and rows; addresses fit its shape."""
-    total = total.to(tl.float32)
-    if not IS_SCALED:
-        total *= tl.load(scales)
-    if HAS_ROW_SCALES:
-        total *= tl.load(row_scales)
-    if HAS_BIAS:
-        total += tl.load(bias).to(tl.float32)
-    return total
 
 
 @triton.jit
@@ -80,14 +60,15 @@ def _low_bit_kernel(
 ) -> None:
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     outputs = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_inside = (outputs < num_outputs)[:, None] & (rows < num_rows)[None, :]
+    is_row, x_rows = rows < num_rows, x + rows.to(tl.int64) * in_size
+    is_inside = (outputs < num_outputs)[:, None] & is_row[None, :]
     places = rows.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
     here, of_row = tl.minimum(outputs, num_outputs - 1), tl.minimum(rows, num_rows - 1)
     if SPLIT_APART:
         begin = tl.program_id(2) * split
         total = split_sum(
-            *(x, weight, scales, offsets, multipliers, rows, here, num_rows, num_outputs),
-            *(begin, tl.minimum(begin + split, in_size), in_size, FORM, ROWS, OUTPUTS),
+            *(x_rows, is_row, weight, scales, offsets, multipliers, here, num_outputs),
+            *(begin, tl.minimum(begin + split, in_size), FORM, ROWS, OUTPUTS),
         )
         part = tl.program_id(2) + tl.zeros((1, 1), tl.int64)
         tl.store(out + part * num_rows * num_outputs + places, total, mask=is_inside)
@@ -96,10 +77,10 @@ def _low_bit_kernel(
         total = tl.zeros((OUTPUTS, ROWS), SUM)
         for begin in range(0, in_size, split):
             total += split_sum(
-                *(x, weight, scales, offsets, multipliers, rows, here, num_rows, num_outputs),
-                *(begin, tl.minimum(begin + split, in_size), in_size, FORM, ROWS, OUTPUTS),
+                *(x_rows, is_row, weight, scales, offsets, multipliers, here, num_outputs),
+                *(begin, tl.minimum(begin + split, in_size), FORM, ROWS, OUTPUTS),
             )
-        total = _finished(
+        total = finished(
             *(total, scales + here[:, None], row_scales + of_row[None, :], bias + here[:, None]),
             *(FORM.scales_inside, HAS_ROW_SCALES, HAS_BIAS),
         )
@@ -130,7 +111,7 @@ def _join_kernel(
         total += tl.load(parts + here)
         parts += size
     outputs, rows = here % num_outputs, here // num_outputs
-    total = _finished(total, scales + outputs, row_scales + rows, bias + outputs, IS_SCALED, HAS_ROW_SCALES, HAS_BIAS)
+    total = finished(total, scales + outputs, row_scales + rows, bias + outputs, IS_SCALED, HAS_ROW_SCALES, HAS_BIAS)
     tl.store(out + places, total.to(out.dtype.element_ty), mask=is_inside)
 
 
@@ -141,23 +122,26 @@ def integer_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype) ->
 
 def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
     """Map rows of integers [T, P] to [T, N] of a dtype."""
-    return _launch(rows.values, rows.scales, packed, dtype, _tiling(rows.values, one_tiling=False))
+    return _launch(rows.values, rows.scales, packed, dtype, one_tiling=False)
 
 
 def weight_only_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_tiling: bool) -> torch.Tensor:
     """Map x [T, K] as it is to [T, N] of a dtype; with `one_tiling` in the same way for any number of rows."""
-    if packed.padded_size != packed.in_size:
-        x = F.pad(x, (0, packed.padded_size - packed.in_size))
-    x = aligned(x)
-    return _launch(x, None, packed, dtype, _tiling(x, one_tiling=one_tiling))
+    return _launch(padded_rows(x, packed.padded_size), None, packed, dtype, one_tiling=one_tiling)
 
 
-def _tiling(x: torch.Tensor, *, one_tiling: bool) -> Tiling:
-    if len(x) <= FEW.rows and not one_tiling:
+def padded_rows(x: torch.Tensor, padded_size: int) -> torch.Tensor:
+    """Return x [T, K] as [T, P], zeros behind it, as a kernel takes it."""
+    return aligned(x if x.shape[1] == padded_size else F.pad(x, (0, padded_size - x.shape[1])))
+
+
+def tiling_for(num_rows: int, dtype: torch.dtype, *, one_tiling: bool) -> Tiling:
+    """Return how so many rows of a dtype are cut; with `one_tiling` any number of them alike."""
+    if num_rows <= _MOST_FEW and not one_tiling:
         return FEW
-    if x.dtype == torch.float32:
+    if dtype == torch.float32:
         return _FLOAT32
-    return SOME if len(x) <= _MOST_SOME or one_tiling else MANY
+    return SOME if num_rows <= _MOST_SOME or one_tiling else MANY
 
 
 def _launch(
@@ -165,9 +149,11 @@ def _launch(
     row_scales: torch.Tensor | None,  # [T]
     packed: LowBitLinear,
     dtype: torch.dtype,
-    tiling: Tiling,
+    *,
+    one_tiling: bool,
 ) -> torch.Tensor:
     (num_rows, in_size), num_outputs, form = x.shape, packed.num_outputs, form_of(packed)
+    tiling = tiling_for(num_rows, x.dtype, one_tiling=one_tiling)
     out = torch.empty(num_rows, num_outputs, dtype=dtype, device=x.device)
     if num_rows == 0:
         return out

@@ -81,33 +81,31 @@ def _scaled(
 
 @triton.jit
 def split_sum(
-    x: tl.tensor,  # [T, P]
+    x_rows: tl.tensor,  # [ROWS] addresses of rows
+    is_row: tl.tensor,  # [ROWS]; what is not there counts as zeros
     weight: tl.tensor,  # [B, N, 64 or 32] int8
     scales: tl.tensor,  # [G, N]
     offsets: tl.tensor,  # [G, N]
     multipliers: tl.tensor,  # [P / 32, N] int8
-    rows: tl.tensor,
     outputs: tl.tensor,  # none beyond N
-    num_rows: tl.tensor,
     num_outputs: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
-    in_size: tl.tensor,  # P
     FORM: tl.constexpr,  # Form
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ) -> tl.tensor:
     """Return weight @ x.T over inputs begin ... end - 1, [OUTPUTS, ROWS]: scaled if FORM.scales_inside."""
-    IS_EXACT: tl.constexpr = x.dtype.element_ty == tl.int8
+    IS_EXACT: tl.constexpr = x_rows.dtype.element_ty == tl.int8
     SUM: tl.constexpr = tl.int32 if IS_EXACT else tl.float32
-    x_places = x + rows.to(tl.int64)[:, None] * in_size + tl.arange(0, 32)[None, :]
+    x_places = x_rows[:, None] + tl.arange(0, 32)[None, :]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     result, of_row = tl.zeros((OUTPUTS, ROWS), SUM), tl.zeros((ROWS,), SUM)
     for first in range(begin, end, 128):
         for part in tl.static_range(4):
             block = first // 64 + part // 2 + tl.zeros((1,), tl.int64)
             left = _factors(weight, multipliers, outputs, num_outputs, block, part % 2, FORM)
-            right = tl.load(x_places + first + part * 32, mask=(rows < num_rows)[:, None], other=0)
+            right = tl.load(x_places + first + part * 32, mask=is_row[:, None], other=0)
             if not IS_EXACT:
                 left = left.to(tl.float32).to(right.dtype)
             result = tl.dot(left, tl.trans(right), result, input_precision="tf32x3", out_dtype=SUM)
@@ -125,3 +123,24 @@ def split_sum(
     else:
         found = result
     return found
+
+
+@triton.jit
+def finished(
+    total: tl.tensor,
+    scales: tl.tensor,  # of outputs, where they are not in the total
+    row_scales: tl.tensor,
+    bias: tl.tensor,
+    IS_SCALED: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> tl.tensor:
+    """Return a total with what is due to its outputs and rows; addresses fit its shape."""
+    total = total.to(tl.float32)
+    if not IS_SCALED:
+        total *= tl.load(scales)
+    if HAS_ROW_SCALES:
+        total *= tl.load(row_scales)
+    if HAS_BIAS:
+        total += tl.load(bias).to(tl.float32)
+    return total
