@@ -34,6 +34,7 @@ MIXED = [
     GREEDY.replace(temperature=1.0, frequency_penalty=1.0, bad_words=["a"], logprobs=2, seed=4),
 ]
 MODELS = ["llama-biases", "qwen3-mixed-windows", "qwen2-moe"]
+needs_native = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
 
 
 @pytest.fixture
@@ -87,13 +88,18 @@ def test_padded_steps_on_static_tensors_give_the_same_tokens(
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU has a queue of its own")
+@pytest.mark.parametrize("quantization", [None, pytest.param("int4", marks=needs_native)])
 def test_experts_in_padded_steps_answer_alike_and_count_no_padding(
-    make_pair: Callable[..., tuple[LLM, LLM]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    quantization: str | None,
+    make_pair: Callable[..., tuple[LLM, LLM]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     queue, prompts = CalledQueue(), [*PROMPTS, random_prompt(2, seed=2)]
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
     monkeypatch.setattr(CpuKind, "queue", lambda kind: queue if "OCTAVO_GPU_KERNELS" in os.environ else None)
-    plain, triton = make_pair("qwen2-moe", max_num_seqs=4)
+    weights = {} if quantization is None else {"dtype": "bfloat16", "quantization": quantization}
+    plain, triton = make_pair("qwen2-moe", weights=weights, max_num_seqs=4)
     assert tokens_of(triton, prompts) == tokens_of(plain, prompts)
     assert queue.replays
     assert tokens_per_layer(triton) == tokens_per_layer(plain)
@@ -118,8 +124,10 @@ def test_greedy_tokens_are_those_of_the_cpu(
     assert set(kernels) == {"rotate_and_write", "attend_few", "attend_many"}
 
 
-@pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
-@pytest.mark.parametrize(("name", "quantization"), [("llama-biases", "int8"), ("qwen2-moe", "int4")])
+@needs_native
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("llama-biases", "int8"), ("qwen2-moe", "int4"), ("qwen3-moe", "int8")]
+)
 def test_weights_in_integers_give_the_tokens_of_the_cpu(
     name: str, quantization: str, make_pair: Callable[..., tuple[LLM, LLM]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Launchers of maps with weights of few bits, and of adapters, called once for each variant that differs much."""
+"""Launchers of maps and experts with weights of few bits, and of adapters: once for each variant that differs much."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from octavo.kernels.quantization import Float8Format, IntegerFormat, WeightForma
 from octavo.kernels.quantize import quantize
 from octavo.kernels.triton.integer_rows import gated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.lora import add_lora
+from octavo.kernels.triton.low_bit_experts import expert_rows, pack_experts
 from octavo.kernels.triton.low_bit_matmul import integer_linear, weight_only_linear
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
 
@@ -16,6 +17,8 @@ _INT8 = IntegerFormat(bits=8, group_size=None)
 _INT4 = IntegerFormat(bits=4, group_size=None, is_nested=True)
 _GROUPS, _SMALL_GROUPS = (IntegerFormat(bits=4, group_size=size) for size in (128, 32))
 _SOME_ROWS = (1, 64, 8192)
+_NUM_EXPERTS = 8
+_SOME_PAIRS = tuple(_NUM_EXPERTS * num_rows for num_rows in _SOME_ROWS)
 
 
 def launch_all(capability: int) -> None:
@@ -35,6 +38,11 @@ def launch_all(capability: int) -> None:
         rows, weight = torch.zeros(2, size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
         normed_integer_rows(rows, rows, weight, 1e-6, size)
         gated_integer_rows(rows, size // 2)
+    for num_pairs in _SOME_PAIRS:
+        for kind in (_INT8, _INT4, Float8Format()):
+            _launch_experts(kind, num_pairs, [128] * _NUM_EXPERTS, torch.bfloat16)
+    _launch_experts(Float8Format(), _SOME_PAIRS[1], [128] * _NUM_EXPERTS, torch.float32)
+    _launch_experts(_INT4, _SOME_PAIRS[0], [37, 37, 101], torch.bfloat16)  # with a larger one that is shared
     for rank in (8, 64):
         _launch_lora(rank, torch.bfloat16)
     _launch_lora(16, torch.float32)
@@ -43,6 +51,15 @@ def launch_all(capability: int) -> None:
 def _packed(form: WeightFormat, *, has_offsets: bool = False) -> LowBitLinear:
     weight = quantize(torch.ones(256, 256), form)
     return pack(replace(weight, offsets=weight.scales if has_offsets else None), None)
+
+
+def _launch_experts(form: WeightFormat, num_pairs: int, sizes: list[int], dtype: torch.dtype) -> None:
+    experts = pack_experts(
+        [pack(quantize(torch.ones(2 * size, 256), form), None) for size in sizes],
+        [pack(quantize(torch.ones(256, size), form), None) for size in sizes],
+    )
+    ids = torch.zeros(num_pairs, dtype=torch.int64)
+    expert_rows(torch.zeros(3, 256, dtype=dtype), ids, ids, experts, one_tiling=False)
 
 
 def _launch_lora(rank: int, dtype: torch.dtype) -> None:

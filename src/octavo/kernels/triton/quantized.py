@@ -1,15 +1,17 @@
 """Kernels for GPUs whose linear maps have weights in few bits: `quantization=` on a GPU."""
 
+from collections.abc import Sequence
 from typing import TypeGuard
 
 import torch
 
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.dispatch import PackedExperts, PackedLinear
 from octavo.kernels.quantization import IntegerFormat, Quantization, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.triton.integer_rows import gated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.kernels import TritonKernels
+from octavo.kernels.triton.low_bit_experts import LowBitExperts, expert_rows, pack_experts
 from octavo.kernels.triton.low_bit_matmul import integer_linear, integer_product, weight_only_linear
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
 from octavo.kernels.triton.matmul import matmul
@@ -20,11 +22,6 @@ class QuantizedKernels(TritonKernels):
 
     packing_copies = True  # few bits are not what an embedding's rows were
     largest_logits = ReferenceKernels.largest_logits  # logits are not rounded to the dtype first
-
-    # Experts are computed one by one, by the linear maps: the host asks how many rows each of them has.
-    captures_experts = False
-    pack_experts = ReferenceKernels.pack_experts
-    expert_rows = ReferenceKernels.expert_rows
 
     def __init__(self, quantization: Quantization, *, deterministic: bool) -> None:
         self._linear_form, self._logits_form = quantization.linear, quantization.logits
@@ -78,6 +75,16 @@ class QuantizedKernels(TritonKernels):
 
     def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
         return matmul(x.float(), router.weight, None)
+
+    def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
+        """Left where they are, and found by address."""
+        return pack_experts(gate_up, down)
+
+    def expert_rows(
+        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+    ) -> torch.Tensor:
+        assert isinstance(experts, LowBitExperts)
+        return expert_rows(x, token_ids, expert_ids, experts, one_tiling=self._one_tiling)
 
     def _map(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
         if _is_of_integers(packed):
