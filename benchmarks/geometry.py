@@ -37,6 +37,24 @@ QWEN3_8B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+QWEN3_30B_A3B: dict[str, Any] = {
+    **QWEN3_0_6B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+
 
 def write_checkpoint(folder: Path, config: dict[str, Any]) -> Path:
     """Write `config` and a tokenizer to `folder`: the demo model's, filled up so that every id stands for some text."""

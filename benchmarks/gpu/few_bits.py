@@ -1,4 +1,4 @@
-"""Linear maps with weights in few bits, and low-rank adapters: right, beside the reference; fast, beside the roofline.
+"""Maps and experts with weights in few bits, low-rank adapters: right, beside the reference; fast, beside the roofline.
 
 Legend: T = rows, K = inputs, N = outputs, R = rank.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.experts import measure_experts
 from benchmarks.gpu.kernels import COLD_BYTES, Case, measure_all
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
@@ -41,6 +42,7 @@ def measure_few_bits(plan: Plan, report: Report, limits: Limits) -> None:
         for num_rows in plan.batches:
             case = _lora(select_kernels(device, dtype), int(geometry["hidden_size"]), num_rows, device, dtype)
             measure_all(iter([case]), f"{name} T={num_rows}", report, limits, device, dtype)
+    measure_experts(plan, report, limits)
 
 
 def _maps(

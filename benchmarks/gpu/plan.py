@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.geometry import QWEN3_0_6B, QWEN3_8B
+from benchmarks.geometry import QWEN3_0_6B, QWEN3_8B, QWEN3_30B_A3B
 
 TINY: dict[str, Any] = {
     **QWEN3_0_6B,
@@ -16,6 +16,13 @@ TINY: dict[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 256,
 }
+TINY_MIXTURE: dict[str, Any] = {
+    **QWEN3_30B_A3B,
+    "hidden_size": 64,
+    "moe_intermediate_size": 48,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +32,7 @@ class Plan:
     device: str
     dtype: str
     geometries: dict[str, dict[str, Any]]
+    mixtures: dict[str, dict[str, Any]]  # whose experts are measured alone
     batches: tuple[int, ...]
     context: int  # tokens before a measured decode
     decode_steps: int
@@ -41,6 +49,7 @@ FULL = Plan(
     device="cuda",
     dtype="bfloat16",
     geometries={"qwen3-0.6b": QWEN3_0_6B, "qwen3-8b": QWEN3_8B},
+    mixtures={"qwen3-30b-a3b": QWEN3_30B_A3B},
     batches=(1, 32, 256),
     context=1024,
     decode_steps=64,
@@ -55,6 +64,7 @@ DRY = Plan(
     device="cpu",
     dtype="float32",
     geometries={"tiny": TINY},
+    mixtures={"tiny-moe": TINY_MIXTURE},
     batches=(1, 3),
     context=24,
     decode_steps=3,

@@ -89,3 +89,6 @@ def test_weights_in_few_bits_are_compared_with_the_reference(tmp_path: Path, mon
     findings = {finding.name: finding for finding in read_findings(path)}
     for name in ("linear gate_up, int8", "linear down, int4", "linear down, fp8", "adapters of rank 16"):
         assert findings[f"{name}, tiny T=3"].is_right
+    for name in ("float32", "int8", "int4", "fp8"):
+        for num_rows in (3, 20):
+            assert findings[f"experts, {name}, tiny-moe T={num_rows}"].is_right
