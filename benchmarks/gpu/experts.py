@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.kernels import Case, measure_all
+from benchmarks.gpu.cases import Case, measure_all
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report

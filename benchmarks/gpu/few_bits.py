@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.cases import COLD_BYTES, Case, measure_all
 from benchmarks.gpu.experts import measure_experts
-from benchmarks.gpu.kernels import COLD_BYTES, Case, measure_all
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report

@@ -6,17 +6,17 @@ Legend: T = rows, R = requests, C = positions of a context, H = query heads, G =
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.clock import seconds
+from benchmarks.gpu.cases import COLD_BYTES, Case, measure_all
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report
+from benchmarks.gpu.sampling import sampling_cases
 from benchmarks.kernels.ops import linear_run
 from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
@@ -24,26 +24,8 @@ from octavo.attention.selector import select_attention
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.kernels.dispatch import Kernels, select_kernels
 from octavo.kernels.reference import ReferenceKernels
-from octavo.sampling.device_draw import Wishes, draw_on_device
-from octavo.sampling.filters import Filters, draw_filtered
-from octavo.sampling.mass import relative_logits
-from octavo.sampling.noise import NoiseKeys, gumbel_for_all
 
 _BLOCK_SIZE = 32
-COLD_BYTES = 256 << 20
-# Both sides round to the dtype several times on the way. A wrong term shows as a part of the largest value.
-_TOLERANCES = {torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8, torch.float32: 1e-4}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One op at one size."""
-
-    name: str
-    run: Callable[[], torch.Tensor]
-    define: Callable[[], torch.Tensor]  # the same by the reference
-    num_bytes: float
-    num_operations: float = 0.0
 
 
 def measure_kernels(plan: Plan, report: Report, limits: Limits) -> None:
@@ -56,33 +38,14 @@ def measure_kernels(plan: Plan, report: Report, limits: Limits) -> None:
         for num_rows in (*plan.batches, plan.max_num_batched_tokens):
             for make in (layer.norms, layer.maps):
                 measure_all(make(num_rows), f"{name} T={num_rows}", report, limits, device, dtype)
+        for num_rows in plan.batches:
+            cases = sampling_cases(num_rows, int(geometry["vocab_size"]), plan.context, device)
+            measure_all(cases, f"{name} T={num_rows}", report, limits, device, dtype)
         for num_requests in plan.batches:
             where = f"{name} R={num_requests} C={plan.context}"
             measure_all(layer.decode(num_requests, plan.context), where, report, limits, device, dtype)
         where = f"{name} C={plan.prefill_tokens}"
         measure_all(layer.prefill(plan.prefill_tokens), where, report, limits, device, dtype)
-
-
-def _drawn(logits: torch.Tensor, wishes: Wishes, *, is_filtered: bool) -> torch.Tensor:
-    return draw_on_device(logits, wishes, is_filtered=is_filtered)[1]
-
-
-def measure_all(
-    cases: Iterator[Case], where: str, report: Report, limits: Limits, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Compare and time ops one by one; `where` says at which size."""
-    for case in cases:
-        name = f"{case.name}, {where}"
-        try:
-            found, wanted = case.run().float(), case.define().float()
-            error = float((found - wanted).abs().max() / wanted.abs().max())
-            time_s = seconds(case.run, device, budget_s=0.1)
-        except Exception as failure:  # noqa: BLE001 - the next op may work
-            report.add(name, "failed", is_right=False, note=f"{type(failure).__name__}: {failure}"[:300])
-            continue
-        share = limits.share(time_s, case.num_bytes, case.num_operations)
-        is_right = error <= _TOLERANCES[dtype]
-        report.add(name, time_s * 1e6, "us", of_roofline=share, is_right=is_right, note=f"error {error:.1e}")
 
 
 class _Layer:
@@ -156,7 +119,6 @@ class _Layer:
                 )
         if num_rows <= 256:
             yield self._largest_logits(num_rows)
-            yield from self._draws(num_rows)
 
     def _largest_logits(self, num_rows: int) -> Case:
         x, weight = self._random(num_rows, self._hidden), self._random(self._vocab, self._hidden)
@@ -169,38 +131,6 @@ class _Layer:
             num_bytes=weight.nbytes,
             num_operations=2.0 * num_rows * weight.numel(),
         )
-
-    def _draws(self, num_rows: int) -> Iterator[Case]:
-        """Draw from all tokens, and from those that filters leave. Tokens must be the same: one id off is an error."""
-        logits, halves = torch.randn(num_rows, self._vocab, device=self._device) * 3.0, self._column(num_rows, 0.5)
-        seeds = torch.arange(num_rows, device=self._device)
-        filters = Filters(
-            temperatures=halves, top_k=torch.full_like(seeds, 50), top_p=halves + 0.45, min_p=torch.zeros_like(halves)
-        )
-        keys = NoiseKeys(seed_low=seeds, seed_high=seeds, output_indices=seeds)
-        wishes = Wishes(
-            temperatures=halves, seed_low=seeds, seed_high=seeds, output_indices=seeds,
-            top_k=filters.top_k, top_p=filters.top_p, min_p=filters.min_p, num_logprobs=seeds,
-            repetition=halves, presence=halves, frequency=halves, num_prompt_tokens=seeds, mask_indices=seeds,
-        )  # fmt: skip
-
-        def define() -> torch.Tensor:
-            scores = [
-                relative_logits(row, halves[:1]) + gumbel_for_all(keys.take(slice(at, at + 1)), self._vocab)
-                for at, row in enumerate(torch.split(logits, 1))
-            ]
-            return torch.cat(scores).argmax(-1)
-
-        for name, is_filtered in (("draw", False), ("draw, filtered", True)):
-            yield Case(
-                name=name,
-                run=partial(_drawn, logits, wishes, is_filtered=is_filtered),
-                define=partial(draw_filtered, logits, filters, keys) if is_filtered else define,
-                num_bytes=2 * logits.nbytes,  # once for the largest
-            )
-
-    def _column(self, num_rows: int, value: float) -> torch.Tensor:
-        return torch.full((num_rows,), value, dtype=torch.float64, device=self._device)
 
     def decode(self, num_requests: int, context: int) -> Iterator[Case]:
         """Attend with one token of each request to its context, which both backends have written themselves."""

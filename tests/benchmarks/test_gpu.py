@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.gpu import run, sections
+from benchmarks.gpu.cases import Case, measure_all
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import DRY, Plan
 from benchmarks.gpu.report import Finding, Report, read_findings
@@ -33,6 +35,7 @@ def test_every_section_runs_on_a_machine_that_has_little(tmp_path: Path) -> None
     findings = [Finding(**entry) for entry in json.loads((tmp_path / "found.json").read_text())]
     assert [finding.section for finding in findings if finding.value == "done"] == list(run.NAMES)
     names = {finding.name for finding in findings}
+    assert {f"{op}, tiny T=3" for op in ("edit", "draw", "draw, filtered", "rate")} <= names
     assert {"read bandwidth", "graphs = op by op", "tiny b1", "tiny b3 drawn", "tiny b1 price"} <= names
     assert sum(finding.is_right is True for finding in findings) > 20
     assert "== decode" in done.stdout
@@ -80,6 +83,15 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"section": "mach')
     assert [finding.name for finding in read_findings(path)] == ["whole"]
+
+
+@pytest.mark.parametrize(("is_exact", "off_by", "is_right"), [(True, 0, True), (True, 1, False), (False, 1, True)])
+def test_what_must_be_exact_is_wrong_by_one_id(is_exact: bool, off_by: int, is_right: bool, tmp_path: Path) -> None:
+    ids = torch.tensor([7, 150_000])
+    case = Case(name="ids", run=lambda: ids, define=lambda: ids + off_by, num_bytes=1.0, is_exact=is_exact)
+    limits, path = Limits(bytes_per_s=None, operations_per_s=None), tmp_path / "findings"
+    measure_all(iter([case]), "here", Report("kernels", path), limits, torch.device("cpu"), torch.float32)
+    assert [finding.is_right for finding in read_findings(path)] == [is_right]
 
 
 def test_weights_in_few_bits_are_compared_with_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

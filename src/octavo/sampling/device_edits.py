@@ -104,10 +104,8 @@ def _bad_arrays(bad: list[tuple[int, tuple[int, ...]]], vocab_size: int) -> Arra
 
 def edit_on_device(logits: Tensor, wishes: Wishes, context: Context, edits: Edits) -> Tensor:
     """Return logits [L, V] float32 after all edits; a copy."""
-    if uses_triton(logits.device, logits.dtype):
-        edited = _edit_by_triton(logits, wishes, context, edits.masks)
-    else:
-        edited = _mask(_penalise(logits, wishes, context), wishes.mask_indices, edits.masks)
+    edit = _edit_by_triton if uses_triton(logits.device, logits.dtype) else edit_by_torch
+    edited = edit(logits, wishes, context, edits.masks)
     flat = edited.view(-1)
     flat.scatter_add_(0, edits.biased, edits.biases)
     if len(edits.banned):
@@ -121,6 +119,11 @@ def _edit_by_triton(logits: Tensor, wishes: Wishes, context: Context, masks: Ten
     known = context.token_ids, context.rows, context.num_tokens, wishes.num_prompt_tokens
     penalties = wishes.repetition, wishes.presence, wishes.frequency
     return edit(logits, known, context.max_tokens, penalties, wishes.mask_indices, masks)
+
+
+def edit_by_torch(logits: Tensor, wishes: Wishes, context: Context, masks: Tensor) -> Tensor:
+    """Return a copy [L, V] after penalties and masks: what Triton's kernel must give, too."""
+    return _mask(_penalise(logits, wishes, context), wishes.mask_indices, masks)
 
 
 def _penalise(logits: Tensor, wishes: Wishes, context: Context) -> Tensor:

@@ -25,17 +25,26 @@ def rate_on_device(logits: Tensor, largest: Tensor, token_ids: Tensor, is_wanted
     logits are the model's [L, V] float32, largest [L] of them, token_ids [L] int64. Rows where is_wanted [L] int64 is
     below 0, or where the largest is not finite, get anything. Keys: see `_keys`.
     """
-    chosen, count = logits.gather(1, token_ids[:, None]), min(MAX_LOGPROBS, logits.shape[1])
-    if uses_triton(logits.device, logits.dtype):
-        from octavo.kernels.triton.rate import rate
+    if not uses_triton(logits.device, logits.dtype):
+        return rate_by_torch(logits, token_ids)
+    from octavo.kernels.triton.rate import rate
 
-        totals, ranks, likeliest = rate(logits, largest, chosen[:, 0], is_wanted, count)
-    else:
-        totals = masses(relative_logits(logits)).sum(-1)
-        ranks = (logits > chosen).sum(-1) + 1
-        likeliest = _keys(logits, torch.arange(logits.shape[1], device=logits.device)).topk(count).values
-    columns = torch.stack((totals, ranks, _keys(chosen, token_ids[:, None])[:, 0]), dim=-1)
-    return torch.nn.functional.pad(torch.cat((columns, likeliest), dim=-1), (0, MAX_LOGPROBS - count))
+    chosen, count = logits.gather(1, token_ids[:, None]), min(MAX_LOGPROBS, logits.shape[1])
+    return _joined(*rate(logits, largest, chosen[:, 0], is_wanted, count), _keys(chosen, token_ids[:, None]))
+
+
+def rate_by_torch(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """The same of all rows, by torch's operations: what Triton's kernel must give, too."""
+    chosen, count = logits.gather(1, token_ids[:, None]), min(MAX_LOGPROBS, logits.shape[1])
+    totals, ranks = masses(relative_logits(logits)).sum(-1), (logits > chosen).sum(-1) + 1
+    likeliest = _keys(logits, torch.arange(logits.shape[1], device=logits.device)).topk(count).values
+    return _joined(totals, ranks, likeliest, _keys(chosen, token_ids[:, None]))
+
+
+def _joined(totals: Tensor, ranks: Tensor, likeliest: Tensor, keys: Tensor) -> Tensor:
+    """Return [L, 3 + K] of totals and ranks [L], keys of the likeliest, as many as there are, and of tokens [L, 1]."""
+    rating = torch.cat((totals[:, None], ranks[:, None], keys, likeliest), dim=-1)
+    return torch.nn.functional.pad(rating, (0, RATING_SIZE - rating.shape[1]))
 
 
 def read_rating(rating: NDArray[np.int64], largest: float, num_logprobs: int, vocab_size: int) -> TokenLogprobs:

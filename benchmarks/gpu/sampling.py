@@ -1,0 +1,95 @@
+"""What the sampler does with rows of logits on the device: edit, draw, rate. Beside torch's ops, to the bit.
+
+Legend: L = rows, V = vocabulary size, C = tokens of a context.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.cases import Case
+from octavo.sampling.device_draw import Wishes, draw_on_device
+from octavo.sampling.device_edits import Context, Edits, edit_by_torch, edit_on_device
+from octavo.sampling.device_logprobs import rate_by_torch, rate_on_device
+from octavo.sampling.filters import Filters, draw_filtered
+from octavo.sampling.mass import relative_logits
+from octavo.sampling.noise import gumbel_for_all
+
+_WORD_BITS = 32
+
+
+def sampling_cases(num_rows: int, vocab_size: int, context: int, device: torch.device) -> Iterator[Case]:
+    """Rows ask for everything: penalties over C tokens, half of them a prompt; masks; filters; log-probabilities."""
+    logits = torch.randn(num_rows, vocab_size, device=device) * 3.0
+    wishes = _wishes(num_rows, context, device)
+    yield _edit(logits, wishes, context)
+    yield from _draws(logits, wishes)
+    largest, token_ids = logits.max(-1).values, torch.arange(num_rows, device=device)
+    yield Case(
+        name="rate",
+        run=partial(rate_on_device, logits, largest, token_ids, wishes.num_logprobs),
+        define=partial(rate_by_torch, logits, token_ids),
+        num_bytes=logits.nbytes,
+        is_exact=True,
+    )
+
+
+def _edit(logits: torch.Tensor, wishes: Wishes, context: int) -> Case:
+    (num_rows, vocab_size), device = logits.shape, logits.device
+    rows = torch.arange(num_rows, device=device)
+    tokens = torch.randint(vocab_size, (num_rows, context), dtype=torch.int32, device=device)
+    known = Context(token_ids=tokens, rows=rows, num_tokens=torch.full_like(rows, context), max_tokens=context)
+    words = num_rows, -(-vocab_size // _WORD_BITS)
+    masks = torch.randint(-(2**31), 2**31, words, dtype=torch.int32, device=device)
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    edits = Edits(
+        masks=masks, biased=none, biases=none.float(), bad_rows=none, bad_lens=none,
+        bad_tokens=none.view(0, 0), banned=none,
+    )  # fmt: skip
+    return Case(
+        name="edit",
+        run=partial(edit_on_device, logits, wishes, known, edits),
+        define=partial(edit_by_torch, logits, wishes, known, masks),
+        num_bytes=2 * logits.nbytes + masks.nbytes + tokens.nbytes,
+        is_exact=True,
+    )
+
+
+def _draws(logits: torch.Tensor, wishes: Wishes) -> Iterator[Case]:
+    """Draw from all tokens, and from those that filters leave."""
+    filters = Filters(temperatures=wishes.temperatures, top_k=wishes.top_k, top_p=wishes.top_p, min_p=wishes.min_p)
+
+    def define() -> torch.Tensor:
+        scores = [
+            relative_logits(row, wishes.temperatures[:1])
+            + gumbel_for_all(wishes.keys.take(slice(at, at + 1)), logits.shape[1])
+            for at, row in enumerate(torch.split(logits, 1))
+        ]
+        return torch.cat(scores).argmax(-1)
+
+    for name, is_filtered in (("draw", False), ("draw, filtered", True)):
+        yield Case(
+            name=name,
+            run=partial(_drawn, logits, wishes, is_filtered=is_filtered),
+            define=partial(draw_filtered, logits, filters, wishes.keys) if is_filtered else define,
+            num_bytes=2 * logits.nbytes,  # once for the largest
+            is_exact=True,
+        )
+
+
+def _drawn(logits: torch.Tensor, wishes: Wishes, *, is_filtered: bool) -> torch.Tensor:
+    return draw_on_device(logits, wishes, is_filtered=is_filtered)[1]
+
+
+def _wishes(num_rows: int, context: int, device: torch.device) -> Wishes:
+    def column(value: float) -> torch.Tensor:
+        return torch.full((num_rows,), value, dtype=torch.float64, device=device)
+
+    seeds = torch.arange(num_rows, device=device)
+    return Wishes(
+        temperatures=column(0.5), seed_low=seeds, seed_high=seeds, output_indices=seeds,
+        top_k=torch.full_like(seeds, 50), top_p=column(0.95), min_p=column(0.0), num_logprobs=seeds,
+        repetition=column(1.3), presence=column(0.5), frequency=column(0.1),
+        num_prompt_tokens=torch.full_like(seeds, context // 2), mask_indices=seeds,
+    )  # fmt: skip
