@@ -3,7 +3,7 @@
 Legend: T = tokens of the step, H = query heads, G = kv heads, D = head size, C = context positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -106,12 +106,14 @@ def run_step(
     sliding_window: int | None = None,
     norms: HeadNorms | None = None,
     table: torch.Tensor | None = None,  # [positions, D / 2], angles
+    kept: list[int] | None = None,  # places of tokens whose answers count; None: all
 ) -> list[torch.Tensor]:
     """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D].
 
     Unless told otherwise without norms, and rotated by nothing: queries, keys and values are attended with as they are.
     """
     shape, batch = pool.shape, make_batch(pool.shape.block_size, parts)
+    batch = replace(batch, kept_indices=None if kept is None else torch.tensor(kept))
     qkv = torch.cat([_project(sequence)[start:stop] for sequence, start, stop in parts])
     angles = torch.zeros(len(qkv), shape.head_dim // 2) if table is None else table[batch.positions]  # [T, D / 2]
     layer = AttentionLayer(
@@ -120,6 +122,7 @@ def run_step(
         head_dim=shape.head_dim,
         sliding_window=sliding_window,
         norms=norms,
+        answers_kept=kept is not None,
     )
     plan = pool.backend.plan(batch)
     out = pool.backend.forward(qkv, angles.cos(), angles.sin(), pool.kv_cache, batch, plan, layer)

@@ -85,6 +85,25 @@ def test_among_strangers(name: str, shape: Shape, sliding_window: int | None) ->
     assert torch.equal(torch.cat(results), alone(name, shape, sliding_window))
 
 
+@pytest.mark.parametrize("num_heads", [4, 72])  # 2 and 36 rows of a token and kv head
+def test_answers_to_some_tokens(plain: Shape, name: str, num_heads: int, sliding_window: int | None) -> None:
+    """Keys and values of all tokens are kept, and the answers that are wanted have the bits of all answers."""
+    shape = replace(plain, num_heads=num_heads, num_kv_heads=2)
+    outs = []
+    for kept in (None, [2, 99, 100, 101, 131], list(range(90, 132))):
+        pool = Pool(name, shape)
+        first, second, third = (pool.sequence(LENGTH, seed=seed) for seed in (1, 2, 3))
+        run_step(pool, [(second, 0, 60)], sliding_window=sliding_window)
+        step = [(first, 0, 100), (second, 60, 61), (third, 0, 31)]
+        answers = torch.cat(run_step(pool, step, sliding_window=sliding_window, kept=kept))
+        later = torch.cat(run_step(pool, [(first, 100, 102), (third, 31, 40)], sliding_window=sliding_window))
+        outs.append((kept, answers, later))
+    _, answers, later = outs[0]
+    for kept, some, after in outs[1:]:
+        assert torch.equal(some[kept], answers[kept])
+        assert torch.equal(after, later)
+
+
 def test_many_alike_in_one_step(name: str, shape: Shape) -> None:
     """Decodes are computed together: each as if by itself, in every place of the batch."""
     pool = Pool(name, shape)

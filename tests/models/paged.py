@@ -1,8 +1,9 @@
 """A worker in miniature: runs a model on requests whose KV blocks lie scattered over the pool.
 
-Legend: T = tokens of the step, V = vocabulary.
+Legend: T = tokens of the step, W = those kept behind the last layer's attention, D = hidden size, V = vocabulary.
 """
 
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -67,11 +68,17 @@ class PagedRunner:
 
     def step(self, tokens: dict[int, list[int]]) -> list[torch.Tensor]:
         """Append tokens to requests; return each one's logits, [its new tokens, V]."""
-        batch = self._make_batch(tokens)
-        with torch.inference_mode():
-            hidden = self._model.forward(batch, self._caches)  # [T, D]
-            logits = self._model.compute_logits(hidden[batch.logits_indices])  # [T, V]
+        logits = self.step_for(tokens, None)  # [T, V]
         return list(torch.split(logits, [len(new) for new in tokens.values()]))
+
+    def step_for(self, tokens: dict[int, list[int]], kept: list[int] | None) -> torch.Tensor:
+        """Append tokens to requests; return the logits of those T tokens, [T, V], or of the W at `kept`, [W, V]."""
+        batch = self._make_batch(tokens)
+        if kept is not None:
+            batch = replace(batch, logits_indices=torch.tensor(kept), kept_indices=torch.tensor(kept))
+        with torch.inference_mode():
+            hidden = self._model.forward(batch, self._caches)  # [W, D]
+            return self._model.compute_logits(batch.of_logits(hidden))
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Decode greedily, all prompts in one batch."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models.paged import PagedRunner, load, make_context
+from tests.models.paged import DTYPES, PagedRunner, load, make_context
 from tests.models.test_exactness import random_tokens
 from tests.models.tiny import TINY_MODELS, TinyModel
 
@@ -27,6 +27,22 @@ def test_logits_have_the_same_bits_alone_and_in_company(case: TinyModel, tmp_pat
     pieces.append(runner.step({3: [5], 0: tokens[8:30]})[1])
     pieces += [runner.step({4: [9], 0: [token], 5: [11]})[1] for token in tokens[30:]]
     assert torch.equal(torch.cat(pieces), alone)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
+def test_what_the_last_layer_leaves_out_does_not_show(case: TinyModel, dtype: str, tmp_path: Path) -> None:
+    """Tokens whose hidden state nobody wants leave their keys and values, and others have the same bits."""
+    context = make_context(DTYPES[dtype])
+    if not (context.kernels.is_row_invariant and context.attention.is_row_invariant):
+        pytest.skip(f"{context.kernels.name} does not promise it")
+    case.save(tmp_path)
+    model = load(tmp_path, dtype=dtype)
+    steps = [{0: random_tokens(21, seed=1), 1: random_tokens(5, seed=2)}, {1: [7], 2: random_tokens(9, seed=3), 0: [8]}]
+    whole, some = PagedRunner(model), PagedRunner(model)
+    for tokens, kept in zip(steps, ([3, 4, 20], [0, 9]), strict=True):
+        assert torch.equal(some.step_for(tokens, kept), whole.step_for(tokens, None)[kept])
+    assert torch.equal(some.step({0: [1, 2], 1: [3]})[0], whole.step({0: [1, 2], 1: [3]})[0])
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-biases"])

@@ -32,6 +32,7 @@ class AttentionLayer:
     head_dim: int  # E
     sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     norms: HeadNorms | None = None
+    answers_kept: bool = False  # only the answers to `ForwardBatch.kept_indices` are read; others may be anything
 
     @property
     def scale(self) -> float:

@@ -1,7 +1,7 @@
 """`ForwardBatch`: one step as tensors. Made by the worker, passed as an argument, dropped after the step.
 
 Legend: T = tokens computed in this step, R = requests in it, B = most blocks any of them holds, L = rows that get
-logits.
+logits, W = tokens that are kept behind the last layer's attention, D = hidden size.
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,10 @@ class ForwardBatch:
     They are the last tokens of its context: positions `seq_lens[r] - query_len` up to `seq_lens[r] - 1`. Keys and
     values of all T tokens are written before any of them is read, so requests of one step may share blocks.
     The `_list` twins are the same numbers on the host, for backends that plan there.
+
+    Of a prompt, only the last token's hidden state is wanted, as a rule. The others go into the last layer to leave
+    their keys and values, and no further: behind its attention there are W tokens. At least one, so that no op has to
+    do with none; where no token gets logits, its hidden state is for nobody.
     """
 
     input_ids: torch.Tensor  # [T] int64
@@ -36,6 +40,11 @@ class ForwardBatch:
     slot_mapping: torch.Tensor  # [T] int64, where each token's key and value are written
     block_table: torch.Tensor  # [R, B] int32, padded with 0
     logits_indices: torch.Tensor  # [L] int64, positions in T whose hidden state gets logits
+    kept_indices: torch.Tensor | None = None  # [W] int64, ascending: `logits_indices`, or one token. None: all T
     block_size: int
     query_start_loc_list: list[int]  # [R + 1]
     seq_lens_list: list[int]  # [R]
+
+    def of_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the rows that get logits, [L, D], of what the last stage made of the step, [T, D] or [W, D]."""
+        return hidden[self.logits_indices] if self.kept_indices is None else hidden[: len(self.logits_indices)]

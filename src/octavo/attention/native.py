@@ -1,7 +1,8 @@
 """Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Row-invariant.
 
-Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, N = row blocks. A row is one
-query head of one token; a row block is up to 32 rows of one request, computed together for each kv head.
+Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept behind the
+last layer's attention, S = spans of rows, N = row blocks. A row is one query head of one token; a row block is up to 32
+rows of one request, computed together for each kv head.
 """
 
 from typing import TYPE_CHECKING
@@ -96,13 +97,18 @@ class NativeAttention:
 
         What it names by address lives as long as the plan.
         """
-        batch = plan.batch
-        row_blocks = cut_into_row_blocks(batch, group_size)  # [N, 3]
+        batch, num_tokens = plan.batch, len(plan.batch.positions)
+        all_blocks = kept_blocks = cut_into_row_blocks(batch, group_size)  # [N, 3]
+        kept = batch.kept_indices
+        if kept is None:
+            kept = torch.arange(num_tokens)
+        else:
+            kept_blocks = cut_into_row_blocks(batch, group_size, kept.numpy())
         cos, sin, table = cos.contiguous(), sin.contiguous(), batch.block_table.contiguous()
-        plan.held += [row_blocks, cos, sin, table]
+        plan.held += [all_blocks, kept_blocks, kept, cos, sin, table]
         return self._cpu.AttentionStep(
-            num_tokens=len(batch.positions),
-            num_row_blocks=len(row_blocks),
+            num_tokens=num_tokens,
+            num_kept=len(kept),
             num_blocks_per_request=table.shape[1],
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
@@ -110,7 +116,9 @@ class NativeAttention:
             query_start_loc=batch.query_start_loc.data_ptr(),
             seq_lens=batch.seq_lens.data_ptr(),
             block_table=table.data_ptr(),
-            row_blocks=row_blocks.ctypes.data,
+            kept=kept.data_ptr(),
+            all_blocks=self._cpu.RowBlocks(len(all_blocks), all_blocks.ctypes.data),
+            kept_blocks=self._cpu.RowBlocks(len(kept_blocks), kept_blocks.ctypes.data),
         )
 
     def _make_layer(self, layer: AttentionLayer, block_size: int) -> "_cpu.AttentionLayer":
@@ -127,17 +135,29 @@ class NativeAttention:
             scale=layer.scale,
             is_float32=self._dtype == torch.float32,
             has_int8_kv=self._kv_dtype == torch.int8,
+            answers_kept=layer.answers_kept,
         )
 
 
-def cut_into_row_blocks(batch: ForwardBatch, group_size: int) -> npt.NDArray[np.int32]:
-    """Return [N, 3] of request, first row and number of rows: tall blocks first, then by longest context."""
-    num_rows = np.diff(batch.query_start_loc_list) * group_size  # [R]
-    counts = -(-num_rows // _ROWS_PER_BLOCK)  # [R]
-    requests = np.repeat(np.arange(len(counts)), counts)  # [N]
-    within = np.arange(len(requests)) - np.repeat(np.cumsum(counts) - counts, counts)  # [N], of its request
-    first_rows = within * _ROWS_PER_BLOCK
-    sizes = np.minimum(_ROWS_PER_BLOCK, num_rows[requests] - first_rows)
-    unseen = (num_rows[requests] - first_rows - sizes) // group_size  # tokens behind the block's last
-    order = np.lexsort((unseen - np.asarray(batch.seq_lens_list)[requests], sizes <= _TALL_ROWS))
-    return np.stack((requests, first_rows, sizes), axis=1)[order].astype(np.int32)
+def cut_into_row_blocks(
+    batch: ForwardBatch, group_size: int, kept: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int32]:
+    """Return [N, 3] of request, first row and number of rows: tall blocks first, then by longest context.
+
+    Of all tokens, or of those at `kept` [W]. A span is what there is to cut: a request, or one kept token.
+    """
+    starts = np.asarray(batch.query_start_loc_list)
+    num_rows = np.diff(starts) * group_size  # [R]
+    if kept is None:
+        request_of, first_rows, sizes = np.arange(len(num_rows)), np.zeros_like(num_rows), num_rows  # [S] each
+    else:
+        request_of = np.searchsorted(starts, kept, side="right") - 1
+        first_rows, sizes = (kept - starts[request_of]) * group_size, np.full(len(kept), group_size)
+    counts = -(-sizes // _ROWS_PER_BLOCK)  # [S]
+    spans = np.repeat(np.arange(len(counts)), counts)  # [N]
+    within = (np.arange(len(spans)) - np.repeat(np.cumsum(counts) - counts, counts)) * _ROWS_PER_BLOCK  # [N]
+    requests, rows = request_of[spans], first_rows[spans] + within
+    heights = np.minimum(_ROWS_PER_BLOCK, sizes[spans] - within)
+    unseen = (num_rows[requests] - rows - heights) // group_size  # [N] tokens behind the block's last
+    order = np.lexsort((unseen - np.asarray(batch.seq_lens_list)[requests], heights <= _TALL_ROWS))
+    return np.stack((requests, rows, heights), axis=1)[order].astype(np.int32)

@@ -90,6 +90,10 @@ class Kernels(Protocol):
         """Like `pack_linear`, for `logits_linear`."""
         ...
 
+    def kept_rows(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+        """Return the rows of x [T, D] that `kept` [W] int64 names, ascending; x itself for None."""
+        ...
+
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """Map x [T, K] to [T, N] float32."""
         ...

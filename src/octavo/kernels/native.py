@@ -135,9 +135,13 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return memory for a result, in `dtype` or the kernels': torch's, or of the tape that this thread records."""
-        dtype = dtype or self.dtype
-        buffers: TapeBuffers | None = getattr(self._recording, "buffers", None)
+        dtype, buffers = dtype or self.dtype, self._buffers
         return torch.empty(shape, dtype=dtype) if buffers is None else buffers.empty(shape, dtype)
+
+    @property
+    def _buffers(self) -> TapeBuffers | None:
+        """Of the tape that this thread records."""
+        return getattr(self._recording, "buffers", None)
 
     @contextmanager
     def recording(self) -> Iterator[Tape]:
@@ -180,6 +184,13 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, self.dtype, self._cpu.Output.PLAIN)
+
+    def kept_rows(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+        if self._buffers is None:
+            return super().kept_rows(x, kept)
+        x, out = x.contiguous(), self.empty(*x.shape, dtype=x.dtype)
+        self.native.keep_rows(x.data_ptr(), x.shape[1] * x.itemsize, out.data_ptr())
+        return out
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.float32, self._cpu.Output.FLOAT32)

@@ -31,6 +31,10 @@ class ReferenceKernels:
         """x @ weight.T + bias, accumulated in float32."""
         return F.linear(x, packed.weight, packed.bias)
 
+    def kept_rows(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+        """x[kept]."""
+        return x if kept is None else x.index_select(0, kept)
+
     def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """As any linear map."""
         return self.pack_linear(weight, bias)

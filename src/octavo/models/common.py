@@ -1,6 +1,7 @@
 """The decoder family: pre-norm blocks of attention and a gated MLP around one residual stream.
 
-Legend: T = tokens, L = rows that get logits, D = hidden size, H = query heads, G = kv heads, E = head size,
+Legend: T = tokens, W = tokens kept behind the last layer's attention (see `ForwardBatch`), L = rows that get logits,
+D = hidden size, H = query heads, G = kv heads, E = head size,
 V = vocabulary.
 """
 
@@ -56,6 +57,7 @@ class DecoderAttention(nn.Module):
             context=context,
         )
         self.head_norms = self.build_head_norms(config, context)
+        self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
         self.attention = Attention(self._describe(config, layer), context=context)
         self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=config.attention_out_bias, context=context)
 
@@ -66,9 +68,13 @@ class DecoderAttention(nn.Module):
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, D] to the stream [T, D]; return (what attention adds to the sum, the sum)."""
+        """Add x [T, D] to the stream [T, D]; return (what it adds to the sum, the sum), [W, D] in the last layer."""
         qkv, residual = self.qkv.of_normed(norm, x, residual)
-        return self.out(self.attention(qkv, kv_cache, step)), residual
+        attended = self.attention(qkv, kv_cache, step)
+        if self._is_last:
+            kept = step.batch.kept_indices
+            attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
+        return self.out(attended), residual
 
     def _describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         return AttentionLayer(
@@ -77,6 +83,7 @@ class DecoderAttention(nn.Module):
             head_dim=config.head_dim,
             sliding_window=config.sliding_windows[layer],
             norms=self.head_norms.values if self.head_norms is not None else None,
+            answers_kept=self._is_last,
         )
 
 
@@ -110,7 +117,10 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take what the block before added, x [T, D], and the stream without it [T, D]; return the same of this one."""
+        """Take what the block before added, x [T, D], and the stream without it [T, D]; return the same of this one.
+
+        The last one returns [W, D].
+        """
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
         out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual)
         return out

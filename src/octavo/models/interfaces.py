@@ -1,6 +1,7 @@
 """What the worker and the loader expect of a model.
 
-Legend: T = tokens of the step, L = rows that get logits, D = hidden size, V = vocabulary.
+Legend: T = tokens of the step, W = tokens kept behind the last layer's attention (see `ForwardBatch`), L = rows that
+get logits, D = hidden size, V = vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from octavo.layers.context import BuildContext
 
 @dataclass(frozen=True, slots=True)
 class IntermediateTensors:
-    """What a stage hands to the next. Behind the last norm, `hidden` is what logits are made of."""
+    """What a stage hands to the next. Behind the last norm, `hidden` is what logits are made of, and T is W."""
 
     hidden: torch.Tensor  # [T, D] what the last branch adds to the stream
     residual: torch.Tensor  # [T, D] the stream without it
@@ -89,7 +90,7 @@ class CausalLM(nn.Module, ABC):
         return name.endswith(self.ignored_weights)
 
     def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
-        """Compute the step's hidden states [T, D], writing its keys and values to the caches, one per layer."""
+        """Compute the step's hidden states [W, D], writing its keys and values to the caches, one per layer."""
         return self.run_stage(batch, kv_caches, None).hidden
 
     def run_stage(

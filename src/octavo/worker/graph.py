@@ -61,7 +61,10 @@ class StepGraph:
         assert isinstance(self._attention, NativeAttention)
         native_step = self._attention.make_step(step.plan, step.cos, step.sin, self._group_size)
         self._tape.replay(num_tokens, native_step)
-        return IntermediateTensors(self._result.hidden[:num_tokens], self._result.residual[:num_tokens])
+        num_rows = num_tokens
+        if self._model.stage.is_last and batch.kept_indices is not None:
+            num_rows = len(batch.kept_indices)
+        return IntermediateTensors(self._result.hidden[:num_rows], self._result.residual[:num_rows])
 
 
 def _blank_step(attention: NativeAttention, block_size: int) -> AttentionStep:

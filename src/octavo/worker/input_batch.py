@@ -39,7 +39,15 @@ def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatc
         slot_mapping=blocks * block_size + device_positions % block_size,
         block_table=rows.block_table[step_rows, :max_blocks],
         logits_indices=sampling,
+        kept_indices=_kept(sampling, len(positions), rows),
         block_size=block_size,
         query_start_loc_list=query_start_loc.tolist(),
         seq_lens_list=ends.tolist(),
     )
+
+
+def _kept(logits_indices: torch.Tensor, num_tokens: int, rows: RequestRows) -> torch.Tensor | None:
+    """Return `ForwardBatch.kept_indices`. Log-probabilities of prompts want all hidden states."""
+    if rows.prompt_logprobs or len(logits_indices) == num_tokens:
+        return None
+    return logits_indices if len(logits_indices) else logits_indices.new_zeros(1)

@@ -45,7 +45,7 @@ class LargestSteps:
     def _run(self, lens: list[int], bound: int | None = None) -> None:
         batch = self._batch(lens, bound)
         hidden = self._model.run_stage(batch, self._kv_caches, None).hidden  # [T, D]
-        logits = self._model.compute_logits(hidden[batch.logits_indices])  # [R, V]
+        logits = self._model.compute_logits(batch.of_logits(hidden))  # [R, V]
         self._sample(logits)
 
     def _sample(self, logits: torch.Tensor) -> None:

@@ -60,10 +60,10 @@ class ModelRunner:
             batch = self._prepare(order)
             if batch is None:
                 return no_answer()
-            hidden = self._run_stage(batch).hidden  # [T, D]
+            hidden = self._run_stage(batch).hidden  # [T, D], or what is kept of it
         prompts = self._prompt_logprobs.of_step(order, batch, hidden)  # rates all of the vocabulary: by all threads
         with self._torch_threads():
-            return self._sample(order, hidden[batch.logits_indices], prompts)
+            return self._sample(order, batch.of_logits(hidden), prompts)
 
     def _torch_threads(self) -> AbstractContextManager[None]:
         return nullcontext() if self.graph is None else one_torch_thread()

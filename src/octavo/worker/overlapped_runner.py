@@ -68,8 +68,8 @@ class OverlappedRunner(ModelRunner):
     def _op_by_op(self, order: SchedulerOutput, wishes: StepWishes) -> Answer:
         self.rows.apply_tables(order)
         batch = make_forward_batch(order, self.rows)
-        hidden = self._run_stage(batch).hidden  # [T, D]
-        sampled = self._sample_on_device(order, wishes, hidden[batch.logits_indices])
+        hidden = self._run_stage(batch).hidden  # [T, D], or what is kept of it
+        sampled = self._sample_on_device(order, wishes, batch.of_logits(hidden))
         self.rows.write_sampled(order.rows[order.samples], _ends(order), sampled.token_ids)
         prompts = self._prompt_logprobs.of_step(order, batch, hidden)
         return self._read_later(order, wishes, sampled.results(), sampled.ratings, prompts)

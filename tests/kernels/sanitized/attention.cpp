@@ -92,11 +92,12 @@ class Trial {
     args.query_norm = query_norm_.data(), args.key_norm = key_norm_.data(), args.norm_eps = 1e-6f;
     args.scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
     args.is_float32 = shape_.is_float32, args.has_int8_kv = shape_.has_int8_kv;
-    args.num_tokens = num_tokens, args.num_row_blocks = static_cast<std::int64_t>(row_blocks.size()) / 3;
+    args.num_tokens = num_tokens;
+    args.all_blocks = {static_cast<std::int64_t>(row_blocks.size()) / 3, row_blocks.data()};
     args.num_blocks_per_request = static_cast<std::int64_t>(requests_[0].blocks.size());
     args.cos = cos.data(), args.sin = sin.data(), args.slots = slots.data();
     args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
-    args.block_table = table.data(), args.row_blocks = row_blocks.data();
+    args.block_table = table.data();
     args.qkv = shape_.is_float32 ? static_cast<const void*>(wide.data()) : narrow.data();
     args.out = shape_.is_float32 ? static_cast<void*>(wide_out.data()) : narrow_out.data();
     args.keys = keys_.data(), args.values = values_.data();

@@ -24,13 +24,17 @@ class AttentionLayer:
         scale: float,
         is_float32: bool,
         has_int8_kv: bool,
+        answers_kept: bool,
     ) -> None: ...
+
+class RowBlocks:
+    def __init__(self, count: int, of: int, /) -> None: ...
 
 class AttentionStep:
     def __init__(
         self,
         num_tokens: int,
-        num_row_blocks: int,
+        num_kept: int,
         num_blocks_per_request: int,
         cos: int,
         sin: int,
@@ -38,7 +42,9 @@ class AttentionStep:
         query_start_loc: int,
         seq_lens: int,
         block_table: int,
-        row_blocks: int,
+        kept: int,
+        all_blocks: RowBlocks,
+        kept_blocks: RowBlocks,
     ) -> None: ...
 
 class Rows:
@@ -117,6 +123,7 @@ class Kernels:
         self, rows: Rows, router: PackedWeight, routing: Routing, experts: Experts, load: int, out: int, /
     ) -> None: ...
     def rms_norm(self, rows: Rows, out: int, /) -> None: ...
+    def keep_rows(self, x: int, row_bytes: int, out: int, /) -> None: ...
     def packed_rows(self, packed: PackedWeight, size: int, num_ids: int, ids: int, out: int, /) -> None: ...
     def draw(self, logits: int, num_rows: int, vocab_size: int, rows: int, token_ids: int, largest: int, /) -> None: ...
     def begin_recording(self, tape: Tape, /) -> None: ...

@@ -1,7 +1,7 @@
 // What one call of attention needs: a layer's projection in, its attention out, keys and values kept in paged memory.
 //
 // Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, P = E rounded up to 32,
-// B = most blocks of any request.
+// B = most blocks of any request, W = tokens kept behind the last layer's attention.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +21,27 @@ struct AttentionLayer {
   float norm_eps, scale;
   bool is_float32;   // projection, output and, but for int8, pool; else bf16
   bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
+  bool answers_kept;  // of the step's tokens, only to those that are kept
+};
+
+// A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row
+// blocks, each for every kv head.
+struct RowBlocks {
+  std::int64_t count;
+  const std::int32_t* of;  // [count, 3]: request, first row, rows; those of more than 16 rows first
 };
 
 // One step, in every layer.
 struct AttentionStep {
-  std::int64_t num_tokens, num_row_blocks, num_blocks_per_request;  // T, row blocks, B
+  std::int64_t num_tokens, num_kept, num_blocks_per_request;  // T, W, B
   const float* cos;                     // [T, E / 2]
   const float* sin;                     // [T, E / 2]
   const std::int64_t* slots;            // [T], where each token's key and value are written
   const std::int32_t* query_start_loc;  // [R + 1], a request's tokens in T
   const std::int32_t* seq_lens;         // [R], with this step's tokens
   const std::int32_t* block_table;      // [R, B]
-  const std::int32_t* row_blocks;       // [row blocks, 3]: request, first row, rows; those of more than 16 rows first
+  const std::int64_t* kept;             // [W]
+  RowBlocks all_blocks, kept_blocks;    // of all tokens, and of those that are kept
 };
 
 struct AttentionArgs : AttentionLayer, AttentionStep {
@@ -40,10 +49,10 @@ struct AttentionArgs : AttentionLayer, AttentionStep {
   void* out;        // [T, H * E]
   void* keys;       // the pool, as above
   void* values;     // the pool
+
+  const RowBlocks& row_blocks() const { return answers_kept ? kept_blocks : all_blocks; }
 };
 
-// A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row
-// blocks, each for every kv head.
 constexpr std::int64_t kMaxRowsOfBlock = 32;
 constexpr std::int64_t kMaxHeadDim = 256;
 constexpr std::int64_t kTilePositions = 32;

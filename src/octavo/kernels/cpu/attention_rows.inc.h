@@ -40,14 +40,16 @@ constexpr std::int64_t kShortChunksPerThread = kChunksPerThread;
 // memory: they are taken with several heads at a time, whose tiles lie side by side.
 class Work {
  public:
-  Work(const AttentionArgs& args, const Pool& pool) : args_(args) {
-    while (num_tall_ < args.num_row_blocks && args.row_blocks[num_tall_ * 3 + 2] > kTileRows) ++num_tall_;
-    const std::int64_t num_short = args.num_row_blocks - num_tall_;
+  Work(const AttentionArgs& args, const Pool& pool) : args_(args), blocks_(args.row_blocks()) {
+    while (num_tall_ < num_blocks() && rows_per_head(num_tall_) > kTileRows) ++num_tall_;
+    const std::int64_t num_short = num_blocks() - num_tall_;
     const std::int64_t fair_share = num_short * args.num_kv_heads / (pool.num_threads() * kShortChunksPerThread);
     heads_at_once_ = larger(1, smaller(smaller(kTileRows, args.num_kv_heads), fair_share));
     num_items_ = num_tall_items() + num_short * num_items_of_short_block();
   }
 
+  std::int64_t num_blocks() const { return blocks_.count; }
+  std::int64_t rows_per_head(std::int64_t block) const { return blocks_.of[block * 3 + 2]; }
   std::int64_t num_items() const { return num_items_; }
   std::int64_t num_tall_blocks() const { return num_tall_; }
   std::int64_t num_tall_items() const { return num_tall_ * args_.num_kv_heads; }  // which come first
@@ -67,7 +69,7 @@ class Work {
   }
 
   RowBlock rows(std::int64_t block, std::int64_t kv_head, std::int64_t num_heads) const {
-    const std::int32_t* cut = args_.row_blocks + block * 3;
+    const std::int32_t* cut = blocks_.of + block * 3;
     const std::int64_t request = cut[0], first_token = args_.query_start_loc[request];
     const std::int64_t num_new = args_.query_start_loc[request + 1] - first_token;
     return {.request = request,
@@ -83,8 +85,8 @@ class Work {
   // Takes the item's next rows; false where none are left.
   bool take(Item& item, RowBlock& next) const {
     if (item.kv_head == item.end_head) return false;
-    const std::int64_t rows_per_head = args_.row_blocks[item.block * 3 + 2];
-    const std::int64_t num_heads = larger(1, smaller(item.end_head - item.kv_head, kTileRows / rows_per_head));
+    const std::int64_t heads_of_tile = kTileRows / rows_per_head(item.block);
+    const std::int64_t num_heads = larger(1, smaller(item.end_head - item.kv_head, heads_of_tile));
     next = rows(item.block, item.kv_head, num_heads);
     item.kv_head += num_heads;
     return true;
@@ -92,5 +94,6 @@ class Work {
 
  private:
   const AttentionArgs& args_;
+  const RowBlocks& blocks_;
   std::int64_t num_tall_ = 0, heads_at_once_, num_items_;
 };

@@ -24,13 +24,13 @@ class Split {
     if (pool.num_threads() == 1) return;
     const std::int64_t per_block = work.num_items_of_short_block(), first = work.num_tall_blocks();
     std::int64_t all = 0, block = first;
-    for (std::int64_t i = first; i < args.num_row_blocks; ++i) all += num_spans(i) * per_block;
+    for (std::int64_t i = first; i < work.num_blocks(); ++i) all += num_spans(i) * per_block;
     spans_of_part_ = larger(kLeastSpansOfPart, ceil_div(all, pool.num_threads() * kChunksPerThread));
-    for (; block < args.num_row_blocks; ++block) {
+    for (; block < work.num_blocks(); ++block) {
       const std::int64_t spans = num_spans(block);
       if (spans <= spans_of_part_ || spans * 4 * pool.num_threads() <= all) break;
       most_spans_ = larger(most_spans_, spans);
-      most_rows_ = larger(most_rows_, args.row_blocks[block * 3 + 2]);
+      most_rows_ = larger(most_rows_, work.rows_per_head(block));
     }
     num_items_ = (block - first) * per_block;
     if (num_items_) kept_ = static_cast<float*>(pool.scratch().bytes(num_items_ * item_size() * sizeof(float)));

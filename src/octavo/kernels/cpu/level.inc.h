@@ -34,8 +34,8 @@ constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, half
 constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRows = 8;                  // whose products pass over weights once
 constexpr std::int64_t kPrefetchElements = 4096;      // ahead of weights that come from memory, 8 KiB
-constexpr std::int64_t kMostRowTiles = 8;             // 128 rows
-constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel, for all rows from the second-level cache
+constexpr std::int64_t kMostRowTiles = 6;             // 96 rows
+constexpr std::int64_t kTilesOfK = 32;                // 64 KiB of a panel, for all rows from the second-level cache
 #else
 constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRows = 96;

@@ -146,10 +146,15 @@ struct FinishedPanels {
     const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
     const float* bias = product->packed.bias;
     f32x16 values[4] = {};
-    for (std::int64_t i = 0; i < num_panels * 2; ++i) {
-      values[i] = load_f32(of_row + i / 2 * panel_results + i % 2 * kResultElements);
-      if (bias) values[i] += load_f32(bias + panel * 32 + i * 16);
-    }
+    const auto take_panel = [&](std::int64_t i) {
+      values[i * 2] = load_f32(of_row + i * panel_results);
+      values[i * 2 + 1] = load_f32(of_row + i * panel_results + kResultElements);
+      if (!bias) return;
+      values[i * 2] += load_f32(bias + panel * 32 + i * 32);
+      values[i * 2 + 1] += load_f32(bias + panel * 32 + i * 32 + 16);
+    };
+    take_panel(0);  // not in a loop of any number, which would keep them in memory
+    if (num_panels == kPair) take_panel(1);
     if (leaders) {
       leaders[row - first * 16].meet(values, panel * 32, product->to.out_size);
     } else {

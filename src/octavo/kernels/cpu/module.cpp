@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -70,18 +71,21 @@ T* at(std::uintptr_t address) {
 AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
                           std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
                           std::uintptr_t key_norm, float norm_eps, float scale, bool is_float32,
-                          bool has_int8_kv) {
+                          bool has_int8_kv, bool answers_kept) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
-          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv};
+          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv, answers_kept};
 }
 
-AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_row_blocks, std::int64_t num_blocks_per_request,
+RowBlocks make_row_blocks(std::int64_t count, std::uintptr_t of) { return {count, at<const std::int32_t>(of)}; }
+
+AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_kept, std::int64_t num_blocks_per_request,
                         std::uintptr_t cos, std::uintptr_t sin, std::uintptr_t slots, std::uintptr_t query_start_loc,
-                        std::uintptr_t seq_lens, std::uintptr_t block_table, std::uintptr_t row_blocks) {
-  return {num_tokens, num_row_blocks, num_blocks_per_request, at<const float>(cos), at<const float>(sin),
+                        std::uintptr_t seq_lens, std::uintptr_t block_table, std::uintptr_t kept,
+                        const RowBlocks& all_blocks, const RowBlocks& kept_blocks) {
+  return {num_tokens, num_kept, num_blocks_per_request, at<const float>(cos), at<const float>(sin),
           at<const std::int64_t>(slots), at<const std::int32_t>(query_start_loc), at<const std::int32_t>(seq_lens),
-          at<const std::int32_t>(block_table), at<const std::int32_t>(row_blocks)};
+          at<const std::int32_t>(block_table), at<const std::int64_t>(kept), all_blocks, kept_blocks};
 }
 
 RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, std::uintptr_t residual,
@@ -122,6 +126,15 @@ struct AllReduceArgs {
   bool is_float32;
 };
 
+// Rows that are kept of those of the step: x [T] -> out [W].
+struct KeepRowsArgs {
+  const char* x;
+  std::int64_t row_bytes;
+  char* out;
+  std::int64_t num_kept;     // W, of a step
+  const std::int64_t* kept;  // [W], of a step
+};
+
 // The weights of experts, side by side; those who compute with them keep this.
 class ExpertWeights {
  public:
@@ -145,7 +158,8 @@ Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormal
   return {num_experts, top_k, renormalises, has_shared};
 }
 
-// Calls that were noted down instead of made. `replay` makes them with another number of rows and another step.
+// Calls that were noted down instead of made. `replay` makes them with another number of rows and another step: T rows,
+// and W of them behind the first that are kept.
 class Tape {
  public:
   template <class Args>
@@ -156,12 +170,14 @@ class Tape {
   std::size_t size() const { return calls_.size(); }
 
   void replay(const Ops& ops, const MapOps& maps, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
-    for (const Call& call : calls_)
+    for (const Call& call : calls_) {
       std::visit([&](auto args) { make(ops, maps, pool, set(args, num_rows, step)); }, call);
+      if (std::holds_alternative<KeepRowsArgs>(call)) num_rows = step.num_kept;
+    }
   }
 
  private:
-  using Call = std::variant<LinearArgs, MlpArgs, MoeArgs, NormArgs, AttentionArgs, AllReduceArgs>;
+  using Call = std::variant<LinearArgs, MlpArgs, MoeArgs, NormArgs, AttentionArgs, AllReduceArgs, KeepRowsArgs>;
 
   static AttentionArgs set(AttentionArgs args, std::int64_t, const AttentionStep& step) {
     static_cast<AttentionStep&>(args) = step;
@@ -169,6 +185,10 @@ class Tape {
   }
   static AllReduceArgs set(AllReduceArgs args, std::int64_t num_rows, const AttentionStep&) {
     args.rows = num_rows;
+    return args;
+  }
+  static KeepRowsArgs set(KeepRowsArgs args, std::int64_t, const AttentionStep& step) {
+    args.num_kept = step.num_kept, args.kept = step.kept;
     return args;
   }
   template <class Args>
@@ -191,6 +211,11 @@ class Tape {
   // Without the pool: other ranks may be threads of this process, and want it before they come.
   static void make(const Ops&, const MapOps&, Pool&, const AllReduceArgs& args) {
     args.collective->all_reduce(args.x, args.rows * args.size, args.is_float32);
+  }
+  static void make(const Ops&, const MapOps&, Pool&, const KeepRowsArgs& args) {
+    const auto size = static_cast<std::size_t>(args.row_bytes);
+    for (std::int64_t i = 0; i < args.num_kept; ++i)
+      std::memcpy(args.out + i * args.row_bytes, args.x + args.kept[i] * args.row_bytes, size);
   }
 
   std::vector<Call> calls_;
@@ -284,6 +309,11 @@ class Kernels {
     run(ops_.attention, AttentionArgs{layer, step, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)});
   }
 
+  void keep_rows(std::uintptr_t x, std::int64_t row_bytes, std::uintptr_t out) {
+    if (!recorded_tape()) throw std::logic_error("which rows are kept is known to a tape alone");
+    recorded_tape()->add(KeepRowsArgs{at<const char>(x), row_bytes, at<char>(out), 0, nullptr});
+  }
+
   void packed_rows(const PackedWeight& packed, std::int64_t size, std::int64_t num_ids, std::uintptr_t ids,
                    std::uintptr_t out) {
     run_now(packed_rows_, PackedRowsArgs{packed, size, num_ids, at<const std::int64_t>(ids), at<void>(out)});
@@ -373,10 +403,11 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "norm_eps"_a, "scale"_a,
-           "is_float32"_a, "has_int8_kv"_a);
+           "is_float32"_a, "has_int8_kv"_a, "answers_kept"_a);
+  nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
-      .def(nb::new_(&make_step), "num_tokens"_a, "num_row_blocks"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
-           "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "row_blocks"_a);
+      .def(nb::new_(&make_step), "num_tokens"_a, "num_kept"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
+           "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "kept"_a, "all_blocks"_a, "kept_blocks"_a);
   nb::class_<RowsArgs>(m, "Rows").def(nb::new_(&make_rows));
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(nb::new_(&make_packed))
@@ -415,6 +446,7 @@ NB_MODULE(_cpu, m) {
       .def("combine_experts", &Kernels::combine_experts)
       .def("moe", &Kernels::moe)
       .def("rms_norm", &Kernels::rms_norm)
+      .def("keep_rows", &Kernels::keep_rows)
       .def("packed_rows", &Kernels::packed_rows)
       .def("draw", &Kernels::draw)
       .def("begin_recording", &Kernels::begin_recording)
