@@ -47,4 +47,6 @@ class ForwardBatch:
 
     def of_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the rows that get logits, [L, D], of what the last stage made of the step, [T, D] or [W, D]."""
-        return hidden[self.logits_indices] if self.kept_indices is None else hidden[: len(self.logits_indices)]
+        if self.kept_indices is None and len(self.logits_indices) < len(hidden):
+            return hidden[self.logits_indices]
+        return hidden[: len(self.logits_indices)]

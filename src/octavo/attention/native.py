@@ -100,15 +100,13 @@ class NativeAttention:
         batch, num_tokens = plan.batch, len(plan.batch.positions)
         all_blocks = kept_blocks = cut_into_row_blocks(batch, group_size)  # [N, 3]
         kept = batch.kept_indices
-        if kept is None:
-            kept = torch.arange(num_tokens)
-        else:
+        if kept is not None:
             kept_blocks = cut_into_row_blocks(batch, group_size, kept.numpy())
         cos, sin, table = cos.contiguous(), sin.contiguous(), batch.block_table.contiguous()
         plan.held += [all_blocks, kept_blocks, kept, cos, sin, table]
         return self._cpu.AttentionStep(
             num_tokens=num_tokens,
-            num_kept=len(kept),
+            num_kept=num_tokens if kept is None else len(kept),
             num_blocks_per_request=table.shape[1],
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
@@ -116,7 +114,7 @@ class NativeAttention:
             query_start_loc=batch.query_start_loc.data_ptr(),
             seq_lens=batch.seq_lens.data_ptr(),
             block_table=table.data_ptr(),
-            kept=kept.data_ptr(),
+            kept=_NO_ADDRESS if kept is None else kept.data_ptr(),
             all_blocks=self._cpu.RowBlocks(len(all_blocks), all_blocks.ctypes.data),
             kept_blocks=self._cpu.RowBlocks(len(kept_blocks), kept_blocks.ctypes.data),
         )
@@ -146,6 +144,12 @@ def cut_into_row_blocks(
 
     Of all tokens, or of those at `kept` [W]. A span is what there is to cut: a request, or one kept token.
     """
+    num_requests = len(batch.seq_lens_list)
+    if kept is None and batch.query_start_loc_list[-1] == num_requests and group_size <= _ROWS_PER_BLOCK:
+        blocks = np.zeros((num_requests, 3), dtype=np.int32)  # one token each: as below, with fewer ops
+        blocks[:, 0] = np.argsort([-length for length in batch.seq_lens_list], kind="stable")
+        blocks[:, 2] = group_size
+        return blocks
     starts = np.asarray(batch.query_start_loc_list)
     num_rows = np.diff(starts) * group_size  # [R]
     if kept is None:

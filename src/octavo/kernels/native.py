@@ -199,7 +199,8 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         x = x.contiguous()
         largest = torch.empty(len(x), 2, dtype=torch.int32)  # a float32's bits, an index
         self.native.largest(self._rows(x), _handle(packed), largest.data_ptr())
-        return largest[:, 0].contiguous().view(torch.float32), largest[:, 1].long()
+        bits, ids = largest.unbind(1)
+        return bits.view(torch.float32), ids.long()
 
     def draw(self, logits: torch.Tensor, rows: NDArray[np.void]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (tokens [S] int64, largest logits [S]) of logits [S, V] float32, as `rows` [S] of DRAW_ROW ask for.

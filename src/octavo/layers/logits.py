@@ -71,6 +71,8 @@ class LogitsHead(MergedLinear):
         if self._group.size > 1:
             values, ids = self(hidden).max(-1)
             return values, ids
+        if hidden.shape[0] <= _SLICE_ROWS:
+            return self._context.kernels.largest_logits(hidden, self.packed)
         parts = [self._context.kernels.largest_logits(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
         return torch.cat([values for values, _ in parts]), torch.cat([ids for _, ids in parts])
 

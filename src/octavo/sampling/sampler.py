@@ -54,9 +54,7 @@ class Sampler:
 
     def takes_largest(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
         """Say whether all that these rows want of their logits is the largest, so that nobody need write them all."""
-        records = self._rows.records(row_ids)
-        is_plain = (records["temperature"] == 0.0) & ~records["is_edited"] & (records["num_logprobs"] < 0)
-        return masks is None and bool(is_plain.all())
+        return masks is None and self._rows.want_largest(row_ids)
 
     def take_largest(self, largest: Tensor, token_ids: Tensor) -> SamplerOutput:
         """Do what `sample` does, for rows of which `takes_largest` is true: their largest logits [L], and whose [L]."""
@@ -122,7 +120,7 @@ class _Step:
 
 
 def _not_finite(largest: Tensor) -> list[int]:
-    positions: list[int] = largest.isfinite().logical_not_().nonzero()[:, 0].tolist()
+    positions: list[int] = np.flatnonzero(~np.isfinite(largest.numpy(force=True))).tolist()
     return positions
 
 

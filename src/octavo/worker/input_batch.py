@@ -12,36 +12,38 @@ from octavo.worker.request_rows import RequestRows
 
 
 def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatch:
-    """Gather the step's tokens from the rows. Vectorised: no Python per request or token."""
-    block_size = rows.block_size
-    ends = order.num_computed_tokens + order.num_scheduled_tokens  # [R]
-    query_start_loc = np.concatenate([[0], np.cumsum(order.num_scheduled_tokens)]).astype(np.int32)  # [R + 1]
-    # Token t of the flat batch belongs to request_of[t] and stands at positions[t] of its context.
-    request_of = np.repeat(np.arange(len(order.rows)), order.num_scheduled_tokens)  # [T]
-    positions = np.arange(len(request_of)) + (order.num_computed_tokens - query_start_loc[:-1])[request_of]  # [T]
-    logits_indices = query_start_loc[1:][order.samples] - 1  # [S]
+    """Gather the step's tokens from the rows. Vectorised: no Python per request or token.
 
-    row_of, device_positions, step_rows, starts, lens, sampling = rows.send(
-        order.rows[request_of].astype(np.int64),  # [T]
-        positions,
-        order.rows.astype(np.int64),
-        query_start_loc,
-        ends,
-        logits_indices.astype(np.int64),
-    )
-    blocks = rows.block_table[row_of, device_positions // block_size].to(torch.int64)  # [T]
+    A step of decoding comes behind as many megabytes of weights as the caches hold, so that every op of NumPy or torch
+    is read from memory again, 10 to 30 us each: there are few of them, and fewer where each request has one token.
+    """
+    block_size, counts = rows.block_size, order.num_scheduled_tokens
+    ends = order.num_computed_tokens + counts  # [R]
+    starts = np.zeros(len(counts) + 1, dtype=np.int32)  # [R + 1]
+    np.cumsum(counts, out=starts[1:])
+    num_tokens = int(starts[-1])
+    # Token t of the flat batch belongs to row row_of[t] and stands at positions[t] of its context.
+    row_of, positions = order.rows, order.num_computed_tokens  # [T] each
+    if num_tokens > len(counts):
+        request_of = np.repeat(np.arange(len(counts)), counts)
+        row_of, positions = row_of[request_of], np.arange(num_tokens) + (positions - starts[:-1])[request_of]
+    sampling = starts[1:][order.samples] - 1  # [S]
+    columns, offsets = np.divmod(positions, block_size)  # [T] each, of its block in the table, and in its block
+    integers = (row_of, positions, columns, offsets, order.rows, sampling)
+    sent = rows.send(*(array.astype(np.int64) for array in integers), starts, ends)
+    row_of_token, device_positions, device_columns, device_offsets, step_rows, logits_indices, query_start_loc, lens = sent
     max_blocks = -(-int(ends.max()) // block_size)
     return ForwardBatch(
-        input_ids=rows.token_ids[row_of, device_positions].to(torch.int64),
+        input_ids=rows.token_ids[row_of_token, device_positions].to(torch.int64),
         positions=device_positions,
-        query_start_loc=starts,
+        query_start_loc=query_start_loc,
         seq_lens=lens,
-        slot_mapping=blocks * block_size + device_positions % block_size,
+        slot_mapping=rows.block_table[row_of_token, device_columns].to(torch.int64) * block_size + device_offsets,
         block_table=rows.block_table[step_rows, :max_blocks],
-        logits_indices=sampling,
-        kept_indices=_kept(sampling, len(positions), rows),
+        logits_indices=logits_indices,
+        kept_indices=_kept(logits_indices, num_tokens, rows),
         block_size=block_size,
-        query_start_loc_list=query_start_loc.tolist(),
+        query_start_loc_list=starts.tolist(),
         seq_lens_list=ends.tolist(),
     )
 

@@ -61,6 +61,8 @@ class ModelRunner:
             if batch is None:
                 return no_answer()
             hidden = self._run_stage(batch).hidden  # [T, D], or what is kept of it
+            if not self._prompt_logprobs.are_due:
+                return self._sample(order, batch.of_logits(hidden), PromptNews())
         prompts = self._prompt_logprobs.of_step(order, batch, hidden)  # rates all of the vocabulary: by all threads
         with self._torch_threads():
             return self._sample(order, batch.of_logits(hidden), prompts)

@@ -35,10 +35,15 @@ class PromptLogprobs:
         self._compute_logits = compute_logits
         self._gathered: dict[int, list[TokenLogprobs | None]] = {}  # by row
 
+    @property
+    def are_due(self) -> bool:
+        """Say whether a row of the step may want any."""
+        return bool(self._rows.prompt_logprobs)
+
     def of_step(self, order: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor) -> PromptNews:
         """Judge this step's prompt tokens from `hidden` [T, D]; return what came with the end of a prompt."""
         news = PromptNews()
-        if not self._rows.prompt_logprobs:
+        if not self.are_due:
             return news
         for index, row in enumerate(order.rows.tolist()):
             job = self._rows.prompt_logprobs.get(row)

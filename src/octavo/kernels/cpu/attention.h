@@ -40,7 +40,7 @@ struct AttentionStep {
   const std::int32_t* query_start_loc;  // [R + 1], a request's tokens in T
   const std::int32_t* seq_lens;         // [R], with this step's tokens
   const std::int32_t* block_table;      // [R, B]
-  const std::int64_t* kept;             // [W]
+  const std::int64_t* kept;             // [W], or null: all T
   RowBlocks all_blocks, kept_blocks;    // of all tokens, and of those that are kept
 };
 

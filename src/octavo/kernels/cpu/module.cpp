@@ -132,7 +132,7 @@ struct KeepRowsArgs {
   std::int64_t row_bytes;
   char* out;
   std::int64_t num_kept;     // W, of a step
-  const std::int64_t* kept;  // [W], of a step
+  const std::int64_t* kept;  // [W], of a step; null: the first W
 };
 
 // The weights of experts, side by side; those who compute with them keep this.
@@ -214,7 +214,8 @@ class Tape {
   }
   static void make(const Ops&, const MapOps&, Pool&, const KeepRowsArgs& args) {
     const auto size = static_cast<std::size_t>(args.row_bytes);
-    for (std::int64_t i = 0; i < args.num_kept; ++i)
+    if (!args.kept) std::memcpy(args.out, args.x, size * static_cast<std::size_t>(args.num_kept));
+    for (std::int64_t i = 0; args.kept && i < args.num_kept; ++i)
       std::memcpy(args.out + i * args.row_bytes, args.x + args.kept[i] * args.row_bytes, size);
   }
 
