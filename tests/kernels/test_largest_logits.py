@@ -5,14 +5,31 @@ import torch
 from tests.kernels.conftest import LEVELS, NATIVE_DTYPES, native
 
 from octavo.kernels.native import NativeKernels
+from octavo.kernels.native_integers import IntegerNativeKernels
+from octavo.kernels.quantization import IntegerFormat, Quantization
 
 VOCAB_SIZES = [1, 31, 64, 1000, 5003]  # less than a panel, odd, many groups of panels
-
+# What weights are kept in.
+INTEGERS = [IntegerFormat(bits=8, group_size=None), IntegerFormat(bits=4, group_size=32)]
+INTEGERS.append(IntegerFormat(bits=4, group_size=None, is_nested=True))
+KEPT: list[torch.dtype | IntegerFormat] = [*NATIVE_DTYPES, *INTEGERS]
 
 pytestmark = [
     pytest.mark.parametrize("level", LEVELS),
-    pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str),
+    pytest.mark.parametrize("kept", KEPT, ids=str),
 ]
+
+
+def dtype_of(kept: torch.dtype | IntegerFormat) -> torch.dtype:
+    """Return the dtype of activations."""
+    return kept if isinstance(kept, torch.dtype) else torch.bfloat16
+
+
+def make_kernels(level: str, num_threads: int, kept: torch.dtype | IntegerFormat) -> NativeKernels:
+    plain = native(level, num_threads, dtype_of(kept))
+    if isinstance(kept, torch.dtype):
+        return plain
+    return IntegerNativeKernels(plain, Quantization(name="test", linear=kept, logits=kept))
 
 
 def assert_like_max(kernels: NativeKernels, x: torch.Tensor, weight: torch.Tensor) -> None:
@@ -25,43 +42,44 @@ def assert_like_max(kernels: NativeKernels, x: torch.Tensor, weight: torch.Tenso
     assert bool(((ids >= 0) & (ids < len(weight))).all())
 
 
-def random(dtype: torch.dtype, seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def random(kept: torch.dtype | IntegerFormat, seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype_of(kept))
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 @pytest.mark.parametrize("num_rows", [1, 2, 17, 33, 130])
-def test_it_is_the_largest_of_all(level: str, dtype: torch.dtype, num_rows: int, vocab_size: int) -> None:
-    assert_like_max(
-        native(level, 3, dtype), random(dtype, num_rows, num_rows, 70), random(dtype, vocab_size, vocab_size, 70)
-    )
+def test_it_is_the_largest_of_all(
+    level: str, kept: torch.dtype | IntegerFormat, num_rows: int, vocab_size: int
+) -> None:
+    x, weight = random(kept, num_rows, num_rows, 70), random(kept, vocab_size, vocab_size, 70)
+    assert_like_max(make_kernels(level, 3, kept), x, weight)
 
 
-def test_of_equals_it_is_the_first(level: str, dtype: torch.dtype) -> None:
+def test_of_equals_it_is_the_first(level: str, kept: torch.dtype | IntegerFormat) -> None:
     """Few weights, often repeated: ties in a vector, between vectors, panels and groups of them."""
-    weight = random(dtype, 3, 40, 32)[torch.randint(40, (3001,), generator=torch.Generator().manual_seed(4))]
-    assert_like_max(native(level, 3, dtype), random(dtype, 5, 50, 32), weight)
+    weight = random(kept, 3, 40, 32)[torch.randint(40, (3001,), generator=torch.Generator().manual_seed(4))]
+    assert_like_max(make_kernels(level, 3, kept), random(kept, 5, 50, 32), weight)
 
 
-def test_what_pads_a_panel_never_leads(level: str, dtype: torch.dtype) -> None:
+def test_what_pads_a_panel_never_leads(level: str, kept: torch.dtype | IntegerFormat) -> None:
     """All logits are negative, and those that are not there would be zeros."""
-    assert_like_max(native(level, 2, dtype), random(dtype, 6, 20, 32).abs(), -random(dtype, 7, 70, 32).abs())
+    assert_like_max(make_kernels(level, 2, kept), random(kept, 6, 20, 32).abs(), -random(kept, 7, 70, 32).abs())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_in_its_row(level: str, dtype: torch.dtype, value: float) -> None:
-    x, weight = random(dtype, 8, 33, 32), random(dtype, 9, 2000, 32)
+def test_what_is_not_finite_stays_in_its_row(level: str, kept: torch.dtype | IntegerFormat, value: float) -> None:
+    kernels, x, weight = make_kernels(level, 2, kept), random(kept, 8, 33, 32), random(kept, 9, 2000, 32)
     x[5, 3] = value
-    packed = native(level, 2, dtype).pack_logits_linear(weight, None)
-    values, _ = native(level, 2, dtype).largest_logits(x, packed)
+    values, _ = kernels.largest_logits(x, kernels.pack_logits_linear(weight, None))
     assert values.isfinite().logical_not().nonzero().flatten().tolist() == [5]
-    assert_like_max(native(level, 2, dtype), x, weight)
+    assert_like_max(kernels, x, weight)
 
 
-def test_a_late_nan_is_not_overtaken(level: str, dtype: torch.dtype) -> None:
-    weight = random(dtype, 10, 2000, 32)
+def test_a_late_nan_is_not_overtaken(level: str, kept: torch.dtype | IntegerFormat) -> None:
+    if isinstance(kept, IntegerFormat):
+        pytest.skip("no integer is a NaN")
+    weight = random(kept, 10, 2000, 32)
     weight[7] = float("nan")
-    values, _ = native(level, 2, dtype).largest_logits(
-        random(dtype, 11, 3, 32), native(level, 2, dtype).pack_logits_linear(weight, None)
-    )
+    kernels = make_kernels(level, 2, kept)
+    values, _ = kernels.largest_logits(random(kept, 11, 3, 32), kernels.pack_logits_linear(weight, None))
     assert bool(values.isnan().all())

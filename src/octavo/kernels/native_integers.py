@@ -40,7 +40,6 @@ class IntegerNativeKernels(NativeKernels):
         self._linear_form, self._logits_form = integer_forms(quantization)
 
     packing_copies, reads_packed_rows = True, False  # integers are not what an embedding's rows were
-    largest_logits = ReferenceKernels.largest_logits  # all of them, and then the largest
 
     # Experts are computed one by one, by the linear maps.
     records_experts = False

@@ -126,8 +126,13 @@ class Trial {
   bool is_product(const IntegerWeight& weight, const PackedWeight& packed) {
     const std::vector<float> out = wide(all_rows(), packed);
     const std::vector<bf16> halves = narrow(all_rows(), packed, Output::plain);
+    std::vector<Largest> largest(sizes_.rows);
+    ops_.bfloat16.largest(LargestArgs{all_rows(), packed, largest.data()}, pool_);
     bool is_well = true;
     for (std::int64_t row = 0; row < sizes_.rows; ++row) {
+      const float* logits = out.data() + row * sizes_.out_size;
+      const std::int64_t first = std::max_element(logits, logits + sizes_.out_size) - logits;
+      is_well &= largest[row].output == first && largest[row].value == logits[first];
       const IntegerRow integers = integers_of(x_.data() + row * sizes_.in_size, sizes_.in_size);
       for (std::int64_t output = 0; output < sizes_.out_size; ++output) {
         if (!is_looked_at()) continue;

@@ -13,10 +13,10 @@ template <int kPanels>
     const float* bias = product.packed.bias ? product.packed.bias + pair * kPair * 32 + i * 16 : nullptr;
     values[i] = bias ? multiply_add(values[i], scale, load_f32(bias)) : values[i] * scale;
   }
-  store_row(product.to, row, pair, values, streams);
+  put_results(product.to, row, pair, values, streams);
 }
 
-// Cuts rows and panels into chunks and calls multiply(first row, end row, first pair, end pair, streams) for each.
+// Cuts rows and panels into chunks and calls multiply(product, first row, end row, first pair, end pair, streams) for each.
 template <class Multiply>
 static inline void for_each_block(const IntegerProduct& product, std::int64_t rows_together, std::int64_t pairs_together,
                                   Pool& pool, const Multiply& multiply) {
@@ -29,7 +29,10 @@ static inline void for_each_block(const IntegerProduct& product, std::int64_t ro
   const bool streams = product.num_rows * product.to.out_size * 2 > kStreamedBytes;
   pool.run(num_blocks * num_groups, [&](std::int64_t chunk) {
     const std::int64_t row = chunk / num_groups * rows_together, pair = chunk % num_groups * group;
-    multiply(row, smaller(product.num_rows, row + rows_together), pair, smaller(num_pairs, pair + group), streams);
+    const std::int64_t end = smaller(product.num_rows, row + rows_together);
+    IntegerProduct of_chunk = product;
+    if (product.to.leaders) of_chunk.to.leaders += chunk % num_groups * product.num_rows;
+    multiply(of_chunk, row, end, pair, smaller(num_pairs, pair + group), streams);
     if (streams) end_stream();
   });
 }

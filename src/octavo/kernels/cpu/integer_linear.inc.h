@@ -32,8 +32,9 @@ static inline void multiply_by_vectors(const IntegerProduct& product, std::int64
 template <int kBits>
 static void multiply_by_vectors(const IntegerProduct& product, Pool& pool) {
   for_each_block(product, kIntegerRowsOfBlock, 1, pool,
-                 [&](std::int64_t row, std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams) {
-                   for (; pair < end_pair; ++pair) multiply_by_vectors<kBits>(product, row, end, pair, streams);
+                 [&](const IntegerProduct& part, std::int64_t row, std::int64_t end, std::int64_t pair,
+                     std::int64_t end_pair, bool streams) {
+                   for (; pair < end_pair; ++pair) multiply_by_vectors<kBits>(part, row, end, pair, streams);
                  });
 }
 
@@ -179,11 +180,12 @@ static void multiply_by_tiles(const IntegerProduct& product, Pool& pool) {
   const std::int64_t num_row_tiles = ceil_div(product.num_rows, 16);
   const Blocking blocking = choose_integer_blocking(num_row_tiles, product.num_k());
   for_each_block(product, blocking.row_tiles * 16, blocking.panels / kPair, pool,
-                 [&](std::int64_t row, std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams) {
+                 [&](const IntegerProduct& part, std::int64_t row, std::int64_t end, std::int64_t pair,
+                     std::int64_t end_pair, bool streams) {
                    Finish<FinishedIntegers> finish = {};
-                   begin_integer_tiles(product);
+                   begin_integer_tiles(part);
                    for (; pair < end_pair; pair += blocking.panels / kPair)
-                     multiply_by_tiles(product, blocking, row / 16, ceil_div(end, 16), pair,
+                     multiply_by_tiles(part, blocking, row / 16, ceil_div(end, 16), pair,
                                        smaller(end_pair, pair + blocking.panels / kPair), streams, finish);
                    end_tiles();
                    finish.do_all();
@@ -214,6 +216,21 @@ static void integer_linear(const LinearArgs& args, Pool& pool) {
   multiply({quantised, rows.rows, rows.size, args.packed, {args.output, args.packed.out_size, args.out, nullptr}}, pool);
 }
 
+static void integer_largest(const LargestArgs& args, Pool& pool) {
+  const RowsArgs& rows = args.rows;
+  if (rows.rows == 0) return;
+  const Integers& form = args.packed.integers;
+  const std::size_t size = integer_rows_bytes(rows.rows, rows.size, num_groups(form, rows.size));
+  char* memory = static_cast<char*>(pool.scratch().bytes(size + most_groups(pool) * rows.rows * sizeof(Leader)));
+  Leader* leaders = reinterpret_cast<Leader*>(memory + size);
+  begin_leaders(leaders, rows.rows, pool);
+  const IntegerRows quantised = place_integer_rows(memory, rows.rows, rows.size);
+  quantise_rows(rows, form, quantised, pool);
+  const Destination to = {Output::float32, args.packed.out_size, nullptr, nullptr, leaders};
+  multiply({quantised, rows.rows, rows.size, args.packed, to}, pool);
+  join_leaders(leaders, rows.rows, pool, args.out);
+}
+
 // What lies between the two maps is written row by row: a row's scale is known only when all of it is there.
 static void integer_mlp(const MlpArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
@@ -235,6 +252,10 @@ static void integer_mlp(const MlpArgs& args, Pool& pool) {
 
 static void linear_of_any_weight(const LinearArgs& args, Pool& pool) {
   args.packed.integers.bits ? integer_linear(args, pool) : linear(args, pool);
+}
+
+static void largest_of_any_weight(const LargestArgs& args, Pool& pool) {
+  args.packed.integers.bits ? integer_largest(args, pool) : largest(args, pool);
 }
 
 static void mlp_of_any_weights(const MlpArgs& args, Pool& pool) {

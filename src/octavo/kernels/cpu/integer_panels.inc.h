@@ -62,8 +62,9 @@ static inline void multiply_pair_of_panels(const IntegerProduct& product, std::i
 
 static void multiply_by_panels(const IntegerProduct& product, Pool& pool) {
   for_each_block(product, kIntegerRowsOfBlock, 1, pool,
-                 [&](std::int64_t row, std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams) {
+                 [&](const IntegerProduct& part, std::int64_t row, std::int64_t end, std::int64_t pair,
+                     std::int64_t end_pair, bool streams) {
                    for (; pair < end_pair; ++pair)
-                     multiply_pair_of_panels(product, row / 16, ceil_div(end, 16), pair, streams);
+                     multiply_pair_of_panels(part, row / 16, ceil_div(end, 16), pair, streams);
                  });
 }

@@ -116,7 +116,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
         {
             .pack_linear = OCTAVO_LEVEL::pack_linear,
             .linear = OCTAVO_LEVEL::linear_of_any_weight,
-            .largest = OCTAVO_LEVEL::largest,
+            .largest = OCTAVO_LEVEL::largest_of_any_weight,
             .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
             .route = OCTAVO_LEVEL::route,
             .expert_rows = OCTAVO_LEVEL::expert_rows,

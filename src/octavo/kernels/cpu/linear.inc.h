@@ -50,7 +50,7 @@ struct Destination {
   std::int64_t out_size;  // N
   void* out;              // [T, N]; or, gated:
   LeftElement* out_left;  // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
-  Largest* largest = nullptr;  // [groups of panels][T], in place of all results
+  Leader* leaders = nullptr;  // [T], which meet all results in place of that; a chunk's own
 
   std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
   std::int64_t num_panels() const { return ceil_div(out_size, outputs_per_panel()); }
@@ -116,6 +116,12 @@ constexpr std::int64_t kPair = 2;
 
 #endif
 
+// One row's results of a pair of panels, to where they belong.
+[[gnu::always_inline]] static inline void put_results(const Destination& to, std::int64_t row, std::int64_t pair,
+                                                      const f32x16* values, bool streams) {
+  to.leaders ? to.leaders[row].meet(values, pair * 64, to.out_size) : store_row(to, row, pair, values, streams);
+}
+
 // Rows whose sums are complete, on their way to the output. They go one by one between the products of the next panels, so
 // that vectors and matrix tiles work at the same time.
 template <class Panels>
@@ -140,7 +146,6 @@ struct FinishedPanels {
   const float* results;  // [2][row tiles first ...][2][16][16]
   std::int64_t panel_results, first, panel, num_panels;
   bool streams;
-  Leader* leaders;  // of the rows from `first` on, where they take the results
 
   void put_row(std::int64_t row) const {
     const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
@@ -155,11 +160,7 @@ struct FinishedPanels {
     };
     take_panel(0);  // not in a loop of any number, which would keep them in memory
     if (num_panels == kPair) take_panel(1);
-    if (leaders) {
-      leaders[row - first * 16].meet(values, panel * 32, product->to.out_size);
-    } else {
-      store_row(product->to, row, panel / kPair, values, streams);
-    }
+    put_results(product->to, row, panel / kPair, values, streams);
   }
 };
 
@@ -201,7 +202,6 @@ struct ProductRows {
   std::int64_t first, end;  // row tiles
   bool streams;
   float* results;  // of `blocking.panels` panels, twice where these are a pair: one pair finishes beside the next one
-  Leader* leaders;
   Finish<FinishedPanels> finish = {};
 
   std::int64_t num_tiles() const { return end - first; }
@@ -226,7 +226,7 @@ struct ProductRows {
         if (is_last_k && (i % kPair == kPair - 1 || i + 1 == num_panels)) {
           const std::int64_t pair = i / kPair * kPair;
           finish.do_all();
-          finish = {{&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams, leaders},
+          finish = {{&product, to + pair * panel_results(), panel_results(), first, panel + pair, i + 1 - pair, streams},
                     first * 16, first * 16 + num_rows(), kPair * ceil_div(num_tiles(), 2) * (are_a_pair ? product.num_k : count)};
         }
       }
@@ -278,25 +278,20 @@ static inline Cut cut_product(const Product& product, std::int64_t num_wanted) {
   return {blocking, group, num_groups, ceil_div(product.num_row_tiles(), blocking.row_tiles) * num_groups, streams};
 }
 
-static inline void multiply_chunk(const Product& product, const Cut& cut, std::int64_t chunk) {
+static inline void multiply_chunk(Product product, const Cut& cut, std::int64_t chunk) {
+  if (product.to.leaders) product.to.leaders += chunk % cut.num_groups * product.rows;
   const Blocking& blocking = cut.blocking;
   const std::int64_t first = chunk / cut.num_groups * blocking.row_tiles;
   const std::int64_t end = smaller(product.num_row_tiles(), first + blocking.row_tiles);
   const std::int64_t first_panel = chunk % cut.num_groups * cut.group;
   const std::int64_t end_panel = smaller(product.to.num_panels(), first_panel + cut.group);
   const std::int64_t num_results = larger(blocking.panels, 2 * kPair) * (end - first) * 2 * kResultElements;
-  const std::int64_t num_leaders = product.to.largest ? (end - first) * 16 : 0;
-  void* memory = thread_scratch().bytes(num_results * sizeof(float) + num_leaders * sizeof(Leader));
-  float* results = static_cast<float*>(memory);
-  Leader* leaders = num_leaders ? reinterpret_cast<Leader*>(results + num_results) : nullptr;
-  for (std::int64_t i = 0; i < num_leaders; ++i) leaders[i] = Leader();
-  ProductRows rows = {product, blocking, first, end, cut.streams, results, leaders};
+  float* results = static_cast<float*>(thread_scratch().bytes(num_results * sizeof(float)));
+  ProductRows rows = {product, blocking, first, end, cut.streams, results};
   begin_tiles(smaller(16, product.rows));
   for (std::int64_t panel = first_panel; panel < end_panel; panel += blocking.panels)
     rows.multiply(panel, smaller(blocking.panels, end_panel - panel));
   rows.finish.do_all();
-  for (std::int64_t i = 0; leaders && i < rows.num_rows(); ++i)
-    product.to.largest[chunk % cut.num_groups * product.rows + first * 16 + i] = leaders[i].largest();
   end_tiles();
   if (cut.streams) end_stream();
 }
@@ -318,24 +313,35 @@ static void linear(const LinearArgs& args, Pool& pool) {
   multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, {args.output, args.packed.out_size, args.out, nullptr}}, pool);
 }
 
+// Leaders of all rows, for as many groups of panels as a product may be cut into: what chunks have found is joined.
+static inline std::int64_t most_groups(const Pool& pool) { return 2 * pool.num_threads() * kChunksPerThread; }
+
+static inline void begin_leaders(Leader* leaders, std::int64_t rows, const Pool& pool) {
+  for (std::int64_t i = 0; i < most_groups(pool) * rows; ++i) leaders[i] = Leader();
+}
+
+static inline void join_leaders(const Leader* leaders, std::int64_t rows, const Pool& pool, Largest* out) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    out[row] = leaders[row].largest();
+    for (std::int64_t group = 1; group < most_groups(pool); ++group) {
+      const Largest other = leaders[group * rows + row].largest();
+      if (leads(other, out[row])) out[row] = other;
+    }
+  }
+}
+
 static void largest(const LargestArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
-  Product product = {nullptr, rows.rows, ceil_div(rows.size, 32), args.packed, {Output::float32, args.packed.out_size, nullptr, nullptr}};
-  const Cut cut = cut_product(product, pool.num_threads() * kChunksPerThread);
   const std::int64_t left_bytes = left_elements(rows.rows, rows.size) * sizeof(LeftElement);
-  char* memory = static_cast<char*>(pool.scratch().bytes(left_bytes + cut.num_groups * rows.rows * sizeof(Largest)));
+  char* memory = static_cast<char*>(pool.scratch().bytes(left_bytes + most_groups(pool) * rows.rows * sizeof(Leader)));
   LeftElement* left = reinterpret_cast<LeftElement*>(memory);
-  product.left = left, product.to.largest = reinterpret_cast<Largest*>(memory + left_bytes);
+  Leader* leaders = reinterpret_cast<Leader*>(memory + left_bytes);
+  begin_leaders(leaders, rows.rows, pool);
   pack_rows(rows, left, pool);
-  pool.run(cut.num_chunks, [&](std::int64_t chunk) { multiply_chunk(product, cut, chunk); });
-  for (std::int64_t row = 0; row < rows.rows; ++row) {
-    args.out[row] = product.to.largest[row];
-    for (std::int64_t group = 1; group < cut.num_groups; ++group) {
-      const Largest other = product.to.largest[group * rows.rows + row];
-      if (leads(other, args.out[row])) args.out[row] = other;
-    }
-  }
+  const Destination to = {Output::float32, args.packed.out_size, nullptr, nullptr, leaders};
+  multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, to}, pool);
+  join_leaders(leaders, rows.rows, pool, args.out);
 }
 
 // down(silu(gate(x)) * up(x)). What lies between the two maps never leaves the layout of tiles.

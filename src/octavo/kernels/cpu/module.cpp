@@ -273,7 +273,6 @@ class Kernels {
   }
 
   void largest(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
-    if (packed.integers.bits) throw std::invalid_argument("the largest results are of weights that are no integers");
     run_now(maps_.largest, LargestArgs{rows, packed, at<Largest>(out)});
   }
 

@@ -70,7 +70,7 @@ struct Largest {
 
 struct LargestArgs {
   RowsArgs rows;
-  PackedWeight packed;  // no integers, not gated
+  PackedWeight packed;  // not gated
   Largest* out;         // [T]
 };
 
