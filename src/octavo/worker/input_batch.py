@@ -31,14 +31,14 @@ def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatc
     columns, offsets = np.divmod(positions, block_size)  # [T] each, of its block in the table, and in its block
     integers = (row_of, positions, columns, offsets, order.rows, sampling)
     sent = rows.send(*(array.astype(np.int64) for array in integers), starts, ends)
-    row_of_token, device_positions, device_columns, device_offsets, step_rows, logits_indices, query_start_loc, lens = sent
+    at_rows, at_positions, at_columns, at_offsets, step_rows, logits_indices, query_start_loc, lens = sent
     max_blocks = -(-int(ends.max()) // block_size)
     return ForwardBatch(
-        input_ids=rows.token_ids[row_of_token, device_positions].to(torch.int64),
-        positions=device_positions,
+        input_ids=rows.token_ids[at_rows, at_positions].to(torch.int64),
+        positions=at_positions,
         query_start_loc=query_start_loc,
         seq_lens=lens,
-        slot_mapping=rows.block_table[row_of_token, device_columns].to(torch.int64) * block_size + device_offsets,
+        slot_mapping=rows.block_table[at_rows, at_columns].to(torch.int64) * block_size + at_offsets,
         block_table=rows.block_table[step_rows, :max_blocks],
         logits_indices=logits_indices,
         kept_indices=_kept(logits_indices, num_tokens, rows),
