@@ -30,23 +30,33 @@ NUM_IN, NUM_OUT = 128, 64
 ENGINES = ("octavo", "transformers")
 
 
+# Takes a number of prompts, their tokens and the tokens behind each; returns seconds.
+Generate = Callable[[int, int, int], float]
+
+
 def run_octavo(folder: Path, cells: list[str], quantization: str | None) -> dict[str, float]:
     """Return tokens per second of each cell, and seconds until ready."""
-    from octavo import LLM, SamplingParams
-
     start_s = time.perf_counter()
+    generate = load_octavo(folder, quantization)
+    return {"ready_s": time.perf_counter() - start_s} | measure(cells, generate)
+
+
+def load_octavo(folder: Path, quantization: str | None) -> Generate:
+    """Return what generates by an engine with random weights."""
+    from octavo import LLM, SamplingParams
+    from octavo.inputs import Prompt
+
     options: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 64, "enable_prefix_caching": False}
     llm = LLM(str(folder), load_format="dummy", quantization=quantization, **options)
-    results = {"ready_s": time.perf_counter() - start_s}
 
     def generate(batch: int, num_in: int, num_out: int) -> float:
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
-        prompts = [{"prompt_token_ids": prompt} for prompt in random_prompts(batch, num_in)]
+        prompts: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in random_prompts(batch, num_in)]
         begun_s = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - begun_s
 
-    return results | measure(cells, generate)
+    return generate
 
 
 def run_transformers(folder: Path, cells: list[str]) -> dict[str, float]:
@@ -81,7 +91,7 @@ def run_transformers(folder: Path, cells: list[str]) -> dict[str, float]:
     return results | measure(cells, generate)
 
 
-def measure(cells: list[str], generate: Callable[[int, int, int], float]) -> dict[str, float]:
+def measure(cells: list[str], generate: Generate) -> dict[str, float]:
     """Run every cell once, memory being warm. Decode counts the time after the first token of all.
 
     Memory that nobody has touched before costs more than computing on it: on a virtual machine, 100 to 200 ms for the
