@@ -11,6 +11,7 @@ static inline void end_tiles() {}
 
 constexpr std::int64_t kRowsTogether = 8;     // by 32 columns: 16 sums, enough to hide how long each addition takes
 constexpr std::int64_t kNearElements = 512;   // ahead of weights on their way from the second-level cache, 1 KiB
+constexpr std::int64_t kFewElements = 1536;   // ahead of weights that a row or two want, on their way to it, 3 KiB
 
 // Into the second-level cache, line `i` of those that are fetched beside k tile `k`.
 [[gnu::always_inline]] static inline void fetch_line(const Ahead& ahead, std::int64_t k, std::int64_t i) {
@@ -29,15 +30,19 @@ template <int kRows>
 }
 
 // One k tile of weights that come from memory, line by line as they lie there: prefetchers follow nothing else well. With
-// a row or two they keep ahead by themselves, and requests for lines far ahead would only take their place.
+// a row or two they keep ahead by themselves; requests for lines far ahead, or in the first level, only take their place.
 template <int kRows>
 [[gnu::always_inline]] static inline void add_streamed_tile(f32x16 (&sums)[2][kRows], const bf16* left, const bf16* right,
                                                             const Ahead& ahead, std::int64_t k) {
 #pragma GCC unroll 2
   for (int tile = 0; tile < 2; ++tile, right += kTileElements) {
     for (int pair = 0; pair < 16; ++pair) {
-      if constexpr (kRows > 2) fetch_line(ahead, k, tile * 16 + pair);
-      __builtin_prefetch(right + pair * 32 + kNearElements);
+      if constexpr (kRows > 2) {
+        fetch_line(ahead, k, tile * 16 + pair);
+        __builtin_prefetch(right + pair * 32 + kNearElements);
+      } else {
+        __builtin_prefetch(right + pair * 32 + kFewElements, 0, 2);
+      }
       add_pair(sums[tile], left + pair * 2, right + pair * 32);
     }
   }
