@@ -1,8 +1,7 @@
 """The decoder family: pre-norm blocks of attention and a gated MLP around one residual stream.
 
 Legend: T = tokens, W = tokens kept behind the last layer's attention (see `ForwardBatch`), L = rows that get logits,
-D = hidden size, H = query heads, G = kv heads, E = head size,
-V = vocabulary.
+D = hidden size, H = query heads, G = kv heads, E = head size, V = vocabulary.
 """
 
 from collections.abc import Mapping
