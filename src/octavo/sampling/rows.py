@@ -30,6 +30,7 @@ _ROW_FIELDS = np.dtype(
         ("frequency", np.float64),
         ("is_filtered", np.bool_),
         ("is_edited", np.bool_),
+        ("wants_largest", np.bool_),  # and nothing else of its logits
     ]
 )
 
@@ -49,7 +50,6 @@ class SamplingRows:
         self.device = torch.device("cpu") if asked.type == "mps" else asked
         self.vocab_size = vocab_size
         self._records = np.zeros(max_num_rows, dtype=_ROW_FIELDS)  # [N]
-        self._wants_largest = np.zeros(max_num_rows, dtype=np.bool_)  # [N]
         self._edits_on_device = edits_on_device
         self._asked: dict[int, AskedEdits] = {}
         self._edits: dict[int, RowEdits] = {}
@@ -89,8 +89,8 @@ class SamplingRows:
             params.frequency_penalty,
             is_filtered,
             row in self._asked,
+            params.temperature == 0.0 and row not in self._asked and params.logprobs is None,
         )
-        self._wants_largest[row] = params.temperature == 0.0 and row not in self._asked and params.logprobs is None
 
     def append(self, rows: Int32Array, token_ids: Tensor) -> None:
         """Tell row `rows[j]` that `token_ids[j]` [L] was sampled for it and counts from now on."""
@@ -108,7 +108,7 @@ class SamplingRows:
 
     def want_largest(self, rows: Int32Array) -> bool:
         """Say whether all that `rows` [L] want of their logits is which is the largest."""
-        return bool(self._wants_largest[rows].all())
+        return bool(self._records["wants_largest"][rows].all())
 
     def records(self, rows: Int32Array) -> NDArray[np.void]:
         """Return the records of `rows` [L], in that order: fields as in `_ROW_FIELDS`."""
