@@ -8,6 +8,7 @@ import torch
 from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_backend, make_batch, run_step
 
 from octavo.attention import torch_tiled
+from octavo.attention.native import cut_into_row_blocks
 
 SHAPES = [
     Shape(),
@@ -209,3 +210,15 @@ def test_random_steps(backend: tuple[str, torch.dtype]) -> None:
         for seed, stop, result in zip(seeds, stops, run_step(pool, parts), strict=True):
             assert torch.equal(result, expected[seed][done[seed] : stop])
             done[seed] = stop
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 17, 32])
+def test_decodes_are_cut_as_any_tokens(group_size: int) -> None:
+    """Where each request has one token there is a shorter way to the same row blocks."""
+    pool = Pool("tiled", Shape())
+    ends = [40, 7, 40, 96, 1]
+    batch = make_batch(16, [(pool.sequence(end, seed=end), end - 1, end) for end in ends])
+    every_token = torch.arange(len(ends)).numpy()
+    assert (
+        cut_into_row_blocks(batch, group_size).tolist() == cut_into_row_blocks(batch, group_size, every_token).tolist()
+    )
