@@ -61,7 +61,7 @@ def test_a_step_that_fails_on_the_first_stage_leaves_the_engine_alive(
     alone: list[list[int]], checkpoint: GetCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)  # ranks import a tests' worker
-    monkeypatch.setattr("octavo.executor.base.make_executor", fragile)
+    monkeypatch.setattr("octavo.engine.inproc_client.make_executor", fragile)
     with open_llm(checkpoint, "qwen3-tied-gqa-8", pipeline_parallel_size=2) as llm:
         bad: Prompt = {"prompt_token_ids": [5, BAD_TOKEN, BAD_TOKEN, 5]}
         [failed] = llm.generate(bad, GREEDY, use_tqdm=False)[0].outputs

@@ -29,7 +29,7 @@ def fake_executors(monkeypatch: pytest.MonkeyPatch) -> list[FakeExecutor]:
         )
         return made[-1]
 
-    monkeypatch.setattr("octavo.executor.base.make_executor", make)
+    monkeypatch.setattr("octavo.engine.inproc_client.make_executor", make)
     FAILURES.clear()
     return made
 

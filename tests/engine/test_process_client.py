@@ -14,10 +14,12 @@ import psutil
 import pytest
 
 from octavo.async_llm import AsyncLLM
+from octavo.engine.front import read_tokenizer
 from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.process_client import ProcessClient
-from octavo.errors import EngineDeadError, InsufficientMemoryError
+from octavo.errors import EngineDeadError, InsufficientMemoryError, InvalidParameterError
 from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.0, logprobs=2, logit_bias={5: 1.0}, stop=["zzz"])
 OPTIONS: dict[str, Any] = {"num_kv_blocks": 256, "max_num_seqs": 8}
@@ -59,6 +61,28 @@ def test_calls_run_between_steps(engine: LLMEngine) -> None:
     engine.reset_prefix_cache()
     engine.warmup_model()
     assert engine.generate("Hi", PARAMS)[0].metrics.num_cached_tokens == 0
+
+
+def test_a_front_that_fails_lets_its_core_go() -> None:
+    """The core is loading when the tokenizer's side finds what is wrong."""
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(InvalidParameterError, match="chat_template"):
+        LLMEngine("demo", engine_process=True, chat_template="/no/such/file", **OPTIONS)
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+def test_a_core_loads_while_the_tokenizer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def read(path: str, chat_template: str | None) -> Tokenizer:
+        begun.extend(child.pid for child in psutil.Process().children() if "octavo.engine.core_proc" in child.cmdline())
+        return read_tokenizer(path, chat_template)
+
+    before = {child.pid for child in psutil.Process().children()}
+    monkeypatch.setattr("octavo.engine.front.read_tokenizer", read)
+    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
+    assert client_of(engine).pid in set(begun) - before
+    engine.exit()
 
 
 def test_the_front_never_imports_torch() -> None:

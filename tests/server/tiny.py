@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.metrics.http import HttpMetrics
 from octavo.server.api_keys import load_api_keys
+from octavo.server.assembly import make_server
 from octavo.server.draining import DrainingServer
 from octavo.server.exchange import Exchange
-from octavo.server.listen import make_server
 from octavo.server.settings import resolve_settings
 from octavo.server.sockets import listening, url_of
 from octavo.server.sse import EventStreamResponse

@@ -1,4 +1,4 @@
-"""How the front reaches an engine core: add, abort, get outputs, call, close."""
+"""How the front reaches an engine core: load, add, abort, get outputs, call, close."""
 
 from typing import Literal, Protocol
 
@@ -9,11 +9,19 @@ CoreMethod = Literal["warmup_model", "reset_prefix_cache", "check_integrity"]
 
 
 class EngineCoreClient(Protocol):
-    """Five verbs. One thread may add, abort and call while another gets outputs."""
+    """Six verbs, the first of them before the others. One thread may add, abort and call while another gets outputs."""
 
     @property
     def profile(self) -> str:
         """Device, dtype and kernels of the core: what the last bits of an answer depend on."""
+        ...
+
+    def load(self) -> None:
+        """Return when the model is loaded. A core in a process of its own has been loading since the client was made.
+
+        Raises:
+            UserError: about the options, the model or the memory.
+        """
         ...
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
@@ -46,7 +54,7 @@ class EngineCoreClient(Protocol):
 
 
 def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
-    """Return a client whose core has loaded the model. Imported here: a core in this process brings torch along."""
+    """Return a client whose core is yet to `load`. Imported here: a core in this process brings torch along."""
     if config.parallel.data_parallel_size > 1:
         from octavo.engine.data_parallel_client import DataParallelClient
 
@@ -55,8 +63,6 @@ def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
         from octavo.engine.process_client import ProcessClient
 
         return ProcessClient(config)
-    from octavo.engine.core import EngineCore
     from octavo.engine.inproc_client import InprocClient
-    from octavo.executor.base import make_executor
 
-    return InprocClient(EngineCore(config, make_executor(config)))
+    return InprocClient(config)

@@ -4,7 +4,6 @@ It ends with code 0 when told to or when its parent is gone, and with 1 when it 
 """
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from octavo.contracts.control import (
     Shutdown,
     ToCore,
 )
+from octavo.device.collector import collector_at_rest, keep_what_is_loaded
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError, UserError
 from octavo.executor.base import make_executor
@@ -54,7 +54,9 @@ class CoreProc:
     def run(self, config: EngineConfig) -> int:
         """Serve until told to stop; return the exit code."""
         try:
-            with contextlib.closing(EngineCore(config, make_executor(config), epoch=os.getpid())) as core:
+            with collector_at_rest():
+                core = EngineCore(config, make_executor(config), epoch=os.getpid())
+            with contextlib.closing(core):
                 self._serve(core)
             return 0
         except Exception as error:
@@ -66,8 +68,7 @@ class CoreProc:
             self._sockets.destroy(linger=1000)
 
     def _serve(self, core: EngineCore) -> None:
-        gc.collect()
-        gc.freeze()  # what is loaded stays: the collector need not walk it again in the middle of a step
+        keep_what_is_loaded()
         self._send(CoreReady(profile=core.profile))
         while self._carry_out_messages(core):
             if core.has_work():

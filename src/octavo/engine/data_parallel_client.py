@@ -25,22 +25,32 @@ logger = logging.getLogger(__name__)
 
 
 class DataParallelClient:
-    """Implements `EngineCoreClient`. Returns when every replica has loaded the model."""
+    """Implements `EngineCoreClient`. All replicas load at the same time, each with its share of the host's cores."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Start all replicas at the same time.
-
-        Raises:
-            UserError: of the first replica that could not start; the others are let go.
-        """
         self._arrivals: queue.SimpleQueue[tuple[int, EngineCoreOutputs | None]] = queue.SimpleQueue()  # None: it died
         num_replicas = config.parallel.data_parallel_size
-        self._replicas = _start_replicas(_config_of_replica(config), num_replicas, self._arrivals)
-        self.profile = self._replicas[0].profile
+        self._replicas = [self._start(_config_of_replica(config), number) for number in range(num_replicas)]
         self._lock = threading.Lock()  # of what follows: one thread adds while another gets outputs
         self._router = Router(num_replicas, config.cache.block_size, caches_prefixes=config.cache.enable_prefix_caching)
         self._homes: dict[str, int] = {}  # unfinished request id -> its replica
         self._stats: dict[int, SchedulerStats] = {}  # the latest of each replica
+
+    def _start(self, config: EngineConfig, number: int) -> ProcessClient:
+        return ProcessClient(config, lambda outputs: self._arrivals.put((number, outputs)))
+
+    @property
+    def profile(self) -> str:
+        return self._replicas[0].profile
+
+    def load(self) -> None:
+        """See `EngineCoreClient.load`: all replicas.
+
+        Raises:
+            UserError: of the first replica that could not load.
+        """
+        for replica in self._replicas:
+            replica.load()
 
     @property
     def pids(self) -> list[int]:
@@ -157,20 +167,3 @@ def _config_of_replica(config: EngineConfig) -> EngineConfig:
     """Return the configuration of one of several on this host: they share its cores."""
     threads = config.threads or usable_cores()
     return replace(config, threads=max(1, threads // config.parallel.data_parallel_size))
-
-
-def _start_replicas(
-    config: EngineConfig, count: int, arrivals: "queue.SimpleQueue[tuple[int, EngineCoreOutputs | None]]"
-) -> list[ProcessClient]:
-    def start(number: int) -> ProcessClient:
-        return ProcessClient(config, lambda outputs: arrivals.put((number, outputs)))
-
-    with ThreadPoolExecutor(count) as threads:
-        starts = [threads.submit(start, number) for number in range(count)]
-    errors = [error for begun in starts if (error := begun.exception()) is not None]
-    if errors:
-        for begun in starts:
-            if begun.exception() is None:
-                begun.result().close()
-        raise errors[0]
-    return [begun.result() for begun in starts]

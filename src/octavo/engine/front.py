@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
+from octavo.device.collector import collector_at_rest
 from octavo.engine.core_client import EngineCoreClient, make_client
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
@@ -40,11 +41,15 @@ class EngineFront:
             UserError: about the options, the model or the memory; see its kinds in `octavo.errors`.
         """
         config = args.resolve()
-        tokenizer = Tokenizer.from_path(config.tokenizer_path)
-        if args.chat_template is not None:
-            tokenizer = tokenizer.with_chat_template(read_template(args.chat_template))
         client = make_client(config, own_process=bool(args.engine_process))
-        client.call("warmup_model")
+        try:
+            tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # beside a process that loads already
+            with collector_at_rest():
+                client.load()
+            client.call("warmup_model")
+        except BaseException:
+            client.close()
+            raise
         return cls(
             config=config,
             tokenizer=tokenizer,
@@ -78,6 +83,16 @@ class EngineFront:
         """Let the core and its memory go, and all that was started beside it."""
         self.client.close()
         self.inputs.close()
+
+
+def read_tokenizer(path: str, chat_template: str | None) -> Tokenizer:
+    """Return a model's tokenizer, with the chat template of a file where one is named.
+
+    Raises:
+        UserError: either cannot be read.
+    """
+    tokenizer = Tokenizer.from_path(path)
+    return tokenizer if chat_template is None else tokenizer.with_chat_template(read_template(chat_template))
 
 
 def read_template(path: str) -> str:

@@ -6,22 +6,28 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.engine.core import EngineCore
 from octavo.engine.core_client import CoreMethod
+from octavo.executor.base import make_executor
 
 
 class InprocClient:
     """The thread that gets outputs is the core's one thread: it carries out the messages, then runs a step."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._loaded: EngineCore | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._core_thread: int | None = None  # whoever last got outputs
 
     @property
     def profile(self) -> str:
         return self._core.profile
+
+    def load(self) -> None:
+        self._loaded = EngineCore(self._config, make_executor(self._config))
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
         for request in requests:
@@ -45,7 +51,13 @@ class InprocClient:
         done.result()
 
     def close(self) -> None:
-        self._core.close()
+        if self._loaded is not None:
+            self._loaded.close()
+
+    @property
+    def _core(self) -> EngineCore:
+        assert self._loaded is not None, "it loads first"
+        return self._loaded
 
     def _carry_out(self, timeout_s: float | None) -> None:
         """Run the messages that are here; when there are none, wait for one at most `timeout_s`."""

@@ -44,7 +44,7 @@ _CLOSE_S = 5.0  # how long the child may take to leave on its own
 
 
 class ProcessClient:
-    """Starts the child and returns when its model is loaded. A thread listens to it from then on."""
+    """Starts the child, which loads the model. A thread listens to it from then on."""
 
     command: Sequence[str] = (
         sys.executable,
@@ -69,11 +69,10 @@ class ProcessClient:
         self._child = self._start(config)
         self._listener = threading.Thread(target=self._listen, name="octavo-listener", daemon=True)
         self._listener.start()
-        try:
-            self.profile = self._ready.result()
-        except BaseException:
-            self.close()
-            raise
+
+    @property
+    def profile(self) -> str:
+        return self._ready.result()
 
     @property
     def death(self) -> OctavoError | None:
@@ -84,6 +83,9 @@ class ProcessClient:
     def pid(self) -> int:
         """The child's process id."""
         return self._child.pid
+
+    def load(self) -> None:
+        self._ready.result()
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
         self._send(AddRequests(requests=requests))

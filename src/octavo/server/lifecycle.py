@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Literal
 
 from octavo.config.args import EngineArgs
+from octavo.device.collector import keep_what_is_loaded
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
@@ -107,6 +108,5 @@ class EngineLifecycle:
 
 def _calm_collector() -> None:
     """Streams make objects and let them go without cycles. Looking for cycles after each 700 cost 7 % of a token."""
-    gc.collect()
-    gc.freeze()  # what is loaded stays
+    keep_what_is_loaded()
     gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 20, 20)

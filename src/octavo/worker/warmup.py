@@ -16,7 +16,7 @@ from octavo.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
-_NUM_PREFILL_TOKENS = 64
+_NUM_PREFILL_TOKENS = 16
 _NUM_DECODE_STEPS = 2
 _REQUEST_ID = "warm-up"
 
