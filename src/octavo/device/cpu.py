@@ -13,7 +13,9 @@ from octavo.device.device_queue import DeviceQueue
 
 _CGROUP = Path("/sys/fs/cgroup")
 # Those that decide how fast matmuls are, by the names that Linux gives them.
-_TELLING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve")
+_TELLING_FLAGS = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve",
+)  # fmt: skip
 
 
 class CpuKind:

@@ -13,6 +13,7 @@ inline std::vector<const octavo::Ops*> available_levels() {
 #if defined(__x86_64__)
   const octavo::Level best = octavo::best_level();
   if (best >= octavo::Level::avx2) all.push_back(&octavo::ops_avx2);
+  if (best >= octavo::Level::avx2_vnni) all.push_back(&octavo::ops_avx2_vnni);
   if (best >= octavo::Level::avx512) all.push_back(&octavo::ops_avx512);
   if (best >= octavo::Level::amx) all.push_back(&octavo::ops_amx);
 #endif

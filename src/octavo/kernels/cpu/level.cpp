@@ -40,6 +40,11 @@ bool may_use_tiles() {
 
 }  // namespace
 
+bool has_avx_vnni() {
+  static const bool has = all(cpuid(7, 1).eax, 1u << 4);
+  return has;
+}
+
 // Bits: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2A, CPUID.
 Level best_level() {
   const Registers basic = cpuid(1, 0), extended = cpuid(7, 0), more = cpuid(7, 1);
@@ -50,8 +55,9 @@ Level best_level() {
 
   constexpr unsigned kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
   constexpr unsigned kVnni = 1u << 11, kBf16 = 1u << 5;
-  if (!all(extended.ebx, kAvx512) || !all(extended.ecx, kVnni) || !all(more.eax, kBf16)) return Level::avx2;
-  if ((states & 0xe6) != 0xe6) return Level::avx2;
+  const bool has_avx512 = all(extended.ebx, kAvx512) && all(extended.ecx, kVnni) && (states & 0xe6) == 0xe6;
+  if (!has_avx512) return has_avx_vnni() ? Level::avx2_vnni : Level::avx2;
+  if (!all(more.eax, kBf16)) return Level::avx2_vnni;
 
   constexpr unsigned kAmx = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, TILE, INT8
   if (!all(extended.edx, kAmx) || (states & 0x60000) != 0x60000 || !may_use_tiles()) return Level::avx512;

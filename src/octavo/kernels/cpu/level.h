@@ -4,8 +4,11 @@
 namespace octavo {
 
 // In order: each has all that the ones before it have.
-enum class Level { portable, avx2, avx512, amx };
+enum class Level { portable, avx2, avx2_vnni, avx512, amx };
 
 Level best_level();
+
+// Whether products of integers are those of AVX-VNNI; if not, a processor of that level has AVX-512's, by 32 bytes.
+bool has_avx_vnni();
 
 }  // namespace octavo

@@ -7,6 +7,7 @@
 #include <immintrin.h>
 #endif
 
+#include "level.h"
 #include "ops.h"
 
 #define OCTAVO_JOIN_(a, b) a##b
@@ -126,6 +127,8 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
         },
 #if defined(OCTAVO_HAS_AMX)  // matrix tiles know no float32
     .float32 = &float32_ops_avx512,
+#elif defined(OCTAVO_HAS_VNNI)
+    .float32 = &float32_ops_avx2,
 #else
     .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL),
 #endif
@@ -133,7 +136,11 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
     .pack_integers = OCTAVO_LEVEL::pack_integers,
     .attention = OCTAVO_LEVEL::attention,
     .sum = OCTAVO_LEVEL::sum,
+#if defined(OCTAVO_HAS_VNNI)
+    .draw = &draw_ops_avx2,
+#else
     .draw = &OCTAVO_JOIN(draw_ops_, OCTAVO_LEVEL),
+#endif
 };
 
 }  // namespace octavo
