@@ -1,10 +1,10 @@
 """Causal attention over paged KV memory: one way of computing a row, and two ways of dealing rows to programs.
 
 A row is one query head of one token. The context is cut at absolute positions into tiles, and tiles into splits of
-`SPLIT_SIZE` positions. A split's sum runs over its tiles in order (online softmax: Milakov and Gimelshein 2018,
-arXiv:1805.02867), and splits are joined in order (Flash-Decoding, Dao et al. 2023). Few rows have a program for each
-split and a second launch that joins; many rows have one program that does all. What a row may not see adds an exact
-zero, so with as many rows in a tile (`Tiling.is_same_for_all`) both ways are the same operations on the same numbers.
+`SPLIT_SIZE` positions; `attention_parts.py` says how a split is summed and how splits are joined. Few rows have a
+program for each split and a second launch that joins; many rows have one program that does all. What a row may not see
+adds an exact zero, so with as many rows in a tile (`Tiling.is_same_for_all`) both ways are the same operations on the
+same numbers.
 
 Legend: T = tokens, R = requests, H = query heads, G = kv heads, E = head size, B = slots in a block, N = items of
 work, S = splits, M = tokens whose splits are joined by the second launch.
@@ -17,7 +17,7 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.triton.heads import kv_place
+from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, mean
 
 SPLIT_SIZE = 256  # positions; a row's part of a split is 1 % of what is read for it, or less
 
@@ -41,89 +41,6 @@ class Tiling:
 EXACT = Tiling(few_rows=64, many_rows=64, tile_size=64)
 FASTEST = Tiling(few_rows=16, many_rows=128, tile_size=64)
 EXACT_FLOAT32 = Tiling(few_rows=32, many_rows=32, tile_size=32)  # three products of TF32 take more registers
-
-
-@triton.jit
-def _shift(largest: tl.tensor) -> tl.tensor:
-    """Return what to subtract from exponents: the largest, or 0 where nothing was seen."""
-    return tl.where(largest == float("-inf"), 0.0, largest)
-
-
-@triton.jit
-def _join(
-    mixed: tl.tensor,  # [..., E] float32
-    largest: tl.tensor,  # [...] float32, exponents of 2
-    total: tl.tensor,  # [...] float32
-    next_mixed: tl.tensor,
-    next_largest: tl.tensor,
-    next_total: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Add the next split to the sum of those before it. One that saw nothing changes no bit."""
-    new_largest = tl.maximum(largest, next_largest)
-    shift = _shift(new_largest)
-    weight, next_weight = tl.exp2(largest - shift), tl.exp2(next_largest - shift)
-    mixed = mixed * tl.expand_dims(weight, -1) + next_mixed * tl.expand_dims(next_weight, -1)
-    return mixed, new_largest, total * weight + next_total * next_weight
-
-
-@triton.jit
-def _attend_span(
-    query: tl.tensor,  # [ROWS, E_BLOCK]
-    positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
-    key_pool: tl.tensor,
-    value_pool: tl.tensor,
-    blocks: tl.tensor,  # the request's row of the block table
-    kv_head: tl.tensor,
-    start: tl.tensor,
-    stop: tl.tensor,
-    scale: tl.tensor,
-    WINDOW: tl.constexpr,
-    G: tl.constexpr,
-    E: tl.constexpr,
-    B: tl.constexpr,
-    ROWS: tl.constexpr,
-    E_BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Attend to positions start ... stop - 1; return sums [ROWS, E_BLOCK], largest exponents, totals [ROWS]."""
-    columns = tl.arange(0, E_BLOCK)[None, :]
-    mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
-    largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([ROWS], dtype=tl.float32)
-    for first in range(start, stop, TILE):
-        at = first + tl.arange(0, TILE)
-        block = tl.load(blocks + at // B, mask=at < stop, other=0).to(tl.int64)
-        places = kv_place(block * B + at % B, kv_head, G, E, B)[:, None] + columns
-        is_read = (at < stop)[:, None] & (columns < E)
-        keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
-        is_seen = at[None, :] <= positions[:, None]
-        if WINDOW > 0:
-            is_seen &= at[None, :] > positions[:, None] - WINDOW
-        scores = tl.where(is_seen, scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
-        shift = _shift(new_largest)
-        # Multiply-add by name: the compiler may not choose where (`enable_fp_fusion=False`), as it could choose
-        # otherwise in the other kind of program.
-        weights = tl.fma(scores, scale, -shift[:, None])
-        weights = tl.exp2(weights)
-        fading = tl.exp2(largest - shift)
-        total = tl.fma(total, fading, tl.sum(weights, axis=1))
-        values = tl.load(value_pool + places, mask=is_read, other=0.0).to(query.dtype)
-        mixed = tl.dot(weights.to(query.dtype), values, mixed * fading[:, None], input_precision="tf32x3")
-        largest = new_largest
-    return mixed, largest, total
-
-
-@triton.jit
-def _mean(mixed: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """Return the weighted mean; zeros where nothing was seen, as in a row that only fills up a batch."""
-    return mixed / tl.expand_dims(tl.where(total == 0.0, 1.0, total), -1)
-
-
-@triton.jit
-def _first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
-    return tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
 
 
 @triton.jit
@@ -184,13 +101,13 @@ def _attention_kernel(
 
     last_token = tl.minimum((first_row + ROWS - 1) // GROUP, num_tokens - 1)
     stop = first_position + last_token + 1
-    begin = _first_seen(first_position + first_row // GROUP, WINDOW) // TILE * TILE
+    begin = first_seen(first_position + first_row // GROUP, WINDOW) // TILE * TILE
     blocks = block_table + request.to(tl.int64) * row_size
     if out is None:
         split = tl.program_id(2)
         begin, stop = tl.maximum(begin, split * SPLIT), tl.minimum(stop, (split + 1) * SPLIT)
         if begin < stop:
-            mixed, largest, total = _attend_span(
+            mixed, largest, total = attend_span(
                 rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale,
                 WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
@@ -204,18 +121,18 @@ def _attention_kernel(
             largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
             total = tl.zeros([ROWS], dtype=tl.float32)
             for split_start in range(begin // SPLIT * SPLIT, stop, SPLIT):
-                next_mixed, next_largest, next_total = _attend_span(
+                next_mixed, next_largest, next_total = attend_span(
                     rotated, positions, key_pool, value_pool, blocks, kv_head,
                     tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale,
                     WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
                 )  # fmt: skip
-                mixed, largest, total = _join(mixed, largest, total, next_mixed, next_largest, next_total)
+                mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
         else:
-            mixed, largest, total = _attend_span(
+            mixed, largest, total = attend_span(
                 rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale,
                 WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
-        tl.store(out + places, _mean(mixed, total).to(rotated.dtype), mask=is_inside)
+        tl.store(out + places, mean(mixed, total).to(rotated.dtype), mask=is_inside)
 
 
 @triton.jit
@@ -246,12 +163,12 @@ def _join_kernel(
     mixed = tl.zeros([E_BLOCK], dtype=tl.float32)
     largest = tl.max(mixed, axis=0) + float("-inf")
     total = tl.max(mixed, axis=0)
-    for split in range(_first_seen(position, WINDOW) // SPLIT, (position + SPLIT) // SPLIT):
+    for split in range(first_seen(position, WINDOW) // SPLIT, (position + SPLIT) // SPLIT):
         next_mixed = tl.load(part_mixed + (part + split) * E + columns, mask=columns < E, other=0.0)
         next_largest, next_total = tl.load(part_largest + part + split), tl.load(part_total + part + split)
-        mixed, largest, total = _join(mixed, largest, total, next_mixed, next_largest, next_total)
+        mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
     place = (token.to(tl.int64) * H + head) * E + columns
-    tl.store(out + place, _mean(mixed, total).to(out.dtype.element_ty), mask=columns < E)
+    tl.store(out + place, mean(mixed, total).to(out.dtype.element_ty), mask=columns < E)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

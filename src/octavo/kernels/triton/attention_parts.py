@@ -1,0 +1,97 @@
+"""Parts of attention: what rows get from one span of their context, and how parts become one.
+
+A part is a weighted sum of values, the largest exponent, to which weights are relative, and the sum of the weights.
+That of a span runs over its tiles in order (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867), and parts
+are joined in order (Flash-Decoding, Dao et al. 2023).
+
+Legend: E = head size, G = kv heads, B = slots in a block.
+"""
+
+import triton
+from triton import language as tl
+
+from octavo.kernels.triton.heads import kv_place
+
+
+@triton.jit
+def _shift(largest: tl.tensor) -> tl.tensor:
+    """Return what to subtract from exponents: the largest, or 0 where nothing was seen."""
+    return tl.where(largest == float("-inf"), 0.0, largest)
+
+
+@triton.jit
+def join(
+    mixed: tl.tensor,  # [..., E] float32
+    largest: tl.tensor,  # [...] float32, exponents of 2
+    total: tl.tensor,  # [...] float32
+    next_mixed: tl.tensor,
+    next_largest: tl.tensor,
+    next_total: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Add the next part to those before it. One that saw nothing changes no bit."""
+    new_largest = tl.maximum(largest, next_largest)
+    shift = _shift(new_largest)
+    weight, next_weight = tl.exp2(largest - shift), tl.exp2(next_largest - shift)
+    mixed = mixed * tl.expand_dims(weight, -1) + next_mixed * tl.expand_dims(next_weight, -1)
+    return mixed, new_largest, total * weight + next_total * next_weight
+
+
+@triton.jit
+def attend_span(
+    query: tl.tensor,  # [ROWS, E_BLOCK]
+    positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
+    key_pool: tl.tensor,
+    value_pool: tl.tensor,
+    blocks: tl.tensor,  # the request's row of the block table
+    kv_head: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    scale: tl.tensor,
+    WINDOW: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+    B: tl.constexpr,
+    ROWS: tl.constexpr,
+    E_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to positions start ... stop - 1; return sums [ROWS, E_BLOCK], largest exponents, totals [ROWS]."""
+    columns = tl.arange(0, E_BLOCK)[None, :]
+    mixed = tl.zeros([ROWS, E_BLOCK], dtype=tl.float32)
+    largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    for first in range(start, stop, TILE):
+        at = first + tl.arange(0, TILE)
+        block = tl.load(blocks + at // B, mask=at < stop, other=0).to(tl.int64)
+        places = kv_place(block * B + at % B, kv_head, G, E, B)[:, None] + columns
+        is_read = (at < stop)[:, None] & (columns < E)
+        keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
+        is_seen = at[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            is_seen &= at[None, :] > positions[:, None] - WINDOW
+        scores = tl.where(is_seen, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
+        shift = _shift(new_largest)
+        # Multiply-add by name: the compiler may not choose where (launches say `enable_fp_fusion=False`), as it could
+        # choose otherwise in the other kind of program.
+        weights = tl.fma(scores, scale, -shift[:, None])
+        weights = tl.exp2(weights)
+        fading = tl.exp2(largest - shift)
+        total = tl.fma(total, fading, tl.sum(weights, axis=1))
+        values = tl.load(value_pool + places, mask=is_read, other=0.0).to(query.dtype)
+        mixed = tl.dot(weights.to(query.dtype), values, mixed * fading[:, None], input_precision="tf32x3")
+        largest = new_largest
+    return mixed, largest, total
+
+
+@triton.jit
+def mean(mixed: tl.tensor, total: tl.tensor) -> tl.tensor:
+    """Return the weighted mean; zeros where nothing was seen, as in a row that only fills up a batch."""
+    return mixed / tl.expand_dims(tl.where(total == 0.0, 1.0, total), -1)
+
+
+@triton.jit
+def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+    """Return the first position that a token sees."""
+    return tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
