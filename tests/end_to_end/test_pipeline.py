@@ -18,7 +18,7 @@ from tests.models.tiny import TINY_MODELS
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo.config.engine import EngineConfig
-from octavo.kernels.native import native_kernels
+from octavo.kernels.native_level import native_kernels
 from octavo.models.interfaces import CausalLM
 from octavo.outputs import CompletionOutput
 from octavo.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ from tests.end_to_end.support import answers, random_prompt, random_tokens
 
 from octavo import LLM, AsyncLLM
 from octavo.inputs import Prompt
-from octavo.kernels.native import native_kernels
+from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import RequestPriority, SamplingParams
 
 MODELS = ["llama", "mistral-window", "qwen2-yarn", "qwen3-mixed-windows", "mixtral", "qwen2-moe-windows", "demo"]

@@ -17,7 +17,7 @@ from tests.server.http_server import HttpServer
 
 from octavo import LLM
 from octavo.errors import CheckpointError, EngineDeadError, InvalidParameterError
-from octavo.kernels.native import native_kernels
+from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import SamplingParams
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.models.paged import make_context
 
-from octavo.kernels.native import is_built, native_kernels
+from octavo.kernels.native_level import is_built, native_kernels
 from octavo.layers.embedding import Embedding
 from octavo.layers.logits import LogitsHead
 

@@ -11,7 +11,7 @@ from tests.models.test_exactness import TOLERANCE, random_tokens
 from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.distributed.groups import ParallelGroups
-from octavo.kernels.native import native_kernels
+from octavo.kernels.native_level import native_kernels
 
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
 

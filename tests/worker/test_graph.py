@@ -10,7 +10,7 @@ from tests.models.tiny import TINY_MODELS
 from octavo import LLM, SamplingParams
 from octavo.config.args import EngineArgs
 from octavo.inputs import Prompt
-from octavo.kernels.native import native_kernels
+from octavo.kernels.native_level import native_kernels
 from octavo.kernels.tape import TapeBuffers
 from octavo.worker.graph import StepGraph
 from octavo.worker.worker import Worker

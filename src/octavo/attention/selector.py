@@ -74,6 +74,6 @@ def _native_kernels(device: torch.device, dtype: torch.dtype) -> "NativeKernels 
     """Return the C++ kernels where they compute attention in this dtype."""
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32):
         return None
-    from octavo.kernels.native import native_kernels
+    from octavo.kernels.native_level import native_kernels
 
     return native_kernels(dtype)

@@ -60,7 +60,7 @@ class SharedMemoryGroup(TorchGroup):
 
 def make_collective(memory_fd: int, index: int, num_groups: int, rank: int, size: int) -> "_cpu.Collective | None":
     """Map this rank's part of the file for group number `index` of several; None where there are no C++ kernels."""
-    from octavo.kernels.native import native_kernels
+    from octavo.kernels.native_level import native_kernels
 
     if (kernels := native_kernels()) is None:
         return None

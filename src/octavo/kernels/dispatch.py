@@ -260,7 +260,7 @@ def select_kernels(
 
         return DeterministicKernels() if deterministic else TritonKernels()
     if device.type == "cpu" and dtype in _NATIVE_DTYPES:
-        from octavo.kernels.native import native_kernels
+        from octavo.kernels.native_level import native_kernels
 
         if (native := native_kernels(dtype)) is not None:
             return native
@@ -270,7 +270,7 @@ def select_kernels(
 
 
 def _quantized_kernels(device: torch.device, dtype: torch.dtype, name: str, *, deterministic: bool) -> Kernels:
-    from octavo.kernels.native import native_kernels
+    from octavo.kernels.native_level import native_kernels
     from octavo.kernels.quantization import get_quantization
 
     quantization = get_quantization(name)

@@ -7,13 +7,10 @@ Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I 
 """
 
 import hashlib
-import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from threading import local
 from typing import TYPE_CHECKING
@@ -22,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.errors import UnknownOptionError
 from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.reference import ReferenceKernels
@@ -31,9 +27,6 @@ from octavo.kernels.tape import Tape, TapeBuffers
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
-logger = logging.getLogger(__name__)
-
-_LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx2, portable, or torch: compute with torch's ops
 _NO_ADDRESS = 0
 # What a row wants of a draw: `DrawRow` of kernels/cpu/draw.h.
 DRAW_ROW = np.dtype(
@@ -50,52 +43,9 @@ DRAW_ROW = np.dtype(
 )
 
 
-def native_kernels(dtype: torch.dtype = torch.bfloat16) -> "NativeKernels | None":
-    """Return the kernels of this processor's best level, or of the one in OCTAVO_CPU_LEVEL, with torch's threads.
-
-    The same object for the same level, threads and dtype: kernels hold threads, and programs may build many engines.
-    None, said once in the log, where they were not built, or the variable says `torch`.
-
-    Raises:
-        UnknownOptionError: OCTAVO_CPU_LEVEL names a level that this processor lacks.
-    """
-    wanted = os.environ.get(_LEVEL_VARIABLE)
-    if wanted == "torch":
-        return None
-    if not is_built():
-        _say_that_they_were_not_built()
-        return None
-    levels = available_levels()
-    if wanted is not None and wanted not in levels:
-        raise UnknownOptionError(_LEVEL_VARIABLE, wanted, [*levels, "torch"])
-    return _kernels_of(wanted or levels[0], torch.get_num_threads(), dtype)
-
-
-@cache
-def _kernels_of(level: str, num_threads: int, dtype: torch.dtype) -> "NativeKernels":
-    return NativeKernels(level, num_threads, dtype)
-
-
-@cache  # once
-def _say_that_they_were_not_built() -> None:
-    logger.warning("the C++ kernels were not built (no compiler at install?): computing with torch's ops instead")
-
-
 @cache
 def _library_digest(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-
-
-def is_built() -> bool:
-    """Say whether there was a compiler when Octavo was installed."""
-    return find_spec("octavo.kernels.cpu._cpu") is not None
-
-
-def available_levels() -> list[str]:
-    """Return the ISA levels of this processor, best first."""
-    from octavo.kernels.cpu import _cpu
-
-    return _cpu.levels()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from octavo.contracts.schedule import Int32Array
 from octavo.kernels.dispatch import Kernels
-from octavo.kernels.native import DRAW_ROW, NativeKernels, native_kernels
+from octavo.kernels.native import DRAW_ROW, NativeKernels
+from octavo.kernels.native_level import native_kernels
 from octavo.sampling.draw import Drawn, Draws, TorchDraws
 
 

@@ -24,7 +24,8 @@ _ArgsT = TypeVar("_ArgsT", EngineArgs, ServerArgs)
 
 PREFIX = "OCTAVO_"
 CONFIG_VARIABLE = "OCTAVO_CONFIG"  # names the YAML file, where no flag does
-# Variables of Octavo's that are no options; the second is read where the C++ kernels are chosen, in kernels/native.py.
+# Variables of Octavo's that are no options; the second is read where the C++ kernels are chosen, in
+# kernels/native_level.py.
 _OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OCTAVO_CPU_LEVEL", "OCTAVO_CACHE"})
 HIDDEN = "(hidden)"
 _FIELDS: dict[str, "Field[Any]"] = {
