@@ -62,44 +62,20 @@ static void multiply_block(float* result, const float* left, const float* right,
     for (int i = 0; i < kVectors; ++i) store(place(row, i), accumulates ? load<Register>(place(row, i)) + sums[row][i] : sums[row][i]);
 }
 
-// The same, of at most kMost rows; `ahead` moves on.
+using MultiplyBlock = void (*)(float*, const float*, const float*, std::int64_t, bool, Ahead);
+
+// Of at most kMost rows.
 template <int kMost, int kVectors>
-static inline void multiply_rows(std::int64_t rows, float* result, const float* left, const float* right,
-                                 std::int64_t num_k, bool accumulates, Ahead& ahead) {
+static inline MultiplyBlock block_of(std::int64_t rows) {
   if constexpr (kMost > 1) {
-    if (rows < kMost) return multiply_rows<kMost - 1, kVectors>(rows, result, left, right, num_k, accumulates, ahead);
+    if (rows < kMost) return block_of<kMost - 1, kVectors>(rows);
   }
-  multiply_block<kMost, kVectors>(result, left, right, num_k, accumulates, ahead);
-  ahead.from = ahead.line(num_k * ahead.lines);
+  return multiply_block<kMost, kVectors>;
 }
 
-// How often a panel is passed over for so many rows of a tile.
-static inline std::int64_t num_passes(std::int64_t rows) {
-  return rows <= kRowsOfWholePanel ? rows > 0 : kPassesOfMany * ceil_div(rows, kRowsTogether);
+static inline MultiplyBlock choose_block(std::int64_t rows, bool is_whole, bool /*is_first*/) {
+  return is_whole ? block_of<kRowsOfWholePanel, kPanelVectors>(rows)
+                  : block_of<kRowsTogether, kPanelVectors / kPassesOfMany>(rows);
 }
 
-// The first `rows` of a tile.
-static inline void multiply_tile(float* result, const float* left, const float* right, std::int64_t num_k,
-                                 bool accumulates, std::int64_t rows, Ahead& ahead) {
-  if (rows <= kRowsOfWholePanel)
-    return multiply_rows<kRowsOfWholePanel, kPanelVectors>(rows, result, left, right, num_k, accumulates, ahead);
-  // As even groups as can be: 16 rows are 6, 5 and 5.
-  const std::int64_t num_groups = ceil_div(rows, kRowsTogether);
-  for (std::int64_t group = 0, row = 0; group < num_groups; ++group) {
-    const std::int64_t count = rows / num_groups + (group < rows % num_groups);
-    for (std::int64_t pass = 0; pass < kPassesOfMany; ++pass)
-      multiply_rows<kRowsTogether, kPanelVectors / kPassesOfMany>(
-          count, result + pass * kResultElements + row * 16, left + row * 32, right + pass * 16, num_k, accumulates, ahead);
-    row += count;
-  }
-}
-
-// result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
-// that are `stride` apart. Meanwhile memory brings what is `ahead`.
-static inline void multiply_tiles(float* result, const float* left, std::int64_t stride, std::int64_t rows,
-                                  const float* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
-  const std::int64_t first = smaller(16, rows), second = rows - first;
-  ahead.lines = ceil_div(ahead.lines, num_passes(first) + num_passes(second));
-  multiply_tile(result, left, right, num_k, accumulates, first, ahead);
-  if (second > 0) multiply_tile(result + 2 * kResultElements, left + stride, right, num_k, accumulates, second, ahead);
-}
+#include "row_groups.inc.h"

@@ -11,7 +11,7 @@ static inline void begin_tiles(std::int64_t) {}
 static inline void end_tiles() {}
 
 constexpr std::int64_t kRowsTogether = 6;  // by 16 columns: 12 sums, two weights, a mask, and a value of the left
-constexpr std::int64_t kRowsOfWholePanel = 3;
+constexpr std::int64_t kRowsOfWholePanel = 3, kPassesOfMany = 2;  // more rows take half of the columns, twice
 
 static inline void put_left(float* to, const bf16* from) {
   for (int i = 0; i < 4; ++i) {
@@ -80,41 +80,11 @@ static void multiply_block(float* result, const float* left, const bf16* right, 
 
 using MultiplyBlock = void (*)(float*, const float*, const bf16*, std::int64_t, bool, Ahead);
 
-// How often a panel is passed over for so many rows of a tile: by all its columns, or twice by half of them.
-static inline std::int64_t num_passes(std::int64_t rows) {
-  return rows <= kRowsOfWholePanel ? rows > 0 : 2 * ceil_div(rows, kRowsTogether);
-}
-
-// The first `rows` of a tile. Moves `ahead` on.
-static inline void multiply_tile(float* result, const float* left, const bf16* right, std::int64_t num_k,
-                                 bool accumulates, std::int64_t rows, Ahead& ahead) {
+static inline MultiplyBlock choose_block(std::int64_t rows, bool is_whole, bool /*is_first*/) {
   static constexpr MultiplyBlock kWhole[] = {multiply_block<1, 4>, multiply_block<2, 4>, multiply_block<3, 4>};
   static constexpr MultiplyBlock kHalf[] = {multiply_block<3, 2>, multiply_block<4, 2>, multiply_block<5, 2>,
                                             multiply_block<6, 2>};
-  if (rows <= kRowsOfWholePanel) {
-    kWhole[rows - 1](result, left, right, num_k, accumulates, ahead);
-    ahead.from = ahead.line(num_k * ahead.lines);
-    return;
-  }
-  // As even groups as can be: 16 rows are 6, 5 and 5.
-  const std::int64_t num_groups = ceil_div(rows, kRowsTogether);
-  for (std::int64_t group = 0, row = 0; group < num_groups; ++group) {
-    const std::int64_t count = rows / num_groups + (group < rows % num_groups);
-    for (std::int64_t half = 0; half < 2; ++half) {
-      kHalf[count - 3](result + half * kResultElements + row * 16, left + row * 32, right + half * kTileElements, num_k,
-                       accumulates, ahead);
-      ahead.from = ahead.line(num_k * ahead.lines);
-    }
-    row += count;
-  }
+  return is_whole ? kWhole[rows - 1] : kHalf[rows - 3];
 }
 
-// result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
-// that are `stride` apart. Meanwhile memory brings what is `ahead`.
-static inline void multiply_tiles(float* result, const float* left, std::int64_t stride, std::int64_t rows,
-                                  const bf16* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
-  const std::int64_t first = smaller(16, rows), second = rows - first;
-  ahead.lines = ceil_div(ahead.lines, num_passes(first) + num_passes(second));
-  multiply_tile(result, left, right, num_k, accumulates, first, ahead);
-  if (second > 0) multiply_tile(result + 2 * kResultElements, left + stride, right, num_k, accumulates, second, ahead);
-}
+#include "row_groups.inc.h"

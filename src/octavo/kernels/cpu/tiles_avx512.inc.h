@@ -10,6 +10,7 @@ static inline void begin_tiles(std::int64_t) {}
 static inline void end_tiles() {}
 
 constexpr std::int64_t kRowsTogether = 8;     // by 32 columns: 16 sums, enough to hide how long each addition takes
+constexpr std::int64_t kRowsOfWholePanel = 8, kPassesOfMany = 1;  // all rows take all columns
 constexpr std::int64_t kNearElements = 512;   // ahead of weights on their way from the second-level cache, 1 KiB
 constexpr std::int64_t kFewElements = 1536;   // ahead of weights that a row or two want, on their way to it, 3 KiB
 
@@ -90,29 +91,9 @@ constexpr MultiplyBlock kMultiplyBlocks[kRowsTogether] = {
     multiply_block<4, kIsStreamed>, multiply_block<5, kIsStreamed>, multiply_block<6, kIsStreamed>,
     multiply_block<7, kIsStreamed>, multiply_block<8, kIsStreamed>};
 
-static inline std::int64_t num_passes(std::int64_t rows) { return ceil_div(rows, kRowsTogether); }
-
-// The first `rows` of a tile, in groups as even as can be, of which the first may stream. Moves `ahead` on.
-template <bool kStreams>
-static inline void multiply_tile(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
-                                 bool accumulates, std::int64_t rows, Ahead& ahead) {
-  const std::int64_t num_groups = num_passes(rows);
-  for (std::int64_t group = 0, row = 0; group < num_groups; ++group) {
-    const std::int64_t count = rows / num_groups + (group < rows % num_groups);
-    const MultiplyBlock multiply = kStreams && group == 0 ? kMultiplyBlocks<true>[count - 1] : kMultiplyBlocks<false>[count - 1];
-    multiply(result + row * 16, left + row * 32, right, num_k, accumulates, ahead);
-    ahead.from = ahead.line(num_k * ahead.lines);
-    row += count;
-  }
+// Only the first rows stream the weights.
+static inline MultiplyBlock choose_block(std::int64_t rows, bool /*is_whole*/, bool is_first) {
+  return is_first ? kMultiplyBlocks<true>[rows - 1] : kMultiplyBlocks<false>[rows - 1];
 }
 
-// result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
-// that are `stride` apart. Meanwhile memory brings what is `ahead`.
-static inline void multiply_tiles(float* result, const bf16* left, std::int64_t stride, std::int64_t rows,
-                                  const bf16* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
-  const std::int64_t first = smaller(16, rows), second = rows - first;
-  ahead.lines = ceil_div(ahead.lines, num_passes(first) + num_passes(second));
-  multiply_tile<true>(result, left, right, num_k, accumulates, first, ahead);
-  if (second > 0)
-    multiply_tile<false>(result + 2 * kResultElements, left + stride, right, num_k, accumulates, second, ahead);
-}
+#include "row_groups.inc.h"
