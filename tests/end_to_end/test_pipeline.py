@@ -18,6 +18,7 @@ from tests.models.tiny import TINY_MODELS
 from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo.config.engine import EngineConfig
+from octavo.executor.base import make_executor
 from octavo.kernels.native_level import native_kernels
 from octavo.models.interfaces import CausalLM
 from octavo.outputs import CompletionOutput
@@ -33,10 +34,7 @@ if native_kernels() is not None:
 @pytest.fixture(autouse=True)
 def ranks(monkeypatch: pytest.MonkeyPatch) -> list[ThreadedRanks]:
     """Let engines of several stages run on threads; they are listed here as they are made."""
-    from octavo.executor import base
-
     made: list[ThreadedRanks] = []
-    make_executor = base.make_executor
 
     def make(config: EngineConfig) -> Any:
         if config.parallel.world_size == 1:
@@ -44,7 +42,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[ThreadedRanks]:
         made.append(ThreadedRanks(config))
         return made[-1]
 
-    monkeypatch.setattr(base, "make_executor", make)
+    monkeypatch.setattr("octavo.engine.inproc_client.make_executor", make)
     return made
 
 
