@@ -138,18 +138,22 @@ def test_all_levels_choose_the_same_integers() -> None:
             torch.testing.assert_close(first.dequantized(), other.dequantized(), atol=0.5, rtol=0)
 
 
-@pytest.mark.skipif(not {"avx2", "avx2_vnni"} <= {*LEVELS}, reason="the processor has but one way of them")
+@pytest.mark.parametrize("levels", [("avx2", "avx2_vnni"), ("avx512_vnni", "avx512")], ids=lambda levels: levels[1])
 @every_form
-def test_vectors_of_32_bytes_give_the_same_bits_with_and_without_vnni(form: IntegerFormat) -> None:
+def test_levels_of_the_same_vectors_give_the_same_bits(form: IntegerFormat, levels: tuple[str, str]) -> None:
     """Also where pairs of products come closest to saturating: -128 times -127."""
+    if not {*levels} <= {*LEVELS}:
+        pytest.skip("the processor has but one of them, or none")
     weight, x = random_integers(form, 37, 300, has_offsets=False), random(MOST_ROWS, 300)
     if form.bits == 8:
         weight.values[:5] = -128
     x[::3] = -x[::3].abs()
     x[7], x[8, :50] = -1.0, 100.0
-    kernels = [make_kernels(level, form) for level in ("avx2", "avx2_vnni")]
-    with_pairs, with_dots = (one.logits_linear(x, one.pack(weight, None, form)) for one in kernels)
-    assert torch.equal(with_pairs, with_dots)
+    without, by_them = (
+        kernels.logits_linear(x, kernels.pack(weight, None, form))
+        for kernels in (make_kernels(level, form) for level in levels)
+    )
+    assert torch.equal(without, by_them)
 
 
 def fused_ops(kernels: IntegerNativeKernels, form: IntegerFormat) -> dict[str, Callable[[slice], torch.Tensor]]:

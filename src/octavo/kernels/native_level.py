@@ -12,7 +12,7 @@ from octavo.kernels.native import NativeKernels
 
 logger = logging.getLogger(__name__)
 
-_LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx2_vnni, avx2, portable, or torch: compute with torch's ops
+_LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx512_vnni, avx2_vnni, avx2, portable; torch: by torch's ops
 
 
 def native_kernels(dtype: torch.dtype = torch.bfloat16) -> NativeKernels | None:

@@ -14,6 +14,7 @@ inline std::vector<const octavo::Ops*> available_levels() {
   const octavo::Level best = octavo::best_level();
   if (best >= octavo::Level::avx2) all.push_back(&octavo::ops_avx2);
   if (best >= octavo::Level::avx2_vnni) all.push_back(&octavo::ops_avx2_vnni);
+  if (best >= octavo::Level::avx512_vnni) all.push_back(&octavo::ops_avx512_vnni);
   if (best >= octavo::Level::avx512) all.push_back(&octavo::ops_avx512);
   if (best >= octavo::Level::amx) all.push_back(&octavo::ops_amx);
 #endif

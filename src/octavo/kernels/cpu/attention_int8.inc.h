@@ -24,7 +24,7 @@ static inline float quantise(const Element* head, std::int64_t padded, std::int8
     most = greater(select(value > 0.0f, value, -value), most);
     bad += value - value;  // NaN where one is not finite
   }
-#if !defined(OCTAVO_HAS_AVX512_BF16)
+#if !defined(OCTAVO_HAS_AVX512)
   if (padded <= 0) __builtin_unreachable();  // GCC 12 warns of what would be then
 #endif
   const float max = max_of_lanes(most), is_bad = sum_of_lanes(bad);
@@ -34,7 +34,7 @@ static inline float quantise(const Element* head, std::int64_t padded, std::int8
   }
   const float scale = max / 127.0f;
   for (std::int64_t i = 0; i < padded; i += 16) {
-#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
     round_to_bytes(load_some(head + i, 16) / scale, to + i);
 #else
     const f32x16 rounded = load_some(head + i, 16) / scale + 12582912.0f;  // to the nearest, in the lowest bits
@@ -64,7 +64,7 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
     return;
   }
   const std::int64_t offset = tile_index(args, slot, head) * kTilePositions * stored_head(args);
-#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
   put_key(keys + offset, at, key_bytes, padded);
   put_value(values + offset, at, value_bytes, padded);
 #else
@@ -80,7 +80,7 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
 
 // `count` bytes, a multiple of 32, as elements; whole numbers up to 127 are exact in either.
 static inline void widen_bytes(const std::int8_t* from, std::int64_t count, bf16* to) {
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   for (std::int64_t i = 0; i < count; i += 32) {
     const __m512i first = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
     const __m512i second = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i + 16)));

@@ -23,7 +23,7 @@ static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column
 
 #else
 
-#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
 
 #include "attention_parts_avx512.inc.h"
 
@@ -95,7 +95,7 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
 #endif
 
 // Keys [16][`stride`] of 16 tokens, into one half of a tile, and their values: whole lines, not one token's share.
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 
 // Element i of vector j changes places with element j of vector i.
 static inline void transpose(u32x16* rows) {
@@ -131,8 +131,6 @@ static inline void put_16_keys(bf16* tile, std::int64_t first, const bf16* keys,
 }
 
 #else
-
-typedef Vector<std::uint32_t, kRegisterBytes> Words;
 
 // Words of two vectors in turn: of the lower half of each 16 bytes, or of the upper.
 #if defined(__AVX2__)
@@ -188,7 +186,7 @@ static inline void put_key(bf16* tile, std::int64_t at, const bf16* key, std::in
 static inline void put_value(bf16* tile, std::int64_t at, const bf16* value, std::int64_t padded) {
   bf16* to = tile + at / 2 * 32;
   for (std::int64_t i = 0; i < padded; i += 16, to += kTileElements) {
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value + i)));
     if (at % 2 == 0) {
       _mm512_mask_storeu_epi16(to, 0x55555555, wide);

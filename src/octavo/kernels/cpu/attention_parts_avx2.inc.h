@@ -10,15 +10,15 @@ template <class Element>
 using ByteOrder = float;  // eight of one k are widened at once
 constexpr bool kMultipliesBytes = true, kMultipliesIntegers = false;
 
-// As of bf16: see tiles_avx2.inc.h.
+// As of bf16: see tiles_widened.inc.h.
 template <bool kIsOdd>
-static inline __m256 load_columns(const std::int8_t* part, std::int64_t pair, std::int64_t vector) {
+static inline Register load_columns(const std::int8_t* part, std::int64_t pair, std::int64_t vector) {
   const std::int8_t* from = part + (pair * 2 + kIsOdd) * kPart + vector * 8;
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  return (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
 template <bool kIsOdd>
-static inline __m256 load_columns(const float* part, std::int64_t pair, std::int64_t vector) {
-  return _mm256_loadu_ps(part + (pair * 2 + kIsOdd) * kPart + vector * 8);
+static inline Register load_columns(const float* part, std::int64_t pair, std::int64_t vector) {
+  return load<Register>(part + (pair * 2 + kIsOdd) * kPart + vector * 8);
 }
 
 // The same part, from columns 16 * half on.
@@ -32,11 +32,11 @@ static inline const Element* from_half(const Element* part, int half) {
 template <int kRows, int kVectors, bool kFetches, class Right, class Next>
 [[gnu::noinline]] static void multiply_columns(float* result, const float* left, std::int64_t num_k, int half, const Right& right,
                                     const Next& next) {
-  __m256 sums[kRows][kVectors], columns[kVectors];
+  Register sums[kRows][kVectors], columns[kVectors];
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-    for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] = _mm256_setzero_ps();
+    for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] = Register{};
   for (std::int64_t k = 0; k < num_k; ++k, left += kLeftElements) {
     const auto *part = from_half(right(k), half), *coming = kFetches ? next(k) : nullptr;
     for (std::int64_t pair = 0; pair < kPart / 2; ++pair) {
@@ -57,7 +57,7 @@ template <int kRows, int kVectors, bool kFetches, class Right, class Next>
   for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
     for (int vector = 0; vector < kVectors; ++vector)
-      _mm256_storeu_ps(result + vector / 2 * kResultElements + row * 16 + vector % 2 * 8, sums[row][vector]);
+      store(result + vector / 2 * kResultElements + row * 16 + vector % 2 * 8, sums[row][vector]);
 }
 
 template <int kRows, bool kFetches, class Right, class Next>

@@ -1,11 +1,17 @@
 // The products of attention by vectors of 64 bytes. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A step of a part is what one 32-bit word of a left row is multiplied by: two k of 32 columns in bf16, one in float32.
+// A step of a part is what one 32-bit word of a left row is multiplied by: two k of 32 columns in bf16, one in float32,
+// which bf16 is widened to where no instruction multiplies it.
 // Bytes lie as bf16 does and are widened to 16 bits; their left parts are whole numbers too (attention_integers.inc.h).
 // Each sum takes its steps one after the other, in registers or from where it waited, however rows and tiles are cut.
 
+#if defined(OCTAVO_HAS_BF16)
 template <class Element>
 using Left = Element;
+#else
+template <class Element>
+using Left = float;
+#endif
 template <class Element>
 using ByteOrder = bf16;  // pairs of k for each column
 constexpr bool kMultipliesBytes = true, kMultipliesIntegers = true;
@@ -15,6 +21,8 @@ constexpr std::int64_t kFarAhead = 8192;  // bytes beyond what is next, for the 
 
 template <class Stored>
 struct Step;
+
+#if defined(OCTAVO_HAS_BF16)
 
 template <>
 struct Step<bf16> {
@@ -26,6 +34,21 @@ struct Step<bf16> {
     return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
   }
 };
+
+#else
+
+template <>
+struct Step<bf16> {
+  static constexpr std::int64_t kCount = 32;
+  static __m512 load(const bf16* part, std::int64_t step, std::int64_t half) {
+    const __m512i pairs = _mm512_loadu_si512(part + half * kTileElements + step / 2 * 32);
+    const __m512i shifted = _mm512_sll_epi32(pairs, _mm_cvtsi64_si128(step % 2 ? 0 : 16));  // the even k lies below
+    return (__m512)_mm512_and_si512(shifted, _mm512_set1_epi32(-0x10000));
+  }
+  static __m512 add(__m512 sum, __m512 left, __m512 right) { return _mm512_fmadd_ps(left, right, sum); }
+};
+
+#endif
 
 template <>
 struct Step<float> {

@@ -2,7 +2,7 @@
 
 static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 
-#if defined(OCTAVO_HAS_AMX) || !(defined(OCTAVO_HAS_AVX2) || defined(OCTAVO_HAS_AVX512_BF16))
+#if defined(OCTAVO_HAS_AMX) || !(defined(OCTAVO_HAS_AVX2) || defined(OCTAVO_HAS_AVX512))
 
 // Rows `row` ... of a result: all k one after the other, in registers.
 template <int kRows, class Right>

@@ -29,7 +29,7 @@ static inline Sight sight(const AttentionArgs& args, const RowBlock& rows, std::
 }
 
 // Of row blocks that are not tall, as heads are dealt; long contexts are split besides (attention_split.inc.h).
-#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
 constexpr std::int64_t kShortChunksPerThread = 1;  // heads side by side are read in one stream
 #else
 constexpr std::int64_t kShortChunksPerThread = kChunksPerThread;

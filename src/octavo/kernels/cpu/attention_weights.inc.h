@@ -73,7 +73,7 @@ static inline f32x16 hide(f32x16 scores, std::int64_t start, Sight seen) {
   const std::int32_t first = static_cast<std::int32_t>(smaller(16, larger(-1, seen.first - start)));
   const std::int32_t last = static_cast<std::int32_t>(smaller(16, larger(-1, seen.last - start)));
   const i32x16 is_seen = (lanes >= first) & (lanes <= last);
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   return is_seen ? scores : splat(kNothing);
 #else
   return select(is_seen, scores, splat(kNothing));

@@ -1,6 +1,6 @@
 // bf16, the upper half of a float32, to floats and back. Included inside namespace octavo::OCTAVO_LEVEL.
 
-#if defined(OCTAVO_HAS_AVX512_BF16)  // GCC 12 makes many instructions of the general forms
+#if defined(OCTAVO_HAS_AVX512)  // GCC 12 makes many instructions of the general forms
 
 static inline f32x16 widen(u16x16 half) {
   return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
@@ -12,22 +12,10 @@ static inline f32x16 load_bf16(const bf16* from) {
   return widen(half);
 }
 
-// To the nearest, ties to even, NaN stays NaN: as torch rounds.
-static inline u16x16 narrow(f32x16 value) {
-  u16x16 result;
-  const __m256bh half = _mm512_cvtneps_pbh((__m512)value);
-  __builtin_memcpy(&result, &half, sizeof result);
-  return result;
-}
+static inline u16x16 upper_halves(u32x16 words) { return (u16x16)_mm512_cvtepi32_epi16((__m512i)(words >> 16)); }
 
-static inline f32x16 rounded(f32x16 value) { return widen(narrow(value)); }
-
-// Two vectors side by side, in a whole cache line.
-static inline u16x32 narrow_both(f32x16 first, f32x16 second) {
-  u16x32 result;
-  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-  __builtin_memcpy(&result, &both, sizeof result);
-  return result;
+static inline u16x32 side_by_side(u16x16 first, u16x16 second) {
+  return (u16x32)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)first), (__m256i)second, 1);
 }
 
 // Writes a cache line past the caches, into memory; others see it after `end_stream`.
@@ -77,7 +65,35 @@ static inline u16x16 upper_halves(u32x16 words) { return {upper_halves(words.low
 
 static inline f32x16 load_bf16(const bf16* from) { return {widen(load<u16x8>(from)), widen(load<u16x8>(from + 8))}; }
 
-// To the nearest, ties to even, NaN stays NaN: as torch rounds.
+static inline u16x32 side_by_side(u16x16 first, u16x16 second) { return {first, second}; }
+
+// Writes a cache line past the caches, into memory; others see it after `end_stream`.
+static inline void stream_line(void* to, u16x32 line) { store(to, line); }
+static inline void end_stream() {}
+
+#endif
+
+// To the nearest, ties to even, NaN stays NaN: as torch rounds. Of `narrow_both`, a whole cache line.
+#if defined(OCTAVO_HAS_BF16)
+
+static inline u16x16 narrow(f32x16 value) {
+  u16x16 result;
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)value);
+  __builtin_memcpy(&result, &half, sizeof result);
+  return result;
+}
+
+static inline f32x16 rounded(f32x16 value) { return widen(narrow(value)); }
+
+static inline u16x32 narrow_both(f32x16 first, f32x16 second) {
+  u16x32 result;
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+  __builtin_memcpy(&result, &both, sizeof result);
+  return result;
+}
+
+#else
+
 static inline u32x16 round_upper_halves(f32x16 value) {
   const u32x16 bits = (u32x16)value;
   const u32x16 nearest = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
@@ -86,12 +102,7 @@ static inline u32x16 round_upper_halves(f32x16 value) {
 static inline u16x16 narrow(f32x16 value) { return upper_halves(round_upper_halves(value)); }
 static inline f32x16 rounded(f32x16 value) { return (f32x16)(round_upper_halves(value) & 0xffff0000u); }
 
-// Two vectors side by side, in a whole cache line.
-static inline u16x32 narrow_both(f32x16 first, f32x16 second) { return {narrow(first), narrow(second)}; }
-
-// Writes a cache line past the caches, into memory; others see it after `end_stream`.
-static inline void stream_line(void* to, u16x32 line) { store(to, line); }
-static inline void end_stream() {}
+static inline u16x32 narrow_both(f32x16 first, f32x16 second) { return side_by_side(narrow(first), narrow(second)); }
 
 #endif
 

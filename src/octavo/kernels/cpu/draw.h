@@ -71,7 +71,7 @@ struct DrawOps {
 
 extern const DrawOps draw_ops_portable;
 #if defined(__x86_64__)
-extern const DrawOps draw_ops_avx2, draw_ops_avx512, draw_ops_amx;
+extern const DrawOps draw_ops_avx2, draw_ops_avx512;
 #endif
 
 void draw(const DrawOps& ops, const DrawArgs& args, Pool& pool);

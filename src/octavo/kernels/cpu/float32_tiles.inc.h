@@ -29,8 +29,7 @@ static inline void pack_row(const float* from, std::int64_t size, std::int64_t n
   __builtin_memcpy(to + num_whole * kTileElements, rest, sizeof rest);
 }
 
-typedef Vector<float, kRegisterBytes> Register;
-constexpr int kLanes = kRegisterBytes / 4, kPanelVectors = 32 / kLanes;
+constexpr int kPanelVectors = 32 / kLanes;
 constexpr int kRowsOfWholePanel = OCTAVO_ROWS_OF_WHOLE_PANEL;  // up to so many, sums of all columns fit the registers
 constexpr int kRowsTogether = OCTAVO_ROWS_TOGETHER;            // of more rows, by all columns or by half of them
 constexpr int kPassesOfMany = kRowsTogether == kRowsOfWholePanel ? 1 : 2;  // over the columns
@@ -46,14 +45,17 @@ static void multiply_block(float* result, const float* left, const float* right,
 #pragma GCC unroll 8
     for (int i = 0; i < kVectors; ++i) sums[row][i] = Register{};
   for (std::int64_t tile = 0; tile < num_k; ++tile, left += kTileElements) {
-    ahead.fetch(tile);
-    for (std::int64_t k = 0; k < 32; ++k, right += 32) {
+    for (std::int64_t pair = 0; pair < 16; ++pair) {
+      ahead.fetch_share<16>(tile, pair);
+#pragma GCC unroll 2
+      for (int k = 0; k < 2; ++k, right += 32) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kVectors; ++i) columns[i] = load<Register>(right + i * kLanes);
+        for (int i = 0; i < kVectors; ++i) columns[i] = load<Register>(right + i * kLanes);
 #pragma GCC unroll 8
-      for (int row = 0; row < kRows; ++row)
+        for (int row = 0; row < kRows; ++row)
 #pragma GCC unroll 8
-        for (int i = 0; i < kVectors; ++i) sums[row][i] += left[row * 32 + k] * columns[i];
+          for (int i = 0; i < kVectors; ++i) sums[row][i] += left[row * 32 + pair * 2 + k] * columns[i];
+      }
     }
   }
 #pragma GCC unroll 8
@@ -62,20 +64,5 @@ static void multiply_block(float* result, const float* left, const float* right,
     for (int i = 0; i < kVectors; ++i) store(place(row, i), accumulates ? load<Register>(place(row, i)) + sums[row][i] : sums[row][i]);
 }
 
-using MultiplyBlock = void (*)(float*, const float*, const float*, std::int64_t, bool, Ahead);
-
-// Of at most kMost rows.
-template <int kMost, int kVectors>
-static inline MultiplyBlock block_of(std::int64_t rows) {
-  if constexpr (kMost > 1) {
-    if (rows < kMost) return block_of<kMost - 1, kVectors>(rows);
-  }
-  return multiply_block<kMost, kVectors>;
-}
-
-static inline MultiplyBlock choose_block(std::int64_t rows, bool is_whole, bool /*is_first*/) {
-  return is_whole ? block_of<kRowsOfWholePanel, kPanelVectors>(rows)
-                  : block_of<kRowsTogether, kPanelVectors / kPassesOfMany>(rows);
-}
-
+#include "row_blocks.inc.h"
 #include "row_groups.inc.h"

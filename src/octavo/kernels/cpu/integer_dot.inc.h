@@ -7,7 +7,7 @@ static inline u8x64 load_line(const std::uint8_t* from) {
   return load<u8x64>(from);
 }
 
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 
 constexpr std::int32_t kBias8 = 128;
 

@@ -22,7 +22,7 @@ struct ExpandedLine {
   i8x64 first, second;
 };
 
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 
 static inline Multipliers load_multipliers(const std::uint8_t* from) {
   const __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -108,7 +108,7 @@ static inline void expand_nested(const std::uint8_t* from, std::uint8_t* to) {
       const Multipliers m = load_multipliers(from + 2 * kNestedTileBytes + group * 32 + tile * 16);
       for (std::int64_t line = group * 4; line < group * 4 + 4; ++line) {
         const ExpandedLine expanded = expand_line(from + tile * kNestedTileBytes + line * 64, m);
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
         __builtin_memcpy(to + tile * 1024 + line * 128, &expanded, sizeof expanded);
 #else  // what is a pair of vectors would be copied through the stack
         store(to + tile * 1024 + line * 128, expanded.first);

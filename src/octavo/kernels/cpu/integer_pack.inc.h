@@ -19,7 +19,7 @@ static inline std::int64_t panel_bytes(const Integers& form, std::int64_t in_siz
 
 // To the nearest, ties to even; for |value| < 2^22.
 static inline f32x16 round_to_integers(f32x16 value) {
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   return (f32x16)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif defined(__AVX2__)
   constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

@@ -4,7 +4,7 @@
 // up to k = 132,000.
 
 static inline f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #else
   return a * b + sum;

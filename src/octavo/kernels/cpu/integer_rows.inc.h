@@ -22,7 +22,7 @@ static inline IntegerRows place_integer_rows(void* memory, std::int64_t rows, st
 }
 
 static inline std::int32_t sum_of_integers(i32x16 value) {
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   return _mm512_reduce_add_epi32((__m512i)value);
 #else
   std::int32_t sum = 0;
@@ -36,7 +36,7 @@ static inline float largest_magnitude(const bf16* x, std::int64_t size) {
   u16x32 largest = {};
   const auto meet = [&](u16x32 bits) {
     bits &= 0x7fff;
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
     largest = (u16x32)_mm512_max_epu16((__m512i)largest, (__m512i)bits);
 #else
     largest = select(bits > largest, bits, largest);
@@ -60,7 +60,7 @@ struct UnitSums {
   i32x16 first = {}, second = {};
 };
 
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 
 // A row's line of a k tile: 64 values to integers at `to`, which are added to `sums`.
 static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_t* to, UnitSums& sums) {

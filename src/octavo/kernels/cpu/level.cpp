@@ -57,7 +57,7 @@ Level best_level() {
   constexpr unsigned kVnni = 1u << 11, kBf16 = 1u << 5;
   const bool has_avx512 = all(extended.ebx, kAvx512) && all(extended.ecx, kVnni) && (states & 0xe6) == 0xe6;
   if (!has_avx512) return has_avx_vnni() ? Level::avx2_vnni : Level::avx2;
-  if (!all(more.eax, kBf16)) return Level::avx2_vnni;
+  if (!all(more.eax, kBf16)) return Level::avx512_vnni;
 
   constexpr unsigned kAmx = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, TILE, INT8
   if (!all(extended.edx, kAmx) || (states & 0x60000) != 0x60000 || !may_use_tiles()) return Level::avx512;

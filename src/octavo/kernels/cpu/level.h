@@ -4,7 +4,7 @@
 namespace octavo {
 
 // In order: each has all that the ones before it have.
-enum class Level { portable, avx2, avx2_vnni, avx512, amx };
+enum class Level { portable, avx2, avx2_vnni, avx512_vnni, avx512, amx };
 
 Level best_level();
 

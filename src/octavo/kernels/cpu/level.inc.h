@@ -15,6 +15,18 @@
 #define OCTAVO_TEXT_(a) #a
 #define OCTAVO_TEXT(a) OCTAVO_TEXT_(a)
 
+#if (defined(OCTAVO_HAS_AVX512) || defined(OCTAVO_HAS_AVX2)) && !defined(OCTAVO_HAS_BF16)
+#define OCTAVO_WIDENS_BF16  // to float32, where no instruction multiplies it
+#endif
+
+#if defined(OCTAVO_HAS_AVX512)  // whose ops in float32 and whose draws, in files of their own, this level has
+#define OCTAVO_FLOAT32_LEVEL avx512
+#elif defined(OCTAVO_HAS_AVX2)
+#define OCTAVO_FLOAT32_LEVEL avx2
+#else
+#define OCTAVO_FLOAT32_LEVEL portable
+#endif
+
 #if defined(__clang__)  // a * b + c in one rounding, also where operators are functions; GCC does so by itself
 #pragma clang fp contract(fast)
 #endif
@@ -31,7 +43,7 @@ constexpr std::int64_t kFewRows = 0;                  // products take long enou
 constexpr std::int64_t kPrefetchElements = 0;         // so none are fetched for the product itself
 constexpr std::int64_t kMostRowTiles = 4;             // 64 rows
 constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, half of the first-level cache
-#elif defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#elif defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
 constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRows = 8;                  // whose products pass over weights once
 constexpr std::int64_t kPrefetchElements = 4096;      // ahead of weights that come from memory, 8 KiB
@@ -73,7 +85,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #if defined(OCTAVO_HAS_AVX2)
 #include "integer_panels.inc.h"
 #include "integer_avx2.inc.h"
-#elif defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#elif defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
 #include "integer_panels.inc.h"
 #include "integer_units_avx512.inc.h"
 #include "integer_avx512.inc.h"
@@ -88,7 +100,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "attention_parts_float32.inc.h"
 #include "softmax.inc.h"
 #include "attention_heads.inc.h"
-#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
 #include "attention_integers.inc.h"
 #endif
 #include "attention_int8.inc.h"
@@ -97,7 +109,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "attention_span.inc.h"
 #include "attention_weights.inc.h"
 #include "attention_values.inc.h"
-#if defined(OCTAVO_HAS_AVX512_BF16) && !defined(OCTAVO_HAS_AMX)
+#if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
 #include "attention_products_avx512.inc.h"
 #else
 #include "attention_products.inc.h"
@@ -125,22 +137,12 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
             .moe = OCTAVO_LEVEL::moe,
             .rms_norm = OCTAVO_LEVEL::rms_norm,
         },
-#if defined(OCTAVO_HAS_AMX)  // matrix tiles know no float32
-    .float32 = &float32_ops_avx512,
-#elif defined(OCTAVO_HAS_VNNI)
-    .float32 = &float32_ops_avx2,
-#else
-    .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL),
-#endif
+    .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_FLOAT32_LEVEL),
     .quantise = OCTAVO_LEVEL::quantise,
     .pack_integers = OCTAVO_LEVEL::pack_integers,
     .attention = OCTAVO_LEVEL::attention,
     .sum = OCTAVO_LEVEL::sum,
-#if defined(OCTAVO_HAS_VNNI)
-    .draw = &draw_ops_avx2,
-#else
-    .draw = &OCTAVO_JOIN(draw_ops_, OCTAVO_LEVEL),
-#endif
+    .draw = &OCTAVO_JOIN(draw_ops_, OCTAVO_FLOAT32_LEVEL),
 };
 
 }  // namespace octavo

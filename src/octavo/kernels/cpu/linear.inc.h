@@ -99,7 +99,7 @@ constexpr std::int64_t kPair = 2;
   } else {
     lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
   }
-#if defined(OCTAVO_HAS_AVX2)
+#if defined(OCTAVO_WIDENS_BF16)
   if (to.out_left) return put_left(to.left_line(row, pair), reinterpret_cast<const bf16*>(lines));
 #endif
   bf16* out = to.out_left

@@ -50,6 +50,7 @@ std::vector<const Ops*> available_ops() {
   const Level best = best_level();
   if (best >= Level::amx) ops.push_back(&ops_amx);
   if (best >= Level::avx512) ops.push_back(&ops_avx512);
+  if (best >= Level::avx512_vnni) ops.push_back(&ops_avx512_vnni);
   if (best >= Level::avx2_vnni) ops.push_back(&ops_avx2_vnni);
   if (best >= Level::avx2) ops.push_back(&ops_avx2);
 #endif

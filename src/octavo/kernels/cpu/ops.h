@@ -219,7 +219,7 @@ extern const MapOps float32_ops_portable;
 extern const Ops ops_portable;
 #if defined(__x86_64__)
 extern const MapOps float32_ops_avx2, float32_ops_avx512;
-extern const Ops ops_avx2, ops_avx2_vnni, ops_avx512, ops_amx;
+extern const Ops ops_avx2, ops_avx2_vnni, ops_avx512_vnni, ops_avx512, ops_amx;
 #endif
 
 }  // namespace octavo

@@ -1,5 +1,5 @@
 // Products of one or two left tiles by vectors: which rows and columns are multiplied together, so that their sums fit
-// the registers. Included from tiles_avx2.inc.h, tiles_avx512.inc.h and float32_tiles.inc.h, behind what these define:
+// the registers. Included from tiles_widened.inc.h, tiles_avx512.inc.h and float32_tiles.inc.h, behind what these define:
 //   kRowsTogether      most rows of a group;
 //   kRowsOfWholePanel  most rows that take all columns of a panel at once;
 //   kPassesOfMany      how often a group of more rows passes over a panel, 1, or 2: each time by half of its columns;

@@ -10,7 +10,7 @@ struct Constant {
   static constexpr int value = kValue;
 };
 
-#if defined(OCTAVO_HAS_AVX512_BF16)  // not by `load`: within two functions GCC 12 allots registers otherwise
+#if defined(OCTAVO_HAS_AVX512)  // not by `load`: within two functions GCC 12 allots registers otherwise
 static inline f32x16 splat(float value) { return f32x16{} + value; }
 
 static inline f32x16 load_f32(const float* from) {
@@ -27,7 +27,7 @@ static inline void store_f32(float* to, f32x16 value) { store(to, value); }
 #endif
 
 static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
 #else
   return select(a > b, a, b);
@@ -35,7 +35,7 @@ static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
 }
 
 // The sum of lanes, always in the same order, and the greatest of them.
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 
 static inline float sum_of_lanes(f32x16 value) {
   const __m512d all = (__m512d)value;
@@ -95,7 +95,7 @@ static inline f32x16 taylor_exponential(f32x16 r) {
 
 // e^x = 2^n * e^r, to 2 units in the last place; infinity above 88.7, NaN for NaN. Below -87.3, where results have no
 // full precision any more, they go on down to the least of them.
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 
 [[gnu::always_inline]] static inline f32x16 exponential(f32x16 x) {
   // Of the two operands, max and min return the second where either is NaN.

@@ -34,7 +34,7 @@ static inline f32x16 power_of_two(f32x16 x) {
   const f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer, in the lowest bits
   const f32x16 f = x - (shifted - 12582912.0f);
   const i32x16 exponent = (i32x16)shifted << 23;
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   const __mmask16 is_positive = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   return (f32x16)_mm512_maskz_add_epi32(is_positive, (__m512i)Exactness::fraction(f), (__m512i)exponent);
 #else
@@ -47,7 +47,7 @@ static inline f32x16 weight_of(bf16, f32x16 x) { return power_of_two<ToHalf>(x);
 static inline f32x16 weight_of(float, f32x16 x) { return power_of_two<ToSingle>(x); }
 
 // The greatest lane of each of 16 vectors, and the sum of each one's lanes, always in the same order.
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 
 template <class Join>
 static inline f32x16 join_lanes(const f32x16* rows, const Join& join) {

@@ -14,15 +14,15 @@ static inline std::int64_t right_index(std::int64_t tile, std::int64_t column, s
 
 #if defined(OCTAVO_HAS_AMX)
 #include "tiles_amx.inc.h"
-#elif defined(OCTAVO_HAS_AVX2)
-#include "tiles_avx2.inc.h"
-#elif defined(OCTAVO_HAS_AVX512_BF16)
+#elif defined(OCTAVO_HAS_BF16)
 #include "tiles_avx512.inc.h"
+#elif defined(OCTAVO_WIDENS_BF16)
+#include "tiles_widened.inc.h"
 #else
 #include "tiles_portable.inc.h"
 #endif
 
-#if !defined(OCTAVO_HAS_AVX2)
+#if !defined(OCTAVO_WIDENS_BF16)
 
 // One row of inputs as its line in each of the left tiles [num_k][16][32]; inputs that are not there are zeros.
 static inline void pack_row(const bf16* from, std::int64_t size, std::int64_t num_k, bf16* to) {

@@ -15,13 +15,14 @@ static inline f32x16 add_pair(f32x16 sum, std::uint32_t left, u32x16 right) {
 
 template <int kRows>
 static inline void multiply_rows(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
-                                 bool accumulates) {
+                                 bool accumulates, Ahead ahead) {
   f32x16 sums[kRows][2];
   for (int row = 0; row < kRows; ++row)
     for (int tile = 0; tile < 2; ++tile)
       sums[row][tile] = accumulates ? load_f32(result + tile * kResultElements + row * 16) : splat(0.0f);
   for (std::int64_t k = 0; k < num_k; ++k) {
     for (int pair = 0; pair < 16; ++pair) {
+      ahead.fetch_share<16>(k, pair);
       const u32x16 right0 = load<u32x16>(right + 2 * k * kTileElements + pair * 32);
       const u32x16 right1 = load<u32x16>(right + (2 * k + 1) * kTileElements + pair * 32);
       for (int row = 0; row < kRows; ++row) {
@@ -36,22 +37,21 @@ static inline void multiply_rows(float* result, const bf16* left, const bf16* ri
     for (int tile = 0; tile < 2; ++tile) store_f32(result + tile * kResultElements + row * 16, sums[row][tile]);
 }
 
-// The first `rows` of a tile.
+// The first `rows` of a tile; the first of them fetch what is ahead.
 static inline void multiply_tile(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
-                                 bool accumulates, std::int64_t rows) {
+                                 bool accumulates, std::int64_t rows, Ahead ahead) {
   const std::int64_t num_together = rows / kRowsAtOnce * kRowsAtOnce;
   for (std::int64_t row = 0; row < num_together; row += kRowsAtOnce)
-    multiply_rows<kRowsAtOnce>(result + row * 16, left + row * 32, right, num_k, accumulates);
+    multiply_rows<kRowsAtOnce>(result + row * 16, left + row * 32, right, num_k, accumulates, row == 0 ? ahead : Ahead{});
   for (std::int64_t row = num_together; row < rows; ++row)
-    multiply_rows<1>(result + row * 16, left + row * 32, right, num_k, accumulates);
+    multiply_rows<1>(result + row * 16, left + row * 32, right, num_k, accumulates, row == 0 ? ahead : Ahead{});
 }
 
 // result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
 // that are `stride` apart. Memory is asked for what is `ahead`.
 static inline void multiply_tiles(float* result, const bf16* left, std::int64_t stride, std::int64_t rows,
                                   const bf16* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
-  for (std::int64_t k = 0; k < num_k; ++k) ahead.fetch(k);
-  multiply_tile(result, left, right, num_k, accumulates, smaller(16, rows));
+  multiply_tile(result, left, right, num_k, accumulates, smaller(16, rows), ahead);
   if (rows > 16)
-    multiply_tile(result + 2 * kResultElements, left + stride, right, num_k, accumulates, rows - 16);
+    multiply_tile(result + 2 * kResultElements, left + stride, right, num_k, accumulates, rows - 16, {});
 }

@@ -6,7 +6,7 @@
 // and those pairs again, down to what a register holds: GCC 12 takes its own vectors through memory where no register
 // holds them. Operators mean the same of both, casts keep the bits; what only one of them has is a function here.
 
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
 constexpr int kRegisterBytes = 64;
 #elif defined(__AVX2__)
 constexpr int kRegisterBytes = 32;
@@ -112,6 +112,10 @@ typedef Vector<std::int8_t, 64> i8x64;
 typedef Vector<std::uint8_t, 64> u8x64;
 typedef Vector<std::uint16_t, 32> u16x16;
 
+typedef Vector<float, kRegisterBytes> Register;
+typedef Vector<std::uint32_t, kRegisterBytes> Words;
+constexpr int kLanes = kRegisterBytes / 4;
+
 template <class V>
 [[gnu::always_inline]] static inline V load(const void* from) {
   if constexpr (kIsPair<V>) {
@@ -155,7 +159,7 @@ template <class To, class From>
 }
 
 static inline i32x16 lane_numbers() {
-#if defined(OCTAVO_HAS_AVX512_BF16)
+#if defined(OCTAVO_HAS_AVX512)
   return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #else
   constexpr std::int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
