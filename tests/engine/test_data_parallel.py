@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from octavo.async_llm import AsyncLLM
 from octavo.engine.data_parallel_client import DataParallelClient
 from octavo.engine.llm_engine import LLMEngine
+from octavo.engine.process_client import ProcessClient
 from octavo.errors import EngineDeadError, InsufficientMemoryError, InvalidParameterError
 from octavo.llm import LLM
 from octavo.outputs import RequestOutput
@@ -102,6 +104,21 @@ async def test_a_killed_replica_takes_only_its_own_requests_along() -> None:
 def test_one_that_cannot_start_lets_the_others_go() -> None:
     with pytest.raises(InsufficientMemoryError, match="max_model_len"):
         LLM("demo", data_parallel_size=2, num_kv_blocks=1)
+
+
+def test_one_that_cannot_be_started_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[ProcessClient] = []
+
+    def start_one(*args: Any) -> ProcessClient:
+        if started:
+            raise EngineDeadError("the engine process could not be started")
+        started.append(ProcessClient(*args))
+        return started[0]
+
+    monkeypatch.setattr("octavo.engine.data_parallel_client.ProcessClient", start_one)
+    with pytest.raises(EngineDeadError, match="could not be started"):
+        LLMEngine("demo", **OPTIONS)
+    assert not psutil.pid_exists(started[0].pid)
 
 
 def test_replicas_are_processes() -> None:

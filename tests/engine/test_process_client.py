@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -156,3 +158,22 @@ async def test_async_llm_snippet_of_the_readme() -> None:
     assert [output.prompt for output in results] == ["Hello", "World"]
     assert chunks[-1].text == answer.text
     await asyncio.sleep(0)
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ProcessClient, "command", [str(tmp_path / "missing")])
+    with pytest.raises(EngineDeadError, match=r"the engine process could not be started: .*missing"):
+        LLMEngine("demo", engine_process=True, **OPTIONS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ProcessClient, "command", [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(msgspec.json, "encode", lambda config: bytes(1 << 20))  # more than a pipe takes
+    with pytest.raises(EngineDeadError, match="exit code 3"):
+        LLMEngine("demo", engine_process=True, **OPTIONS)
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import msgspec
@@ -30,7 +31,12 @@ class DataParallelClient:
     def __init__(self, config: EngineConfig) -> None:
         self._arrivals: queue.SimpleQueue[tuple[int, EngineCoreOutputs | None]] = queue.SimpleQueue()  # None: it died
         num_replicas = config.parallel.data_parallel_size
-        self._replicas = [self._start(_config_of_replica(config), number) for number in range(num_replicas)]
+        self._replicas: list[ProcessClient] = []
+        with ExitStack() as started:  # one that cannot be started takes the others along
+            for number in range(num_replicas):
+                self._replicas.append(self._start(_config_of_replica(config), number))
+                started.callback(self._replicas[-1].close)
+            started.pop_all()
         self._lock = threading.Lock()  # of what follows: one thread adds while another gets outputs
         self._router = Router(num_replicas, config.cache.block_size, caches_prefixes=config.cache.enable_prefix_caching)
         self._homes: dict[str, int] = {}  # unfinished request id -> its replica

@@ -46,14 +46,15 @@ _CLOSE_S = 5.0  # how long the child may take to leave on its own
 class ProcessClient:
     """Starts the child, which loads the model. A thread listens to it from then on."""
 
-    command: Sequence[str] = (
-        sys.executable,
-        "-m",
-        "octavo.engine.core_proc",
-    )  # the folder of the sockets comes behind it
+    # The folder of the sockets comes behind it.
+    command: Sequence[str] = (sys.executable, "-m", "octavo.engine.core_proc")
 
     def __init__(self, config: EngineConfig, deliver: Callable[[EngineCoreOutputs | None], None] | None = None) -> None:
-        """`deliver` gets outputs in place of `get_outputs`, in the listening thread; None once the child is gone."""
+        """`deliver` gets outputs in place of `get_outputs`, in the listening thread; None once the child is gone.
+
+        Raises:
+            EngineDeadError: the system starts no process.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
         self._sockets = zmq.Context()
         self._to_core = self._bind(zmq.PUSH, "to-core")
@@ -66,7 +67,11 @@ class ProcessClient:
         self._call_ids = itertools.count()
         self._death: OctavoError | None = None
         self._is_closing = False
-        self._child = self._start(config)
+        try:
+            self._child = self._start(config)
+        except OSError as error:
+            self._clean_up()
+            raise EngineDeadError(f"the engine process could not be started: {error}") from error
         self._listener = threading.Thread(target=self._listen, name="octavo-listener", daemon=True)
         self._listener.start()
 
@@ -117,7 +122,8 @@ class ProcessClient:
         with contextlib.suppress(OctavoError):  # gone already
             self._send(Shutdown())
         assert self._child.stdin is not None
-        self._child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it never read its configuration
+            self._child.stdin.close()
         try:
             self._child.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -125,6 +131,9 @@ class ProcessClient:
             self._child.wait()
         self._listener.join()
         self._relay.join()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         self._sockets.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -140,8 +149,9 @@ class ProcessClient:
         assert child.stdin is not None
         assert child.stderr is not None
         self._relay = relay_lines(child.stderr)
-        child.stdin.write(msgspec.json.encode(config) + b"\n")
-        child.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and the listener will say how
+            child.stdin.write(msgspec.json.encode(config) + b"\n")
+            child.stdin.flush()
         return child
 
     def _send(self, message: ToCore) -> None:
@@ -153,9 +163,8 @@ class ProcessClient:
                 with self._send_lock:
                     self._to_core.send(data, zmq.NOBLOCK)
                 return
-            except (
-                zmq.Again
-            ):  # nobody at the other end: a plain send would wait for ever, the listener is about to know
+            except zmq.Again:
+                # Nobody at the other end: a plain send would wait for ever, and the listener is about to know.
                 time.sleep(_UNHEARD_S)
 
     def _listen(self) -> None:
