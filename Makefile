@@ -54,7 +54,7 @@ test-ray: $(TEST) $(RAY)
 lint: $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src tests
+	$(BIN)/mypy --strict src tests benchmarks
 	$(BIN)/lint-imports
 
 bench: $(TEST)

@@ -97,7 +97,7 @@ def run_cell(num_stages: int, num_requests: int, num_tokens: int, *, is_dealt: b
     try:
         if not is_dealt:
             scheduler = core.scheduler
-            vars(scheduler)["_shares"] = Undealt(scheduler.running, scheduler.blocks, 2048, num_stages)
+            vars(scheduler)["_shares"] = Undealt(scheduler.running, scheduler.blocks, num_stages)
         for number in range(num_requests):
             core.add_request(make_request(f"r{number}", [number + 1], max_tokens=num_tokens + 40, ignore_eos=True))
         count_tokens(core, 10 * num_requests)

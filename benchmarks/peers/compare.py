@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.peer.name} {self.precision}"
+
+    def outcome(self) -> str:
+        """Say what came of the last turn."""
+        return self.failure or ", ".join(f"{name} {value:.4g}" for name, value in self.runs[-1].items())
 
     def medians(self) -> dict[str, float]:
         keys = self.runs[0].keys() if self.runs else ()
@@ -96,7 +101,7 @@ def export(rows: list[Row], model: Path, timeout_s: float) -> None:
     """Write the checkpoint in the form of each peer, where that is missing, so that no measured start pays for it."""
     for row in rows:
         if row.peer.export is not None:
-            attempt(row, lambda row=row: run_module(row, row.peer.export, model, [], timeout_s))
+            attempt(row, partial(run_module, row, row.peer.export, model, [], timeout_s))
 
 
 def attempt(row: Row, action: Callable[[], object]) -> None:
@@ -112,12 +117,12 @@ def take_turns(rows: list[Row], model: Path, cells: list[str], repeats: int, tim
     for turn in range(repeats):
         for row in rows:
             if row.failure is None:
-                attempt(row, lambda row=row: row.runs.append(run_once(row, model, cells, timeout_s)))
-                print(f"turn {turn + 1}: {row.name}: {row.failure or show(row.runs[-1])}", file=sys.stderr, flush=True)
+                attempt(row, partial(run_again, row, model, cells, timeout_s))
+                print(f"turn {turn + 1}: {row.name}: {row.outcome()}", file=sys.stderr, flush=True)
 
 
-def show(results: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in results.items())
+def run_again(row: Row, model: Path, cells: list[str], timeout_s: float) -> None:
+    row.runs.append(run_once(row, model, cells, timeout_s))
 
 
 def chosen_rows(engines: list[str], groups: list[str], precisions: list[str] | None) -> list[Row]:

@@ -85,7 +85,7 @@ def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
                 return
         except (URLError, ConnectionError):  # not listening yet, or a 503 that says it is loading
             time.sleep(0.05)
-    raise RuntimeError(f"the server does not get ready: {' '.join(map(str, server.args))}")
+    raise RuntimeError(f"the server does not get ready: {server.args!r}")
 
 
 def measure(url: str, num_prompts: int) -> dict[str, float]:

@@ -33,7 +33,8 @@ class LlamaCpp:
         self._vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._batch = api.llama_batch_init(BATCH, 0, 1)
         self._threads = threads
-        self._context, self._shape = None, (0, 0)
+        self._context: api.llama_context_p | None = None
+        self._shape = (0, 0)
 
     def generate(self, prompts: list[list[int]], num_out: int) -> Arrivals:
         """See `cells.Engine`; only the first prompt is computed, see above."""
