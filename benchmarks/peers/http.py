@@ -1,6 +1,6 @@
-"""Servers beside each other: Octavo's and llama.cpp's, both asked by `octavo bench serve`, in turns.
+"""Servers beside each other: Octavo's, llama.cpp's and vLLM's, all asked by `octavo bench serve`, in turns.
 
-    python -m benchmarks.peers.http [--servers octavo:bf16 llama.cpp:q8_0] [--repeats 3] [--out FILE]
+    python -m benchmarks.peers.http [--servers octavo:bf16 llama.cpp:q8_0 vllm:w8a8] [--repeats 3] [--out FILE]
 
 32 streams at once, 128 random tokens in and 64 out, 64 requests; server and client share this machine's cores.
 """
@@ -19,11 +19,13 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from benchmarks.geometry import QWEN3_0_6B, kv_bytes_per_token
 from benchmarks.peers import checkpoint
 from benchmarks.peers.environment import environment
-from benchmarks.peers.registry import LLAMA_CPP, OCTAVO, ROOT, Peer, PeerMissingError, peers_home
+from benchmarks.peers.registry import LLAMA_CPP, OCTAVO, ROOT, VLLM, Peer, PeerMissingError, peers_home
 
 STREAMS, NUM_IN, NUM_OUT = 32, 128, 64
+ROOM = 256  # tokens for each stream's request
 START_S = 180.0
 SHOWN = {
     "tokens/s": "output_tokens_per_s",
@@ -43,8 +45,7 @@ def octavo_command(model: Path, precision: str, port: int) -> list[str]:
 def llama_command(model: Path, precision: str, port: int) -> list[str]:
     """`llama-server` with a slot per stream, each with room for its request."""
     LLAMA_CPP.python()
-    room = STREAMS * 256
-    flags = ["--port", str(port), "--parallel", str(STREAMS), "--ctx-size", str(room), "--threads", "2"]
+    flags = ["--port", str(port), "--parallel", str(STREAMS), "--ctx-size", str(STREAMS * ROOM), "--threads", "2"]
     program = LLAMA_CPP.home / "build" / "bin" / "llama-server"
     return [
         str(program),
@@ -57,7 +58,20 @@ def llama_command(model: Path, precision: str, port: int) -> list[str]:
     ]
 
 
-COMMANDS = {"octavo": (OCTAVO, octavo_command, "/ready"), "llama.cpp": (LLAMA_CPP, llama_command, "/health")}
+def vllm_command(model: Path, precision: str, port: int) -> list[str]:
+    """vLLM's server with room for all streams."""
+    folder = model if precision == "bf16" else model / f"vllm-{precision}"
+    kv_bytes = STREAMS * ROOM * kv_bytes_per_token(QWEN3_0_6B)
+    flags = ["--port", str(port), "--dtype", "bfloat16", "--max-num-seqs", str(STREAMS), "--max-model-len", "1024"]
+    memory = ["--kv-cache-memory-bytes", str(kv_bytes), "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
+    return [str(VLLM.python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *flags, *memory]
+
+
+COMMANDS = {
+    "octavo": (OCTAVO, octavo_command, "/ready"),
+    "llama.cpp": (LLAMA_CPP, llama_command, "/health"),
+    "vllm": (VLLM, vllm_command, "/health"),
+}
 
 
 @contextmanager
@@ -128,7 +142,9 @@ def run_once(server: str, model: Path, num_prompts: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--servers", nargs="+", default=["octavo:bf16", "octavo:int8", "llama.cpp:bf16", "llama.cpp:q8_0"]
+        "--servers",
+        nargs="+",
+        default=["octavo:bf16", "octavo:int8", "llama.cpp:bf16", "llama.cpp:q8_0", "vllm:bf16", "vllm:w8a8"],
     )
     parser.add_argument("--num-prompts", type=int, default=2 * STREAMS)
     parser.add_argument("--repeats", type=int, default=3)
