@@ -18,6 +18,6 @@ def environment(peer: Peer) -> dict[str, str]:
         # What its manual recommends and its environment holds, and no word home.
         always["LD_PRELOAD"] = str(peer.home / "venv" / "lib" / "libiomp5.so")
         always |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(peer.home / "cache")}
-        # Left to itself its server keeps a core for the API, and computes with the others: here with one, at half speed.
+        # Left to itself its server keeps one core for the API: of two, one computes, at half the speed.
         always["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{(os.cpu_count() or 1) - 1}"
     return kept | always

@@ -36,20 +36,20 @@ def test_graph_is_eager(dtype: str) -> None:
     assert answers(dtype=dtype) == answers(dtype=dtype, enforce_eager=True)
 
 
-@DTYPES
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"dtype": "float32"}, {"quantization": "int4"}], ids=str)
 @pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-mixed"])
-def test_experts_are_recorded_too(name: str, dtype: str, tmp_path: Path) -> None:
+def test_experts_are_recorded_too(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
     found = []
     for enforce_eager in (False, True):
-        options: dict[str, Any] = {"tokenizer": "demo", "dtype": dtype, "enforce_eager": enforce_eager}
-        llm = LLM(str(tmp_path), max_num_batched_tokens=20, num_kv_blocks=64, **options)
+        settings: dict[str, Any] = {"dtype": "bfloat16", **options, "tokenizer": "demo", "enforce_eager": enforce_eager}
+        llm = LLM(str(tmp_path), max_num_batched_tokens=20, num_kv_blocks=64, **settings)
         prompts: list[Prompt] = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (1, 17, 40)]
         params = SamplingParams(temperature=1.0, seed=7, max_tokens=12, logprobs=1, ignore_eos=True)
         outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
         llm.exit()
         found.append([(output.token_ids, output.cumulative_logprob) for output in outputs])
-        worker = Worker(EngineArgs(model_name=str(tmp_path), num_kv_blocks=64, **options).resolve())
+        worker = Worker(EngineArgs(model_name=str(tmp_path), num_kv_blocks=64, **settings).resolve())
         worker.load_model()
         worker.initialize_kv_cache(64)
         assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager

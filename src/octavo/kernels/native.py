@@ -68,7 +68,6 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     is_row_invariant = True
     packing_copies = False
     reads_packed_rows = True
-    records_experts = True  # `moe` is one native call
 
     def __init__(self, level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
         from octavo.kernels.cpu import _cpu

@@ -15,7 +15,6 @@ from octavo.kernels.dispatch import LinearRole, PackedLinear
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, integer_forms
-from octavo.kernels.reference import ReferenceKernels
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -40,11 +39,6 @@ class IntegerNativeKernels(NativeKernels):
         self._linear_form, self._logits_form = integer_forms(quantization)
 
     packing_copies, reads_packed_rows = True, False  # integers are not what an embedding's rows were
-
-    # Experts are computed one by one, by the linear maps.
-    records_experts = False
-    expert_rows = ReferenceKernels.expert_rows
-    moe = ReferenceKernels.moe
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         return self.pack(weight, bias, self._linear_form)

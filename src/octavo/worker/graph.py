@@ -41,7 +41,7 @@ class StepGraph:
         if not model.context.groups.tensor.is_recordable:
             return None
         mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
-        if mixtures and not (kernels.records_experts and mixtures[0].is_recordable):
+        if mixtures and not mixtures[0].is_recordable:
             return None
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)

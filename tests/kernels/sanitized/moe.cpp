@@ -1,11 +1,13 @@
-// Mixtures of experts, in bf16 and float32, under address and undefined-behaviour sanitizers, at every level that this
-// machine has, in odd sizes and buffers of exactly the size that they need; and the whole beside its parts. `make sanitize`
-// runs it.
+// Mixtures of experts, in bf16, float32 and integers, under address and undefined-behaviour sanitizers, at every level that
+// this machine has, in odd sizes and buffers of exactly the size that they need; and the whole beside its parts. `make
+// sanitize` runs it.
 #include <algorithm>
 #include <cstdio>
+#include <deque>
 #include <random>
 #include <vector>
 
+#include "integer_weight.h"
 #include "levels.h"
 #include "numbers.h"
 #include "ops.h"
@@ -26,10 +28,11 @@ struct Sizes {
 template <class Element>
 class Trial {
  public:
-  Trial(const MapOps& maps, Pool& pool, const Sizes& sizes, std::mt19937& source)
-      : maps_(maps), pool_(pool), sizes_(sizes), source_(source) {}
+  // `form`: of the weights, which are no integers where it has no bits.
+  Trial(const Ops& ops, const MapOps& maps, Pool& pool, const Sizes& sizes, const Integers& form, std::mt19937& source)
+      : ops_(ops), maps_(maps), pool_(pool), sizes_(sizes), form_(form), source_(source) {}
 
-  // Says whether the whole has the bits of its parts, and every token was counted.
+  // Says whether the whole has the bits of its parts, and an expert's rows those of its maps, and every token was counted.
   bool run() {
     const auto [rows, size, intermediate, routing] = sizes_;
     make_experts();
@@ -55,18 +58,43 @@ class Trial {
 
     std::int64_t num_counted = 0;
     for (const std::int64_t count : load) num_counted += count;
-    return combined == whole && num_counted == rows * routing.top_k;
+    return combined == whole && num_counted == rows * routing.top_k &&
+           answers == by_maps(normed, token_ids, expert_ids);
   }
 
  private:
+  // What each pair's expert makes of its token, a row and a map at a time.
+  std::vector<Element> by_maps(const std::vector<Element>& tokens, const std::vector<std::int64_t>& token_ids,
+                               const std::vector<std::int64_t>& expert_ids) {
+    std::vector<Element> answers(token_ids.size() * sizes_.size);
+    for (std::size_t pair = 0; pair < token_ids.size(); ++pair) {
+      const PackedWeight& gate_up = gate_up_[expert_ids[pair]];
+      std::vector<Element> middle(gate_up.out_size);
+      const Element* token = tokens.data() + token_ids[pair] * sizes_.size;
+      const RowsArgs row{token, 1, sizes_.size, nullptr, nullptr, 0.0f, nullptr};
+      maps_.linear(LinearArgs{row, gate_up, Output::gated, middle.data()}, pool_);
+      const RowsArgs next{middle.data(), 1, gate_up.out_size, nullptr, nullptr, 0.0f, nullptr};
+      Element* answer = answers.data() + static_cast<std::int64_t>(pair) * sizes_.size;
+      maps_.linear(LinearArgs{next, down_[expert_ids[pair]], Output::plain, answer}, pool_);
+    }
+    return answers;
+  }
+
   void make_experts() {
     for (std::int64_t expert = 0; expert < sizes_.num_experts(); ++expert) {
       const std::int64_t intermediate = sizes_.intermediate + expert % 3 * 20;
-      weights_.push_back(packed(intermediate, sizes_.size, true));
-      gate_up_.push_back({intermediate, weights_.back().data(), nullptr});
-      weights_.push_back(packed(sizes_.size, intermediate, false));
-      down_.push_back({sizes_.size, weights_.back().data(), nullptr});
+      gate_up_.push_back(map_of(intermediate, sizes_.size, true));
+      down_.push_back(map_of(sizes_.size, intermediate, false));
     }
+  }
+
+  PackedWeight map_of(std::int64_t out_size, std::int64_t in_size, bool is_gated) {
+    if (form_.bits) {
+      integers_.push_back(IntegerWeight::random(form_, false, in_size, out_size, is_gated, source_).packed(ops_, pool_));
+      return integers_.back().weight();
+    }
+    weights_.push_back(packed(out_size, in_size, is_gated));
+    return {out_size, weights_.back().data(), nullptr};
   }
 
   Experts experts() const {
@@ -82,32 +110,37 @@ class Trial {
     return packed_weight(maps_, pool_, weight, in_size, out_size, is_gated);
   }
 
+  const Ops& ops_;
   const MapOps& maps_;
   Pool& pool_;
   Sizes sizes_;
+  Integers form_;
   std::mt19937& source_;
   std::vector<std::vector<Element>> weights_;
+  std::deque<PackedIntegers> integers_;
   std::vector<PackedWeight> gate_up_, down_;
 };
 
 template <class Element>
-int count_wrong(const MapOps& maps) {
+int count_wrong(const Ops& ops, const MapOps& maps, const Integers& form, int num_trials) {
   std::mt19937 source(1);
   Pool pool(3);
   int num_wrong = 0;
-  for (int trial = 0; trial < 40; ++trial) {
+  for (int trial = 0; trial < num_trials; ++trial) {
     const std::int64_t num_experts = 1 + source() % 20, top_k = 1 + source() % num_experts;
     const Routing routing{num_experts, top_k, trial % 2 == 0, trial % 3 == 0};
     const std::int64_t most_rows = trial % 4 ? 20 : 150;
-    num_wrong += !Trial<Element>(maps, pool, Sizes{1 + static_cast<std::int64_t>(source() % most_rows),
-                                         1 + static_cast<std::int64_t>(source() % 200),
-                                         1 + static_cast<std::int64_t>(source() % 90), routing}, source).run();
+    const Sizes sizes{1 + random_below(most_rows, source), 1 + random_below(200, source), 1 + random_below(90, source), routing};
+    num_wrong += !Trial<Element>(ops, maps, pool, sizes, form, source).run();
   }
   return num_wrong;
 }
 
 bool check(const Ops& ops) {
-  const int num_wrong = count_wrong<bf16>(ops.bfloat16) + count_wrong<float>(*ops.float32);
+  const Integers none = make_form(0, 0, false);
+  int num_wrong = count_wrong<bf16>(ops, ops.bfloat16, none, 40) + count_wrong<float>(ops, *ops.float32, none, 40);
+  for (const Integers& form : {make_form(8, 0, false), make_form(4, 32, false), make_form(4, 0, true)})
+    num_wrong += count_wrong<bf16>(ops, ops.bfloat16, form, 20);
   std::printf("%s: experts, %d trials went wrong\n", ops.name, num_wrong);
   return num_wrong == 0;
 }

@@ -1,4 +1,4 @@
-"""The ops of `module.cpp`. Addresses are those of tensors; shapes are in `ops.h`."""
+"""The ops that `module.cpp` binds. Addresses are those of tensors; shapes are in `ops.h`."""
 
 import enum
 

@@ -40,7 +40,14 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together:
 #include "float32_tiles.inc.h"
 #include "norm.inc.h"
 #include "largest.inc.h"
+#include "panels.inc.h"
+#include "product.inc.h"
+#include "finish.inc.h"
+#include "multiply.inc.h"
 #include "linear.inc.h"
+#include "moe_route.inc.h"
+#include "moe_pairs.inc.h"
+#include "experts.inc.h"
 #include "moe.inc.h"
 
 }  // namespace
@@ -54,9 +61,9 @@ const MapOps OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL) = {
     .largest = OCTAVO_LEVEL::largest,
     .mlp = OCTAVO_LEVEL::mlp,
     .route = OCTAVO_LEVEL::route,
-    .expert_rows = OCTAVO_LEVEL::expert_rows,
+    .expert_rows = OCTAVO_LEVEL::expert_rows_by<OCTAVO_LEVEL::PlainExperts>,
     .combine_experts = OCTAVO_LEVEL::combine_experts,
-    .moe = OCTAVO_LEVEL::moe,
+    .moe = OCTAVO_LEVEL::moe_by<OCTAVO_LEVEL::PlainExperts>,
     .rms_norm = OCTAVO_LEVEL::rms_norm,
 };
 

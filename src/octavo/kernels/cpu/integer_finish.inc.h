@@ -1,5 +1,5 @@
 // What all products of integers share around their sums: how they are cut, and how results reach the output. Included
-// inside namespace octavo::OCTAVO_LEVEL.
+// inside namespace octavo::OCTAVO_LEVEL. A level brings `cut_product` and `multiply_chunk`.
 
 // One row's totals of a pair of panels [2][2][16], or of the one that is left: scaled, biased, to where they belong.
 template <int kPanels>
@@ -16,25 +16,34 @@ template <int kPanels>
   put_results(product.to, row, pair, values, streams);
 }
 
-// Cuts rows and panels into chunks and calls multiply(product, first row, end row, first pair, end pair, streams) for each.
-template <class Multiply>
-static inline void for_each_block(const IntegerProduct& product, std::int64_t rows_together, std::int64_t pairs_together,
-                                  Pool& pool, const Multiply& multiply) {
-  const std::int64_t num_blocks = ceil_div(product.num_rows, rows_together);
+// How a product of integers is cut into chunks, each of which any thread may take: `rows` of a block, and `group` pairs
+// of panels, of which there are `num_groups`.
+struct IntegerCut {
+  std::int64_t rows, group, num_groups, num_chunks;
+  bool streams;
+};
+
+// About `num_wanted` chunks for each block of rows: enough that no thread waits long for another, and few enough that
+// claiming them costs nothing.
+static inline IntegerCut cut_in_blocks(const IntegerProduct& product, std::int64_t rows, std::int64_t pairs_together,
+                                       std::int64_t num_wanted) {
   const std::int64_t num_pairs = ceil_div(product.to.num_panels(), kPair);
-  // Enough chunks that no thread waits long for another, and few enough that claiming them costs nothing.
-  const std::int64_t num_together = ceil_div(num_pairs, pairs_together);
-  const std::int64_t group = larger(1, num_together / (pool.num_threads() * kChunksPerThread)) * pairs_together;
+  const std::int64_t group = larger(1, ceil_div(num_pairs, pairs_together) / num_wanted) * pairs_together;
   const std::int64_t num_groups = ceil_div(num_pairs, group);
   const bool streams = product.num_rows * product.to.out_size * 2 > kStreamedBytes;
-  pool.run(num_blocks * num_groups, [&](std::int64_t chunk) {
-    const std::int64_t row = chunk / num_groups * rows_together, pair = chunk % num_groups * group;
-    const std::int64_t end = smaller(product.num_rows, row + rows_together);
-    IntegerProduct of_chunk = product;
-    if (product.to.leaders) of_chunk.to.leaders += chunk % num_groups * product.num_rows;
-    multiply(of_chunk, row, end, pair, smaller(num_pairs, pair + group), streams);
-    if (streams) end_stream();
-  });
+  return {rows, group, num_groups, ceil_div(product.num_rows, rows) * num_groups, streams};
+}
+
+// Calls multiply(product, first row, end row, first pair, end pair, streams) for one chunk.
+template <class Multiply>
+static inline void with_block(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk,
+                              const Multiply& multiply) {
+  const std::int64_t row = chunk / cut.num_groups * cut.rows, pair = chunk % cut.num_groups * cut.group;
+  const std::int64_t end = smaller(product.num_rows, row + cut.rows);
+  IntegerProduct of_chunk = product;
+  if (product.to.leaders) of_chunk.to.leaders += chunk % cut.num_groups * product.num_rows;
+  multiply(of_chunk, row, end, pair, smaller(ceil_div(product.to.num_panels(), kPair), pair + cut.group), cut.streams);
+  if (cut.streams) end_stream();
 }
 
 // Results of a pair of panels, or of the one that is left.

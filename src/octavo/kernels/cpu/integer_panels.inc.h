@@ -60,11 +60,13 @@ static inline void multiply_pair_of_panels(const IntegerProduct& product, std::i
   FinishedIntegers{&product, results, panel_results, first, pair, num_panels, streams}.put_rows(first * 16, end_row);
 }
 
-static void multiply_by_panels(const IntegerProduct& product, Pool& pool) {
-  for_each_block(product, kIntegerRowsOfBlock, 1, pool,
-                 [&](const IntegerProduct& part, std::int64_t row, std::int64_t end, std::int64_t pair,
-                     std::int64_t end_pair, bool streams) {
-                   for (; pair < end_pair; ++pair)
-                     multiply_pair_of_panels(part, row / 16, ceil_div(end, 16), pair, streams);
-                 });
+static inline IntegerCut cut_product(const IntegerProduct& product, std::int64_t num_wanted) {
+  return cut_in_blocks(product, kIntegerRowsOfBlock, 1, num_wanted);
+}
+
+static inline void multiply_chunk(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk) {
+  with_block(product, cut, chunk, [](const IntegerProduct& part, std::int64_t row, std::int64_t end, std::int64_t pair,
+                                     std::int64_t end_pair, bool streams) {
+    for (; pair < end_pair; ++pair) multiply_pair_of_panels(part, row / 16, ceil_div(end, 16), pair, streams);
+  });
 }

@@ -75,7 +75,14 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "norm.inc.h"
 #include "sum.inc.h"
 #include "largest.inc.h"
+#include "panels.inc.h"
+#include "product.inc.h"
+#include "finish.inc.h"
+#include "multiply.inc.h"
 #include "linear.inc.h"
+#include "moe_route.inc.h"
+#include "moe_pairs.inc.h"
+#include "experts.inc.h"
 #include "moe.inc.h"
 #include "integer_nested.inc.h"
 #include "integer_pack.inc.h"
@@ -95,7 +102,9 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #if defined(OCTAVO_HAS_AMX)
 #include "integer_tiles.inc.h"
 #endif
+#include "integer_multiply.inc.h"
 #include "integer_linear.inc.h"
+#include "integer_experts.inc.h"
 #include "attention_parts.inc.h"
 #include "attention_parts_float32.inc.h"
 #include "softmax.inc.h"
@@ -132,9 +141,9 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
             .largest = OCTAVO_LEVEL::largest_of_any_weight,
             .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
             .route = OCTAVO_LEVEL::route,
-            .expert_rows = OCTAVO_LEVEL::expert_rows,
+            .expert_rows = OCTAVO_LEVEL::expert_rows_of_any_weights,
             .combine_experts = OCTAVO_LEVEL::combine_experts,
-            .moe = OCTAVO_LEVEL::moe,
+            .moe = OCTAVO_LEVEL::moe_of_any_weights,
             .rms_norm = OCTAVO_LEVEL::rms_norm,
         },
     .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_FLOAT32_LEVEL),

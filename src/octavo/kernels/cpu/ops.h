@@ -129,7 +129,8 @@ struct SumArgs {
   void* out;  // may be one of the parts
 };
 
-// MLPs that tokens choose among: down(silu(gate(x)) * up(x)).
+// MLPs that tokens choose among: down(silu(gate(x)) * up(x)). All have weights of the same form, and so have all behind
+// the gates.
 struct Experts {
   std::int64_t count;              // X
   std::int64_t most_intermediate;  // the largest I

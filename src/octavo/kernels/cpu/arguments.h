@@ -1,0 +1,99 @@
+// What ops take, as Python says it: addresses are integers there.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "ops.h"
+
+namespace octavo {
+
+template <class T>
+T* at(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
+                                 std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
+                                 std::uintptr_t key_norm, float norm_eps, float scale, bool is_float32,
+                                 bool has_int8_kv, bool answers_kept) {
+  if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
+  return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
+          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv, answers_kept};
+}
+
+inline RowBlocks make_row_blocks(std::int64_t count, std::uintptr_t of) { return {count, at<const std::int32_t>(of)}; }
+
+inline AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_kept, std::int64_t num_blocks_per_request,
+                               std::uintptr_t cos, std::uintptr_t sin, std::uintptr_t slots, std::uintptr_t query_start_loc,
+                               std::uintptr_t seq_lens, std::uintptr_t block_table, std::uintptr_t kept,
+                               const RowBlocks& all_blocks, const RowBlocks& kept_blocks) {
+  return {num_tokens, num_kept, num_blocks_per_request, at<const float>(cos), at<const float>(sin),
+          at<const std::int64_t>(slots), at<const std::int32_t>(query_start_loc), at<const std::int32_t>(seq_lens),
+          at<const std::int32_t>(block_table), at<const std::int64_t>(kept), all_blocks, kept_blocks};
+}
+
+inline RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, std::uintptr_t residual,
+                          std::uintptr_t norm_weight, float eps, std::uintptr_t total) {
+  return {at<void>(x), rows, size, at<void>(residual), at<void>(norm_weight), eps, at<void>(total)};
+}
+
+inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_nested, std::int64_t in_size,
+                                      std::int64_t out_size, bool is_gated) {
+  const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
+  if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits, and groups of 32, 64, 128 or 0 (all)");
+  if (is_nested && (bits != 4 || group_size != 0)) throw std::invalid_argument("nested integers have 4 bits and one scale");
+  // Sums of products of 8 bits stay within 32.
+  if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("a map of integers takes at most 131072 inputs");
+  PackIntegersArgs args = {};
+  args.form.bits = bits, args.form.group_size = group_size, args.form.is_nested = is_nested;
+  args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
+  return args;
+}
+
+inline PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uintptr_t values, std::uintptr_t scales,
+                                         std::uintptr_t offsets, std::uintptr_t bias) {
+  return {args.out_size, nullptr, at<const float>(bias),
+          {args.form.bits, args.form.is_nested, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
+           at<const float>(offsets)}};
+}
+
+inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uintptr_t bias) {
+  return {out_size, at<void>(weight), at<const float>(bias), {}};
+}
+
+// The weights of experts, side by side; those who compute with them keep this.
+class ExpertWeights {
+ public:
+  ExpertWeights(std::vector<PackedWeight> gate_up, std::vector<PackedWeight> down)
+      : gate_up_(std::move(gate_up)), down_(std::move(down)) {
+    if (gate_up_.size() != down_.size()) throw std::invalid_argument("an expert has two maps");
+    if (!have_one_form(gate_up_) || !have_one_form(down_)) throw std::invalid_argument("experts have weights of one form");
+  }
+
+  Experts experts() const {
+    std::int64_t most = 0;
+    for (const PackedWeight& weight : gate_up_) most = std::max(most, weight.out_size);
+    return {static_cast<std::int64_t>(gate_up_.size()), most, gate_up_.data(), down_.data()};
+  }
+
+ private:
+  static bool have_one_form(const std::vector<PackedWeight>& weights) {
+    return std::all_of(weights.begin(), weights.end(), [&](const PackedWeight& weight) {
+      const Integers &form = weight.integers, &first = weights[0].integers;
+      return form.bits == first.bits && form.group_size == first.group_size && form.is_nested == first.is_nested;
+    });
+  }
+
+  std::vector<PackedWeight> gate_up_, down_;
+};
+
+inline Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalises, bool has_shared) {
+  if (top_k < 1 || top_k > num_experts) throw std::invalid_argument("a token chooses at least one expert, at most all");
+  return {num_experts, top_k, renormalises, has_shared};
+}
+
+}  // namespace octavo

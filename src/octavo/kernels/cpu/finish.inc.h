@@ -1,0 +1,93 @@
+// How results reach the output. Included inside namespace octavo::OCTAVO_LEVEL.
+
+#if defined(OCTAVO_FLOAT32)
+#include "float32_store.inc.h"
+#else
+
+// One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
+[[gnu::always_inline]] static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
+                             bool streams) {
+  const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;
+  const std::int64_t count = smaller(width, to.out_size - column);
+  if (to.output == Output::float32) {
+    float* out = static_cast<float*>(to.out) + row * to.out_size + column;
+    if (streams && count == 64 && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
+      for (int i = 0; i < 4; ++i) stream_line(out + i * 16, (u16x32)values[i]);
+      return;
+    }
+    alignas(64) float lanes[64];
+    for (int i = 0; i < 4; ++i) store_f32(lanes + i * 16, values[i]);
+    __builtin_memcpy(out, lanes, static_cast<std::size_t>(count) * sizeof(float));
+    return;
+  }
+  u16x32 lines[2];
+  if (to.output == Output::gated) {
+    // Rounded where a separate op would have read them rounded.
+    lines[0] = narrow_both(silu(rounded(values[0])) * rounded(values[1]), silu(rounded(values[2])) * rounded(values[3]));
+  } else {
+    lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
+  }
+#if defined(OCTAVO_WIDENS_BF16)
+  if (to.out_left) return put_left(to.left_line(row, pair), reinterpret_cast<const bf16*>(lines));
+#endif
+  bf16* out = to.out_left
+                  ? reinterpret_cast<bf16*>(to.left_line(row, pair))
+                  : static_cast<bf16*>(to.out) + row * to.out_size + column;
+  if (streams && count == width && reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
+    for (std::int64_t i = 0; i < width; i += 32) stream_line(out + i, lines[i / 32]);
+  } else if (count == width || to.out_left) {
+    for (std::int64_t i = 0; i < width; i += 32) store(out + i, lines[i / 32]);
+  } else {
+    __builtin_memcpy(out, lines, static_cast<std::size_t>(count) * sizeof(bf16));
+  }
+}
+
+#endif
+
+// One row's results of a pair of panels, to where they belong.
+[[gnu::always_inline]] static inline void put_results(const Destination& to, std::int64_t row, std::int64_t pair,
+                                                      const f32x16* values, bool streams) {
+  to.leaders ? to.leaders[row].meet(values, pair * 64, to.out_size) : store_row(to, row, pair, values, streams);
+}
+
+// Rows whose sums are complete, on their way to the output. They go one by one between the products of the next panels, so
+// that vectors and matrix tiles work at the same time.
+template <class Panels>
+struct Finish {
+  Panels of;
+  std::int64_t row = 0, end = 0;
+  std::int64_t num_steps = 0;  // until they should be gone
+  std::int64_t credit = 0;
+
+  void do_all() {
+    while (row < end) of.put_row(row++);
+  }
+  // One step's share.
+  void do_some(std::int64_t num_rows) {
+    for (credit += num_rows; credit >= num_steps && row < end; credit -= num_steps) of.put_row(row++);
+  }
+};
+
+// Results of a pair of panels, or of the one that is left.
+struct FinishedPanels {
+  const Product* product;
+  const float* results;  // [2][row tiles first ...][2][16][16]
+  std::int64_t panel_results, first, panel, num_panels;
+  bool streams;
+
+  void put_row(std::int64_t row) const {
+    const float* of_row = results + (row / 16 - first) * 2 * kResultElements + row % 16 * 16;
+    const float* bias = product->packed.bias;
+    f32x16 values[4] = {};
+    const auto take_panel = [&](std::int64_t i) {
+      values[i * 2] = load_f32(of_row + i * panel_results);
+      values[i * 2 + 1] = load_f32(of_row + i * panel_results + kResultElements);
+      if (!bias) return;
+      values[i * 2] += load_f32(bias + panel * 32 + i * 32);
+      values[i * 2 + 1] += load_f32(bias + panel * 32 + i * 32 + 16);
+    };
+    take_panel(0);  // not in a loop of any number, which would keep them in memory
+    if (num_panels == kPair) take_panel(1);
+    put_results(product->to, row, panel / kPair, values, streams);
+  }
+};

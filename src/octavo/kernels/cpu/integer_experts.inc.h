@@ -1,0 +1,131 @@
+// Experts whose weights are integers. Included inside namespace octavo::OCTAVO_LEVEL.
+//
+// A token becomes integers once, whatever experts it has chosen; what they make of it between their maps, once more.
+//
+// Legend: T = tokens, R = pairs, X = experts, D = hidden size, I = intermediate size.
+
+// Rows as integers in the order of experts, each expert's in row tiles of their own.
+struct SortedIntegers {
+  IntegerRows rows;  // [row tiles][num_k][16][64], and by row in the sorted order
+  std::int64_t most_size, most_groups;
+
+  static SortedIntegers in(Room& room, const Integers& form, std::int64_t num_tiles, std::int64_t num_rows, std::int64_t most_size) {
+    const std::int64_t groups = num_groups(form, most_size);
+    return {{room.take<std::int8_t>(num_tiles * num_k_tiles(most_size) * kTileBytes), room.take<float>(num_rows),
+             room.take<std::int32_t>(num_rows * groups)},
+            most_size, groups};
+  }
+
+  // What begins at a row tile and a row.
+  IntegerRows from(std::int64_t tile, std::int64_t row) const {
+    return {rows.left + tile * num_k_tiles(most_size) * kTileBytes, rows.scales + row, rows.sums + row * most_groups};
+  }
+};
+
+// All of them have weights of the same form.
+struct IntegerExperts {
+  SortedPairs sorted;
+  ExpertProduct<IntegerProduct, IntegerCut>* products;  // [X]
+  bf16* normalised;          // [T, D]
+  LeftElement* token_tiles;  // left tiles of these, for the router
+  IntegerRows tokens;
+  SortedIntegers left;
+  bf16* middle;              // [R, I], at each row the most I
+  SortedIntegers middle_left;
+  bf16* answers;             // [R, D] in the sorted order
+
+  static IntegerExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
+    const Integers &form = experts.gate_up[0].integers, &next = experts.down[0].integers;
+    const std::int64_t num_tiles = SortedPairs::most_tiles(num_pairs, experts.count), most = experts.most_intermediate;
+    const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_groups(form, size));
+    return {SortedPairs::in(room, num_pairs, experts.count),
+            room.take<ExpertProduct<IntegerProduct, IntegerCut>>(experts.count),
+            room.take<bf16>(num_tokens * size),
+            room.take<LeftElement>(left_elements(num_tokens, size)),
+            place_integer_rows(room.take<std::int8_t>(static_cast<std::int64_t>(token_bytes)), num_tokens, size),
+            SortedIntegers::in(room, form, num_tiles, num_pairs, size),
+            room.take<bf16>(num_pairs * most),
+            SortedIntegers::in(room, next, num_tiles, num_pairs, most),
+            room.take<bf16>(num_pairs * size)};
+  }
+
+  // See PlainExperts.
+  void take(const RowsArgs& rows, const Experts& experts, Pool& pool) {
+    if (rows.norm_weight) rms_norm({rows, normalised}, pool);
+    quantise_rows(plain(rows), experts.gate_up[0].integers, tokens, pool);
+  }
+  const LeftElement* tiles(const RowsArgs& rows, Pool& pool) const {
+    pack_rows(plain(rows), token_tiles, pool);
+    return token_tiles;
+  }
+
+  void compute(const Experts& experts, std::int64_t size, const Pairs& pairs, Pool& pool) {
+    const std::int64_t num_tiles = sorted.sort(pairs, experts.count), most = experts.most_intermediate;
+    gather(size, pairs, num_tiles, pool);
+    multiply_experts(sorted, experts.count, products, pool,
+                     [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
+                       const PackedWeight& gate_up = experts.gate_up[expert];
+                       const std::int64_t row = sorted.first_row[expert];
+                       return {left.from(tile, row), rows, size, gate_up,
+                               {Output::gated, gate_up.out_size, middle + row * most, nullptr}};
+                     });
+    quantise_middle(experts, pairs, num_tiles, pool);
+    multiply_experts(sorted, experts.count, products, pool,
+                     [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
+                       const std::int64_t row = sorted.first_row[expert];
+                       return {middle_left.from(tile, row), rows, experts.gate_up[expert].out_size, experts.down[expert],
+                               {Output::plain, size, answers + row * size, nullptr}};
+                     });
+  }
+
+ private:
+  RowsArgs plain(const RowsArgs& rows) const {
+    return {rows.norm_weight ? normalised : rows.x, rows.rows, rows.size, nullptr, nullptr, 0.0f, nullptr};
+  }
+
+  // Copies tokens to their experts.
+  void gather(std::int64_t size, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
+    const std::int64_t num_k = num_k_tiles(size), groups = left.most_groups;
+    pool.run(num_tiles, [&](std::int64_t tile) {
+      const std::int64_t first = sorted.tile_row[tile], count = sorted.tile_row[tile + 1] - first;
+      const IntegerRows to = left.from(tile, first);
+      for (std::int64_t line = 0; line < count; ++line) {
+        const std::int64_t token = pairs.token(sorted.pair[first + line]);
+        const std::int8_t* from = tokens.left + token / 16 * num_k * kTileBytes + token % 16 * kTileK;
+        for (std::int64_t k = 0; k < num_k; ++k)
+          __builtin_memcpy(to.left + k * kTileBytes + line * kTileK, from + k * kTileBytes, kTileK);
+        to.scales[line] = tokens.scales[token];
+        for (std::int64_t group = 0; group < groups; ++group)
+          to.sums[line * groups + group] = tokens.sums[token * groups + group];
+      }
+    });
+  }
+
+  // What gates have left becomes integers, row by row: a row's scale is known only when all of it is there.
+  void quantise_middle(const Experts& experts, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
+    pool.run(num_tiles, [&](std::int64_t tile) {
+      const std::int64_t first = sorted.tile_row[tile], end = sorted.tile_row[tile + 1];
+      const std::int64_t expert = pairs.expert_ids[sorted.pair[first]], begin = sorted.first_row[expert];
+      const std::int64_t size = experts.gate_up[expert].out_size;
+      const Integers& form = experts.down[expert].integers;
+      const std::int64_t groups = num_groups(form, size);
+      const bf16* from = middle + begin * experts.most_intermediate;  // [rows of the expert, I]
+      // An expert's row tiles follow one another as its own number of k has it, its sums as its own groups.
+      const IntegerRows of_expert = middle_left.from(tile - (first - begin) / 16, begin);
+      std::int8_t* lines = of_expert.left + (first - begin) / 16 * num_k_tiles(size) * kTileBytes;
+      for (std::int64_t row = first; row < end; ++row)
+        quantise_row(from + (row - begin) * size, size, form, lines + (row - first) * kTileK, of_expert.scales + (row - begin),
+                     of_expert.sums + (row - begin) * groups);
+    });
+  }
+};
+
+static inline bool are_integers(const Experts& experts) { return experts.count > 0 && experts.gate_up[0].integers.bits; }
+
+static void expert_rows_of_any_weights(const ExpertRowsArgs& args, Pool& pool) {
+  are_integers(args.experts) ? expert_rows_by<IntegerExperts>(args, pool) : expert_rows_by<PlainExperts>(args, pool);
+}
+
+static void moe_of_any_weights(const MoeArgs& args, Pool& pool) {
+  are_integers(args.experts) ? moe_by<IntegerExperts>(args, pool) : moe_by<PlainExperts>(args, pool);
+}

@@ -1,0 +1,152 @@
+// One level's ops for Python, with threads of their own.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <type_traits>
+
+#include "arguments.h"
+#include "available_ops.h"
+#include "ops.h"
+#include "tape.h"
+
+namespace octavo {
+
+namespace nb = nanobind;
+
+// One level's ops, maps in one dtype, and the threads that run them.
+class Kernels {
+ public:
+  Kernels(const std::string& level, int num_threads, bool is_float32)
+      : ops_(find_ops(level)),
+        maps_(is_float32 ? *ops_.float32 : ops_.bfloat16),
+        packed_rows_(is_float32 ? octavo::packed_rows<float> : octavo::packed_rows<bf16>),
+        pool_(num_threads) {}
+
+  std::string level() const { return ops_.name; }
+  int num_threads() const { return pool_.num_threads(); }
+
+  void pack_linear(std::uintptr_t weight, std::int64_t in_size, std::int64_t out_size, bool is_gated,
+                   std::uintptr_t packed) {
+    run(maps_.pack_linear, PackArgs{at<void>(weight), in_size, out_size, is_gated, at<void>(packed)});
+  }
+
+  void quantise(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales,
+                std::uintptr_t multipliers) {
+    args.multipliers = at<std::int8_t>(multipliers);
+    args.weight = at<const bf16>(weight), args.values = at<std::int8_t>(values), args.scales = at<float>(scales);
+    run_now(ops_.quantise, args);
+  }
+
+  void pack_weight(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t packed, std::uintptr_t packed_scales) {
+    args.weight = at<const bf16>(weight);
+    args.packed = at<std::uint8_t>(packed), args.packed_scales = at<float>(packed_scales);
+    run_now(ops_.pack_integers, args);
+  }
+
+  void pack_integers(PackIntegersArgs args, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t offsets,
+                     std::uintptr_t multipliers, std::uintptr_t packed, std::uintptr_t packed_scales,
+                     std::uintptr_t packed_offsets) {
+    args.multipliers = at<std::int8_t>(multipliers);
+    args.values = at<std::int8_t>(values), args.scales = at<float>(scales), args.offsets = at<const float>(offsets);
+    args.packed = at<std::uint8_t>(packed), args.packed_scales = at<float>(packed_scales);
+    args.packed_offsets = at<float>(packed_offsets);
+    run_now(ops_.pack_integers, args);
+  }
+
+  void linear(const RowsArgs& rows, const PackedWeight& packed, Output output, std::uintptr_t out) {
+    run(maps_.linear, LinearArgs{rows, packed, output, at<void>(out)});
+  }
+
+  void largest(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
+    run_now(maps_.largest, LargestArgs{rows, packed, at<Largest>(out)});
+  }
+
+  void mlp(const RowsArgs& rows, const PackedWeight& gate_up, const PackedWeight& down, std::uintptr_t out) {
+    run(maps_.mlp, MlpArgs{rows, gate_up, down, at<void>(out)});
+  }
+
+  void route(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, std::uintptr_t expert_ids,
+             std::uintptr_t weights) {
+    run_now(maps_.route, RouteArgs{rows, router, routing, at<std::int64_t>(expert_ids), at<float>(weights)});
+  }
+
+  void expert_rows(const RowsArgs& rows, const ExpertWeights& experts, std::int64_t num_pairs, std::uintptr_t token_ids,
+                   std::uintptr_t expert_ids, std::uintptr_t out) {
+    run_now(maps_.expert_rows, ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
+                                              at<const std::int64_t>(expert_ids), at<void>(out)});
+  }
+
+  void combine_experts(std::uintptr_t answers, std::uintptr_t weights, std::int64_t num_tokens, std::int64_t num_choices,
+                       std::int64_t size, std::uintptr_t out) {
+    run_now(maps_.combine_experts,
+            CombineArgs{at<void>(answers), at<const float>(weights), num_tokens, num_choices, size, at<void>(out)});
+  }
+
+  void moe(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, const ExpertWeights& experts,
+           std::uintptr_t load, std::uintptr_t out) {
+    run(maps_.moe, MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<void>(out)});
+  }
+
+  void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(maps_.rms_norm, NormArgs{rows, at<void>(out)}); }
+
+  void attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t qkv, std::uintptr_t keys,
+                 std::uintptr_t values, std::uintptr_t out) {
+    run(ops_.attention, AttentionArgs{layer, step, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)});
+  }
+
+  void keep_rows(std::uintptr_t x, std::int64_t row_bytes, std::uintptr_t out) {
+    if (!recorded_tape()) throw std::logic_error("which rows are kept is known to a tape alone");
+    recorded_tape()->add(KeepRowsArgs{at<const char>(x), row_bytes, at<char>(out), 0, nullptr});
+  }
+
+  void packed_rows(const PackedWeight& packed, std::int64_t size, std::int64_t num_ids, std::uintptr_t ids,
+                   std::uintptr_t out) {
+    run_now(packed_rows_, PackedRowsArgs{packed, size, num_ids, at<const std::int64_t>(ids), at<void>(out)});
+  }
+
+  void draw(std::uintptr_t logits, std::int64_t num_rows, std::int64_t vocab_size, std::uintptr_t rows,
+            std::uintptr_t token_ids, std::uintptr_t largest) {
+    const DrawArgs args = {at<const float>(logits), num_rows,   vocab_size, at<const DrawRow>(rows),
+                           at<std::int64_t>(token_ids), at<float>(largest)};
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(pool_.mutex());
+    octavo::draw(*ops_.draw, args, pool_);
+  }
+
+  void begin_recording(Tape& tape) { recorded_tape() = &tape; }
+  void end_recording() { recorded_tape() = nullptr; }
+
+  void replay(const Tape& tape, std::int64_t num_rows, const AttentionStep& step) {
+    nb::gil_scoped_release released;
+    tape.replay(ops_, maps_, pool_, num_rows, step);
+  }
+
+ private:
+  template <class Args>
+  void run_now(void (*op)(const Args&, Pool&), const Args& args) {
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(pool_.mutex());
+    op(args, pool_);
+  }
+
+  template <class Args>
+  void run(void (*op)(const Args&, Pool&), const Args& args) {
+    if constexpr (!std::is_same_v<Args, PackArgs>) {
+      if (recorded_tape()) return recorded_tape()->add(args);
+    }
+    nb::gil_scoped_release released;
+    const std::lock_guard<std::mutex> lock(pool_.mutex());
+    op(args, pool_);
+  }
+
+  const Ops& ops_;
+  const MapOps& maps_;
+  void (*packed_rows_)(const PackedRowsArgs&, Pool&);
+  Pool pool_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,103 @@
+// The tape: calls of a step, noted down once and made again in one go.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <variant>
+#include <vector>
+
+#include "collective.h"
+#include "ops.h"
+
+namespace octavo {
+
+// Rows [T, size] that all ranks add up, in place.
+struct AllReduceArgs {
+  Collective* collective;
+  void* x;
+  std::int64_t rows;
+  std::int64_t size;
+  bool is_float32;
+};
+
+// Rows that are kept of those of the step: x [T] -> out [W].
+struct KeepRowsArgs {
+  const char* x;
+  std::int64_t row_bytes;
+  char* out;
+  std::int64_t num_kept;     // W, of a step
+  const std::int64_t* kept;  // [W], of a step; null: the first W
+};
+
+// Calls that were noted down instead of made. `replay` makes them with another number of rows and another step: T rows,
+// and W of them behind the first that are kept.
+class Tape {
+ public:
+  template <class Args>
+  void add(const Args& args) {
+    calls_.emplace_back(args);
+  }
+
+  std::size_t size() const { return calls_.size(); }
+
+  void replay(const Ops& ops, const MapOps& maps, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
+    for (const Call& call : calls_) {
+      std::visit([&](auto args) { make(ops, maps, pool, set(args, num_rows, step)); }, call);
+      if (std::holds_alternative<KeepRowsArgs>(call)) num_rows = step.num_kept;
+    }
+  }
+
+ private:
+  using Call = std::variant<LinearArgs, MlpArgs, MoeArgs, NormArgs, AttentionArgs, AllReduceArgs, KeepRowsArgs>;
+
+  static AttentionArgs set(AttentionArgs args, std::int64_t, const AttentionStep& step) {
+    static_cast<AttentionStep&>(args) = step;
+    return args;
+  }
+  static AllReduceArgs set(AllReduceArgs args, std::int64_t num_rows, const AttentionStep&) {
+    args.rows = num_rows;
+    return args;
+  }
+  static KeepRowsArgs set(KeepRowsArgs args, std::int64_t, const AttentionStep& step) {
+    args.num_kept = step.num_kept, args.kept = step.kept;
+    return args;
+  }
+  template <class Args>
+  static Args set(Args args, std::int64_t num_rows, const AttentionStep&) {
+    args.rows.rows = num_rows;
+    return args;
+  }
+
+  static auto op_of(const Ops&, const MapOps& maps, const LinearArgs&) { return maps.linear; }
+  static auto op_of(const Ops&, const MapOps& maps, const MlpArgs&) { return maps.mlp; }
+  static auto op_of(const Ops&, const MapOps& maps, const MoeArgs&) { return maps.moe; }
+  static auto op_of(const Ops&, const MapOps& maps, const NormArgs&) { return maps.rms_norm; }
+  static auto op_of(const Ops& ops, const MapOps&, const AttentionArgs&) { return ops.attention; }
+
+  template <class Args>
+  static void make(const Ops& ops, const MapOps& maps, Pool& pool, const Args& args) {
+    const std::lock_guard<std::mutex> lock(pool.mutex());
+    op_of(ops, maps, args)(args, pool);
+  }
+  // Without the pool: other ranks may be threads of this process, and want it before they come.
+  static void make(const Ops&, const MapOps&, Pool&, const AllReduceArgs& args) {
+    args.collective->all_reduce(args.x, args.rows * args.size, args.is_float32);
+  }
+  static void make(const Ops&, const MapOps&, Pool&, const KeepRowsArgs& args) {
+    const auto size = static_cast<std::size_t>(args.row_bytes);
+    if (!args.kept) std::memcpy(args.out, args.x, size * static_cast<std::size_t>(args.num_kept));
+    for (std::int64_t i = 0; args.kept && i < args.num_kept; ++i)
+      std::memcpy(args.out + i * args.row_bytes, args.x + args.kept[i] * args.row_bytes, size);
+  }
+
+  std::vector<Call> calls_;
+};
+
+// The tape that a thread records.
+inline Tape*& recorded_tape() {
+  thread_local Tape* tape = nullptr;
+  return tape;
+}
+
+}  // namespace octavo

@@ -1,0 +1,101 @@
+"""Experts with weights in integers: what all do at once has the bits of one map after the other, row by row.
+
+Legend: R = pairs of a token and an expert, D = hidden size, I = intermediate size, X = experts.
+"""
+
+import pytest
+import torch
+from tests.kernels.conftest import LEVELS
+from tests.kernels.test_integers import FORMS, NESTED, every_form, every_level, make_kernels, random
+
+from octavo.kernels.dispatch import PackedExperts, Routing
+from octavo.kernels.native_integers import IntegerNativeKernels
+from octavo.kernels.quantization import IntegerFormat
+
+SIZE = 84  # D, in no whole groups
+MIDDLE_SIZES = [37, 70, 128, 37, 200]  # I of each expert; the last is the shared one
+ROUTING = Routing(num_experts=4, top_k=2, renormalises=True, has_shared=True)
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
+
+
+def experts_of(kernels: IntegerNativeKernels) -> PackedExperts:
+    return kernels.pack_experts(
+        [kernels.pack_gated_linear(random(2 * middle, SIZE, scale=0.2), None) for middle in MIDDLE_SIZES],
+        [kernels.pack_linear(random(SIZE, middle, scale=0.2), None) for middle in MIDDLE_SIZES],
+    )
+
+
+def router_of(kernels: IntegerNativeKernels) -> torch.Tensor:
+    return random(ROUTING.num_experts + 1, SIZE)
+
+
+def one_by_one(
+    kernels: IntegerNativeKernels, x: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+) -> torch.Tensor:
+    """Return [R, D]: what expert expert_ids[r] makes of row r of x [R, D], by its two maps alone."""
+    maps = [(experts.gate_up[expert], experts.down[expert]) for expert in expert_ids.tolist()]
+    rows = [kernels.linear(kernels.gated_linear(row[None], up), down) for row, (up, down) in zip(x, maps, strict=True)]
+    return torch.cat(rows)
+
+
+@every_form
+@every_level
+@pytest.mark.parametrize("num_pairs", [1, 6, 130])
+def test_rows_are_those_of_the_maps(form: IntegerFormat, level: str, num_pairs: int) -> None:
+    """With 130 pairs an expert has several row tiles, and one has no rows at all."""
+    kernels = make_kernels(level, form)
+    x, experts = random(50, SIZE), experts_of(kernels)
+    token_ids = torch.arange(num_pairs) * 7 % 50
+    expert_ids = torch.tensor([3, 0, 4, 0, 0, 1])[torch.arange(num_pairs) % 6]
+    answers = kernels.expert_rows(x, token_ids, expert_ids, experts)
+    assert torch.equal(answers, one_by_one(kernels, x[token_ids], expert_ids, experts))
+
+
+@every_form
+@every_level
+@pytest.mark.parametrize("num_tokens", [1, 17, 40])
+def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int) -> None:
+    kernels = make_kernels(level, form)
+    x, residual, norm = random(num_tokens, SIZE), random(num_tokens + 1, SIZE)[1:], random(SIZE)
+    experts, router = experts_of(kernels), kernels.pack_router(router_of(kernels))
+    load = torch.zeros(ROUTING.num_experts, dtype=torch.int64)
+    whole, total = kernels.moe(x, residual, norm, 1e-5, router, ROUTING, experts, load)
+
+    normed, expected_total = kernels.add_rms_norm(x, residual, norm, 1e-5)
+    routes = kernels.route(normed, router, ROUTING)
+    expert_ids = routes.expert_ids.flatten()
+    rows = one_by_one(kernels, normed.repeat_interleave(ROUTING.num_choices, dim=0), expert_ids, experts)
+    assert torch.equal(total, expected_total)
+    parts = kernels.combine_experts(rows.view(num_tokens, ROUTING.num_choices, SIZE), routes.weights)
+    assert torch.equal(whole, parts)
+    assert torch.equal(load, torch.bincount(expert_ids, minlength=5)[:4])
+
+
+@every_level
+@pytest.mark.parametrize("form", [FORMS[0], NESTED], ids=["8-bit", "nested"])
+def test_a_row_that_is_not_finite_spoils_no_other(form: IntegerFormat, level: str) -> None:
+    kernels = make_kernels(level, form)
+    experts, router = experts_of(kernels), kernels.pack_router(router_of(kernels))
+
+    def answers(x: torch.Tensor) -> torch.Tensor:
+        load = torch.zeros(ROUTING.num_experts, dtype=torch.int64)
+        return kernels.moe(x, torch.zeros_like(x), random(SIZE), 1e-5, router, ROUTING, experts, load)[0]
+
+    x = random(9, SIZE)
+    expected = answers(x)
+    for bad in (float("nan"), float("inf")):
+        x[4, 7] = bad
+        result = answers(x)
+        assert not result[4].isfinite().any()
+        assert torch.equal(torch.cat((result[:4], result[5:])), torch.cat((expected[:4], expected[5:])))
+
+
+@every_level
+def test_experts_of_several_forms_are_refused(level: str) -> None:
+    """One kind of activations serves all."""
+    kernels = make_kernels(level, FORMS[0])
+    gate_up = [kernels.pack(random(74, SIZE), None, form, is_gated=True) for form in (FORMS[0], NESTED)]
+    down = [kernels.pack_linear(random(SIZE, 37), None) for _ in range(2)]
+    with pytest.raises(ValueError, match="experts have weights of one form"):
+        kernels.pack_experts(gate_up, down)
