@@ -8,7 +8,7 @@ import torch
 from tests.kernels.conftest import LEVELS
 from tests.kernels.test_integers import FORMS, NESTED, every_form, every_level, make_kernels, random
 
-from octavo.kernels.dispatch import PackedExperts, Routing
+from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routing
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat
 
@@ -26,8 +26,8 @@ def experts_of(kernels: IntegerNativeKernels) -> PackedExperts:
     )
 
 
-def router_of(kernels: IntegerNativeKernels) -> torch.Tensor:
-    return random(ROUTING.num_experts + 1, SIZE)
+def router_of(kernels: IntegerNativeKernels) -> PackedLinear:
+    return kernels.pack_router(random(ROUTING.num_experts + 1, SIZE))
 
 
 def one_by_one(
@@ -58,7 +58,7 @@ def test_rows_are_those_of_the_maps(form: IntegerFormat, level: str, num_pairs: 
 def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int) -> None:
     kernels = make_kernels(level, form)
     x, residual, norm = random(num_tokens, SIZE), random(num_tokens + 1, SIZE)[1:], random(SIZE)
-    experts, router = experts_of(kernels), kernels.pack_router(router_of(kernels))
+    experts, router = experts_of(kernels), router_of(kernels)
     load = torch.zeros(ROUTING.num_experts, dtype=torch.int64)
     whole, total = kernels.moe(x, residual, norm, 1e-5, router, ROUTING, experts, load)
 
@@ -76,7 +76,7 @@ def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int
 @pytest.mark.parametrize("form", [FORMS[0], NESTED], ids=["8-bit", "nested"])
 def test_a_row_that_is_not_finite_spoils_no_other(form: IntegerFormat, level: str) -> None:
     kernels = make_kernels(level, form)
-    experts, router = experts_of(kernels), kernels.pack_router(router_of(kernels))
+    experts, router = experts_of(kernels), router_of(kernels)
 
     def answers(x: torch.Tensor) -> torch.Tensor:
         load = torch.zeros(ROUTING.num_experts, dtype=torch.int64)
