@@ -3,6 +3,7 @@
     python -m benchmarks.peers.http [--servers octavo:bf16 llama.cpp:q8_0 vllm:w8a8] [--repeats 3] [--out FILE]
 
 32 streams at once, 128 random tokens in and 64 out, 64 requests; server and client share this machine's cores.
+llama.cpp and vLLM in int8 read files that `benchmarks.peers.compare` has made: run it first.
 """
 
 import argparse
