@@ -2,7 +2,8 @@
 
     python -m benchmarks.peers.http [--servers octavo:bf16 llama.cpp:q8_0 vllm:w8a8] [--repeats 3] [--out FILE]
 
-32 streams at once, 128 random tokens in and 64 out, 64 requests; server and client share this machine's cores.
+32 streams at once, 128 random tokens in and 64 out, 64 requests; server and client share this machine's cores. Each
+server is asked a little at first, and then left alone for ten seconds, as one is that was not started for a benchmark.
 llama.cpp and vLLM in int8 read files that `benchmarks.peers.compare` has made: run it first.
 """
 
@@ -27,7 +28,7 @@ from benchmarks.peers.registry import LLAMA_CPP, OCTAVO, ROOT, VLLM, Peer, PeerM
 
 STREAMS, NUM_IN, NUM_OUT = 32, 128, 64
 ROOM = 256  # tokens for each stream's request
-START_S = 180.0
+START_S, QUIET_S = 180.0, 10.0
 SHOWN = {
     "tokens/s": "output_tokens_per_s",
     "TTFT p50 ms": "time_to_first_token_ms_p50",
@@ -104,8 +105,9 @@ def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
 
 
 def measure(url: str, num_prompts: int) -> dict[str, float]:
-    """Warm the server up with a quarter of the streams, then measure it; return the client's report."""
+    """Warm the server up with a quarter of the streams, leave it alone, measure it; return the client's report."""
     ask(url, num_prompts=STREAMS // 4, seed=1)
+    time.sleep(QUIET_S)
     return ask(url, num_prompts=num_prompts, seed=0)
 
 

@@ -288,6 +288,10 @@ class FakeExecutor:
     def warmup(self) -> None:
         """Nothing is lazy here."""
 
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        """It keeps no keys and values."""
+        return False
+
     def check_health(self) -> None:
         """Always well."""
 
@@ -321,3 +325,7 @@ class FakeRank:
 
     def warmup(self) -> None:
         """Nothing is lazy here."""
+
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        """It keeps no keys and values."""
+        return False

@@ -36,6 +36,9 @@ class WilfulRank(FakeRank):
     def count_kv_blocks(self) -> int:
         return super().count_kv_blocks() - self.place.rank
 
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        return self.place.rank < num_reached_blocks
+
     def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
         words = {int(new.token_ids[0]) for new in order.scheduled_new_reqs}
         is_last = self.place.rank == self.place.tp_size * self.place.pp_size - 1

@@ -67,6 +67,14 @@ def test_every_rank_sees_every_order_and_one_answers(make_executor: MakeExecutor
     assert tokens == {request.request_id: expected_tokens(request, 128, vocab_size)[0] for request in requests}
 
 
+def test_memory_is_brought_in_until_all_ranks_have_enough(make_executor: MakeExecutor) -> None:
+    executor = make_executor(tp=2)
+    executor.start()
+    assert executor.prefault_kv(2)
+    assert executor.prefault_kv(1)  # rank 0 has more to do
+    assert not executor.prefault_kv(0)
+
+
 def test_steps_may_overlap(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.start()

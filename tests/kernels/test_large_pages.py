@@ -8,18 +8,24 @@ import pytest
 import torch
 from tests.kernels.conftest import LEVELS, native
 
-from octavo.kernels.large_pages import LARGE_PAGE_BYTES, zeros_on_large_pages
+from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
 
 
-def flags_of(address: int) -> list[str]:
-    """Return how the system treats the memory at an address: see proc(5), VmFlags."""
-    is_there = False
+def mapping_of(address: int) -> dict[str, list[str]]:
+    """Return what the system says about the memory at an address: see proc(5), smaps."""
+    is_there, fields = False, {}
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if bounds := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
             is_there = int(bounds[1], 16) <= address < int(bounds[2], 16)
-        elif is_there and line.startswith("VmFlags:"):
-            return line.split()[1:]
-    raise AssertionError(f"nothing is mapped at {address:#x}")
+        elif is_there:
+            name, _, values = line.partition(":")
+            fields[name] = values.split()
+    assert fields, f"nothing is mapped at {address:#x}"
+    return fields
+
+
+def flags_of(address: int) -> list[str]:
+    return mapping_of(address)["VmFlags"]
 
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
@@ -44,3 +50,20 @@ def test_large_ones_are_asked_for_on_large_pages() -> None:
 def test_so_are_packed_weights(level: str) -> None:
     packed = native(level, 2).pack_linear(torch.zeros(1024, 1024, dtype=torch.bfloat16), None)
     assert "hg" in flags_of(packed.weight.data_ptr())
+
+
+@needs_linux
+def test_memory_comes_before_it_is_written() -> None:
+    tensor = zeros_on_large_pages((4 * LARGE_PAGE_BYTES,), torch.uint8)
+    tensor[LARGE_PAGE_BYTES] = 7
+    before = int(mapping_of(tensor.data_ptr())["Rss"][0])
+    if not prefault(tensor, 5, 3 * LARGE_PAGE_BYTES):
+        pytest.skip("this system is older than Linux 5.14")
+    assert int(mapping_of(tensor.data_ptr())["Rss"][0]) - before >= 2 * LARGE_PAGE_BYTES // 1024
+    assert tensor[LARGE_PAGE_BYTES] == 7
+    assert tensor.sum() == 7
+
+
+@needs_linux
+def test_a_system_that_cannot_says_so() -> None:
+    assert not prefault(torch.empty(0).as_strided((0,), (1,)), 0, 1 << 60)

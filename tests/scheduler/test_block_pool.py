@@ -132,6 +132,19 @@ def test_out_of_blocks_says_the_numbers_and_hands_out_nothing() -> None:
     assert len(pool.allocate(2)) == 2
 
 
+def test_it_knows_how_far_it_has_been_used() -> None:
+    pool = BlockPool(64)
+    assert pool.num_reached == 0
+    first = pool.allocate(3)  # at the front
+    assert pool.num_reached == 3
+    second = pool.allocate(1)  # of another request, further on
+    assert pool.num_reached == second[0] + 1 > 3
+    pool.release(second)
+    pool.release(first)
+    assert pool.num_reached == second[0] + 1
+    pool.check_integrity()
+
+
 def test_releasing_a_free_block_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="block 0 has no owner"):
         BlockPool(1).release([0])
@@ -145,7 +158,7 @@ def test_a_block_has_one_name() -> None:
         pool.set_name(0, name(1))
 
 
-@pytest.mark.parametrize("damage", ["_ref_count", "_name", "num_free"])
+@pytest.mark.parametrize("damage", ["_ref_count", "_name", "num_free", "num_reached"])
 def test_check_integrity_sees_damage(damage: str) -> None:
     pool = BlockPool(4)
     pool.allocate(2)
@@ -154,6 +167,8 @@ def test_check_integrity_sees_damage(damage: str) -> None:
         pool._ref_count[3] = 1
     elif damage == "_name":
         pool._name[0] = name(0)
+    elif damage == "num_reached":
+        pool.num_reached = 1
     else:
         pool.num_free += 1
     with pytest.raises(AssertionError):

@@ -1,5 +1,7 @@
 """Chunks of prompts follow the clock, so that streams go on."""
 
+import statistics
+
 import pytest
 
 from octavo.contracts.schedule import SchedulerOutput
@@ -12,17 +14,18 @@ MOST = 2048
 
 
 class Machine:
-    """A clock that moves on with each step: some seconds for the step, and some for each token of a prompt."""
+    """A clock that moves on with each step: some seconds for the step, for each row, and for each further token."""
 
-    def __init__(self, step_s: float, token_s: float) -> None:
-        self.now_s, self.step_s, self.token_s = 1000.0, step_s, token_s
+    def __init__(self, step_s: float, token_s: float, row_s: float = 0.0) -> None:
+        self.now_s, self.step_s, self.token_s, self.row_s = 1000.0, step_s, token_s, row_s
 
     def clock(self) -> float:
         return self.now_s
 
     def compute(self, output: SchedulerOutput) -> float:
         """Let the step pass; return how long it took."""
-        took_s = self.step_s + self.token_s * (output.total_num_scheduled_tokens - len(output.req_ids))
+        num_rows = len(output.req_ids)
+        took_s = self.step_s + self.row_s * num_rows + self.token_s * (output.total_num_scheduled_tokens - num_rows)
         self.now_s += took_s
         return took_s
 
@@ -118,3 +121,56 @@ def test_a_clock_that_is_set_back_teaches_nothing() -> None:
     machine.now_s -= 3600.0
     scheduler.update_from_output(output, worker.execute(output))
     assert scheduler.schedule().total_num_scheduled_tokens == FIRST_TOKENS
+
+
+def keep_busy(
+    machine: Machine, *, target_s: float, streams: int, num_requests: int, size: int, max_tokens: int
+) -> tuple[list[float], list[float]]:
+    """Keep `streams` requests there at any time; return how long each waited for a token, and each step took."""
+    scheduler = make_scheduler(
+        num_blocks=4096,
+        block_size=32,
+        max_num_seqs=streams,
+        max_num_batched_tokens=MOST,
+        max_model_len=1024,
+        step_target_s=target_s,
+        clock=machine.clock,
+    )
+    worker = FakeWorker.of(scheduler)
+    came_s: dict[str, float] = {}
+    waited_s: dict[str, float] = {}
+    took_s = []
+
+    def come() -> None:
+        request_id = f"{len(came_s)}"
+        came_s[request_id] = machine.now_s
+        prompt = [len(came_s)] * size
+        scheduler.add_request(make_request(request_id, prompt, max_tokens=max_tokens, ignore_eos=True))
+
+    for _ in range(streams):
+        come()
+    while not scheduler.is_finished():
+        output = scheduler.schedule()
+        took_s.append(machine.compute(output))
+        news = scheduler.update_from_output(output, worker.execute(output))
+        for request_id in news.req_ids:
+            waited_s.setdefault(request_id, machine.now_s - came_s[request_id])
+        for _ in range(min(len(news.finished), num_requests - len(came_s))):
+            come()
+    return list(waited_s.values()), took_s
+
+
+def test_a_crowd_does_not_wait_behind_a_queue_that_never_ends() -> None:
+    """32 streams decode in 0.11 s: what is left of the target is less than the prompts of those who come."""
+    machine = Machine(0.025, 0.0025, row_s=0.0027)
+    waited_s, took_s = keep_busy(machine, target_s=0.25, streams=32, num_requests=128, size=128, max_tokens=64)
+    assert statistics.median(waited_s) < 1.0  # 6 s where the target alone decides
+    assert statistics.median(waited_s[64:]) < 0.5
+    assert max(took_s[5:]) <= 2 * 0.25
+
+
+def test_a_crowd_leaves_the_target_alone_where_prompts_are_quick() -> None:
+    machine = Machine(0.02, 0.0004, row_s=0.0015)
+    waited_s, took_s = keep_busy(machine, target_s=0.25, streams=32, num_requests=128, size=128, max_tokens=64)
+    assert max(took_s[5:]) <= 0.26
+    assert statistics.median(waited_s) < 1.0

@@ -82,7 +82,8 @@ class EngineArgs:
     max_num_batched_tokens: int = option(2048, "most tokens of one step; longer prompts are computed in chunks")
     step_target_s: float | None = option(
         None,
-        "seconds that a step should take: prompts are cut into chunks that fit; 0: chunks are as long as may be; "
+        "seconds that a step should take: prompts are cut into chunks that fit, twice as long ones where many "
+        "streams leave no room for them; 0: chunks are as long as may be; "
         "default: 0.25 for async programs and the server, 0 for offline batches",
     )
     block_size: int = option(32, "tokens per KV block")

@@ -11,7 +11,7 @@ import numpy as np
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 
-RankMethod = Literal["init_worker", "load_model", "count_kv_blocks", "initialize_kv_cache", "warmup"]
+RankMethod = Literal["init_worker", "load_model", "count_kv_blocks", "initialize_kv_cache", "warmup", "prefault_kv"]
 
 
 class RankCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class RankCall(msgspec.Struct, frozen=True, kw_only=True):
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the method returned."""
 
-    value: int | str | None
+    value: bool | int | str | None
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):

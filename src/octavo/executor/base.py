@@ -39,6 +39,16 @@ class Executor(Protocol):
         """Run a prefill and a decode that leave no trace, timed and logged."""
         ...
 
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        """Bring in some KV memory behind the first `num_reached_blocks` blocks, for a few ms; for idle moments.
+
+        Returns False when enough of it is there.
+
+        Raises:
+            EngineDeadError: a rank is gone.
+        """
+        ...
+
     def check_health(self) -> None:
         """Say whether steps can be begun; cheap, for idle moments.
 

@@ -95,6 +95,9 @@ class DistributedExecutor:
     def warmup(self) -> None:
         self._call("warmup")
 
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        return any(self._call("prefault_kv", num_reached_blocks))
+
     def check_health(self) -> None:
         """Raise EngineDeadError when a rank is gone, or has failed in a step that is answered."""
         if self._watch.death is not None:

@@ -71,6 +71,9 @@ class UniProcExecutor:
     def warmup(self) -> None:
         self.worker.warmup()
 
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        return self.worker.prefault_kv(num_reached_blocks)
+
     def check_health(self) -> None:
         """Alive as long as this process is."""
 

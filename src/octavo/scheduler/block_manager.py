@@ -39,6 +39,11 @@ class BlockManager:
         """Free blocks, those that still hold a findable prefix included."""
         return self.pool.num_free
 
+    @property
+    def num_reached(self) -> int:
+        """Blocks from this one on have never been handed out."""
+        return self.pool.num_reached
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)

@@ -23,6 +23,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = 0
+        self.num_reached = 0  # blocks from this one on have never been handed out
         self._ref_count = [0] * num_blocks
         self._name: list[bytes | None] = [None] * num_blocks
         self._block_by_name: dict[bytes, int] = {}
@@ -100,6 +101,8 @@ class BlockPool:
         free = [*self._members(self._blank), *self._members(self._named)]
         assert len(free) == len(set(free)) == self.num_free
         assert set(free) == {b for b in range(self.num_blocks) if self._ref_count[b] == 0}
+        assert not any(self._ref_count[self.num_reached :])
+        assert not any(self._name[self.num_reached :])
         assert self._block_by_name == {name: b for b, name in enumerate(self._name) if name is not None}
 
     def _members(self, sentinel: int) -> Iterator[int]:
@@ -120,6 +123,7 @@ class BlockPool:
         if self._name[block_id] is not None:
             self.forget_names((block_id,))
         self._ref_count[block_id] = 1
+        self.num_reached = max(self.num_reached, block_id + 1)
         return block_id
 
     def _is_blank(self, block_id: int) -> bool:

@@ -12,6 +12,8 @@ from octavo.scheduler.running import RunningRows
 FEWEST_TOKENS = 32  # of prompts in a step, whatever it takes; also what chunks are multiples of: whole tiles and blocks
 FIRST_TOKENS = 256  # while nothing is known
 _PATIENCE = 4.0  # times the target may pass where nobody has had a token yet: then only who comes next would notice
+_PROMPT_TOKENS_PER_STREAM = 4  # a step takes in so many where that is done within ...
+_MOST_STRETCH = 2.0  # ... so many times the target
 _MEMORY = 0.5  # what the past weighs in the next estimate
 
 
@@ -19,8 +21,9 @@ class StepPace:
     """Learns from steps how long prompts take, and grants as many tokens as fit into `target_s` seconds.
 
     Where a decode step alone takes long, because the weights are large, a chunk may take twice as long: smaller ones
-    would read the weights again and again for a few tokens. Owned by the scheduler. With `target_s` of 0 the budget is
-    `max_num_batched_tokens`, always.
+    would read the weights again and again for a few tokens. So it may where many streams leave it little room: as they
+    end, others come, and prompts that a step has no room for would wait in a queue that never ends. Owned by the
+    scheduler. With `target_s` of 0 the budget is `max_num_batched_tokens`, always.
     """
 
     def __init__(self, max_num_batched_tokens: int, target_s: float, clock: Callable[[], float]) -> None:
@@ -35,14 +38,18 @@ class StepPace:
         """Return the tokens of the next step; every running request can advance in it."""
         if not self._target_s:
             return self._most
-        patience = 1.0 if running.has_streams else _PATIENCE
-        return min(self._most, max(self._fitting(patience * self._target_s), len(running) + FEWEST_TOKENS))
+        num_streams = running.num_streams
+        num_tokens = self._fitting(self._target_s * (1.0 if num_streams else _PATIENCE))
+        wanted = _chunks((1 + _PROMPT_TOKENS_PER_STREAM) * num_streams + FEWEST_TOKENS - 1)
+        if num_tokens < wanted:
+            num_tokens = min(wanted, self._fitting(_MOST_STRETCH * self._target_s))
+        return min(self._most, max(num_tokens, len(running) + FEWEST_TOKENS))
 
     def _fitting(self, target_s: float) -> int:
         if self._token_s is None:
             return FIRST_TOKENS
         target_s = max(target_s, 2.0 * (self._decode_s or 0.0))
-        return int(target_s / self._token_s) // FEWEST_TOKENS * FEWEST_TOKENS
+        return _chunks(int(target_s / self._token_s))
 
     def note(self, output: SchedulerOutput, booked_s: float) -> None:
         """Take in that the answer to a step is here that was handed out at `booked_s`."""
@@ -55,6 +62,10 @@ class StepPace:
             self._decode_s = _mean(self._decode_s, took_s)
         elif num_tokens >= num_rows + FEWEST_TOKENS // 2:  # a token of a few costs far more than one of many
             self._token_s = _mean(self._token_s, took_s / num_tokens)
+
+
+def _chunks(num_tokens: int) -> int:
+    return num_tokens // FEWEST_TOKENS * FEWEST_TOKENS
 
 
 def _mean(known: float | None, new: float) -> float:

@@ -68,10 +68,10 @@ class RunningRows:
         return self._active_ids
 
     @property
-    def has_streams(self) -> bool:
-        """True when some request has had a token, so that somebody waits for the next one."""
+    def num_streams(self) -> int:
+        """Requests that have had a token, so that somebody waits for the next one."""
         rows = self.active
-        return bool((self.num_known[rows] > self.num_prompt[rows]).any())
+        return int(np.count_nonzero(self.num_known[rows] > self.num_prompt[rows]))
 
     @property
     def worst(self) -> Request:

@@ -36,7 +36,7 @@ from octavo.worker.graph import StepGraph
 from octavo.worker.graph_key import row_bucket
 from octavo.worker.graph_uses import GraphUses
 from octavo.worker.graphed_decoding import GraphedDecoding
-from octavo.worker.kv_cache import allocate_kv_caches
+from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches
 from octavo.worker.largest_step import LargestSteps, measured_peaks
 from octavo.worker.memory import (
     activation_bytes,
@@ -85,6 +85,7 @@ class Worker:
         self._model: CausalLM | None = None
         self._expert_loads: ExpertLoads | None = None
         self._runner: ModelRunner | None = None
+        self._kv_prefault: KVPrefault | None = None
         self._queue = self.devices.queue() if self._stage.is_whole else None
 
     @property
@@ -165,6 +166,7 @@ class Worker:
         kv_caches = allocate_kv_caches(
             self.kv_cache_spec, num_blocks + self._num_scratch, self._kv_layout.dtype, self.devices.device
         )
+        self._kv_prefault = KVPrefault(kv_caches, num_blocks + self._num_scratch)
         num_rows = config.scheduler.max_num_seqs + self._num_scratch
         rows = RequestRows(
             num_rows=num_rows,
@@ -288,6 +290,11 @@ class Worker:
         if self._expert_loads is not None:
             self._expert_loads.reset()
         return report
+
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        """Bring in some KV memory behind the blocks in use, for a few ms; False when enough of it is there."""
+        assert self._kv_prefault is not None, "initialize_kv_cache comes first"
+        return self._kv_prefault.step(num_reached_blocks)
 
     @property
     def _takes_graphs(self) -> bool:

@@ -30,6 +30,8 @@ class RankWorker(Protocol):
 
     def warmup(self) -> object: ...
 
+    def prefault_kv(self, num_reached_blocks: int) -> bool: ...
+
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank must know to build its worker."""
@@ -70,6 +72,9 @@ class WorkerWrapperBase:
 
     def warmup(self) -> None:
         self.worker.warmup()
+
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        return self.worker.prefault_kv(num_reached_blocks)
 
     def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
         return self.worker.execute_model(order)
