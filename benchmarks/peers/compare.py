@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.machine.probe import Machine, best_of, probe, speedup
 from benchmarks.peers import checkpoint
 from benchmarks.peers.cells import FIRST, Capacity, Cell
-from benchmarks.peers.environment import environment
+from benchmarks.peers.environment import export, run_module
 from benchmarks.peers.registry import ENGINES, GROUPS, ROOT, Peer, PeerMissingError, peers_home
 from benchmarks.peers.roofline import limit, memory_bytes
 from benchmarks.peers.tables import tables
@@ -76,32 +76,10 @@ def run_once(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[
 
 
 def run_process(row: Row, model: Path, cells: list[str], timeout_s: float) -> dict[str, float]:
-    output = run_module(row, row.peer.module, model, ["--begun", str(time.time()), "--cells", *cells], timeout_s)
+    arguments = ["--begun", str(time.time()), "--cells", *cells]
+    output = run_module(row.peer, row.precision, row.peer.module, model, arguments, timeout_s)
     results: dict[str, float] = json.loads(output.splitlines()[-1])
     return results
-
-
-def run_module(row: Row, module: str, model: Path, arguments: list[str], timeout_s: float) -> str:
-    """Return what a module printed in the environment of the row's peer."""
-    done = subprocess.run(
-        [str(row.peer.python()), "-m", module, str(model), "--precision", row.precision, *arguments],
-        check=False,
-        cwd=ROOT,
-        env=environment(row.peer),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{row.name}: exit {done.returncode}: {done.stderr[-2000:]}")
-    return done.stdout
-
-
-def export(rows: list[Row], model: Path, timeout_s: float) -> None:
-    """Write the checkpoint in the form of each peer, where that is missing, so that no measured start pays for it."""
-    for row in rows:
-        if row.peer.export is not None:
-            attempt(row, partial(run_module, row, row.peer.export, model, [], timeout_s))
 
 
 def attempt(row: Row, action: Callable[[], object]) -> None:
@@ -187,7 +165,8 @@ def main() -> None:
     model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
     before = probe()
     rows = chosen_rows(options.engines, options.groups, options.precisions)
-    export(rows, model, options.timeout)
+    for row in rows:
+        attempt(row, partial(export, row.peer, row.precision, model, options.timeout))
     take_turns(rows, model, cells, options.repeats, options.timeout)
     found = report(rows, cells, before, probe())
     print(tables(found))

@@ -1,6 +1,8 @@
-"""The environment variables that a peer runs with."""
+"""Modules of a peer, run in its own environment: what measures it, and what writes its form of a model."""
 
 import os
+import subprocess
+from pathlib import Path
 
 from benchmarks.peers.registry import LLAMA_CPP, ROOT, VLLM, Peer
 
@@ -21,3 +23,35 @@ def environment(peer: Peer) -> dict[str, str]:
         # Left to itself its server keeps one core for the API: of two, one computes, at half the speed.
         always["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{(os.cpu_count() or 1) - 1}"
     return kept | always
+
+
+def run_module(peer: Peer, precision: str, module: str, model: Path, arguments: list[str], timeout_s: float) -> str:
+    """Return what a module of a peer printed.
+
+    Raises:
+        PeerMissingError: when the peer is not installed.
+        RuntimeError: with the end of its output, when it fails.
+    """
+    done = subprocess.run(
+        [str(peer.python()), "-m", module, str(model), "--precision", precision, *arguments],
+        check=False,
+        cwd=ROOT,
+        env=environment(peer),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{peer.name} {precision}: exit {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def export(peer: Peer, precision: str, model: Path, timeout_s: float) -> None:
+    """Write the checkpoint in the form of a peer, where that is missing, so that no measured start pays for it.
+
+    Raises:
+        PeerMissingError: when the peer is not installed.
+        RuntimeError: when it fails.
+    """
+    if peer.export is not None:
+        run_module(peer, precision, peer.export, model, [], timeout_s)

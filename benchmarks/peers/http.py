@@ -4,7 +4,6 @@
 
 32 streams at once, 128 random tokens in and 64 out, 64 requests; server and client share this machine's cores. Each
 server is asked a little at first, and then left alone for ten seconds, as one is that was not started for a benchmark.
-llama.cpp and vLLM in int8 read files that `benchmarks.peers.compare` has made: run it first.
 """
 
 import argparse
@@ -23,12 +22,13 @@ from urllib.request import urlopen
 
 from benchmarks.geometry import QWEN3_0_6B, kv_bytes_per_token
 from benchmarks.peers import checkpoint
-from benchmarks.peers.environment import environment
+from benchmarks.peers.environment import environment, export
 from benchmarks.peers.registry import LLAMA_CPP, OCTAVO, ROOT, VLLM, Peer, PeerMissingError, peers_home
 
 STREAMS, NUM_IN, NUM_OUT = 32, 128, 64
 ROOM = 256  # tokens for each stream's request
 START_S, QUIET_S = 180.0, 10.0
+EXPORT_S = 900.0  # how long writing a peer's form of the model may take
 SHOWN = {
     "tokens/s": "output_tokens_per_s",
     "TTFT p50 ms": "time_to_first_token_ms_p50",
@@ -134,6 +134,7 @@ def run_once(server: str, model: Path, num_prompts: int) -> dict[str, float]:
     """
     name, _, precision = server.partition(":")
     peer, command, ready = COMMANDS[name]
+    export(peer, precision, model, EXPORT_S)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -160,7 +161,7 @@ def main() -> None:
         for server in [server for server in options.servers if server not in failures]:
             try:
                 runs[server].append(run_once(server, model, options.num_prompts))
-            except (PeerMissingError, RuntimeError) as error:
+            except (PeerMissingError, RuntimeError, subprocess.TimeoutExpired) as error:
                 failures[server] = str(error)
     print("| server | " + " | ".join(SHOWN) + " |\n| --- |" + " --- |" * len(SHOWN))
     for server, reports in runs.items():

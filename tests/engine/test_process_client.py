@@ -89,14 +89,13 @@ def test_a_core_loads_while_the_tokenizer_is_read(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(sys.platform != "linux", reason="KV memory is brought in ahead on Linux")
 def test_a_quiet_core_brings_kv_memory_in() -> None:
-    num_blocks = 8192  # together more than all else that the process holds
-    engine = LLMEngine("demo", engine_process=True, max_num_seqs=8, num_kv_blocks=num_blocks, block_size=32)
+    engine = LLMEngine("demo", engine_process=True, max_num_seqs=8, num_kv_blocks=2048, block_size=32)
     process = psutil.Process(client_of(engine).pid)
-    kv_bytes = num_blocks * 32 * 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, head size, bytes
-    deadline = time.monotonic() + 60.0
-    while process.memory_info().rss < kv_bytes and time.monotonic() < deadline:
+    kv_bytes = 2048 * 32 * 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, head size, bytes
+    before, deadline = process.memory_info().rss, time.monotonic() + 60.0
+    while process.memory_info().rss < before + kv_bytes // 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert process.memory_info().rss >= kv_bytes
+    assert process.memory_info().rss >= before + kv_bytes // 2
     outputs = engine.generate(["Hello, world!"], PARAMS.replace(seed=1))
     inproc = LLMEngine("demo", **OPTIONS)
     assert outputs[0].outputs == inproc.generate(["Hello, world!"], PARAMS.replace(seed=1))[0].outputs

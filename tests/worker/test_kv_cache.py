@@ -9,6 +9,7 @@ from octavo.worker import kv_cache
 from octavo.worker.kv_cache import KVPrefault
 
 NUM_BLOCKS, BLOCK_BYTES = 10, LARGE_PAGE_BYTES // 4  # two pages and a half of each tensor
+MUCH = 1 << 40  # memory of a machine
 Calls = list[tuple[int, int, int]]  # tensor, start, size
 
 
@@ -40,15 +41,22 @@ def run(prefault: KVPrefault, num_reached_blocks: int) -> None:
 
 
 def test_all_tensors_advance_together_to_their_ends(calls: Calls) -> None:
-    run(KVPrefault(make_caches(), NUM_BLOCKS), 0)
+    run(KVPrefault(make_caches(), NUM_BLOCKS, MUCH), 0)
     page = LARGE_PAGE_BYTES
     expected = [(0, page), (page, page), (2 * page, page // 2)]
     assert calls == [(tensor, start, size) for start, size in expected for tensor in range(4)]
 
 
-def test_it_stays_so_far_ahead_of_the_blocks_in_use(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "_AHEAD_BYTES", 4 * 4 * BLOCK_BYTES)  # four blocks
-    prefault = KVPrefault(make_caches(), NUM_BLOCKS)
+@pytest.mark.parametrize("is_small", [True, False], ids=["a small machine", "a large one"])
+def test_it_stays_so_far_ahead_of_the_blocks_in_use(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, *, is_small: bool
+) -> None:
+    four_blocks = 4 * 4 * BLOCK_BYTES
+    if is_small:
+        prefault = KVPrefault(make_caches(), NUM_BLOCKS, 16 * four_blocks)
+    else:
+        monkeypatch.setattr(kv_cache, "_MOST_AHEAD_BYTES", four_blocks)
+        prefault = KVPrefault(make_caches(), NUM_BLOCKS, MUCH)
     for num_reached_blocks, num_pages in ((0, 1), (0, 1), (1, 2), (4, 2), (5, 3), (10, 3)):
         run(prefault, num_reached_blocks)
         assert len(calls) == 4 * num_pages
@@ -63,12 +71,12 @@ def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
         return False
 
     monkeypatch.setattr(kv_cache, "prefault", refuse)
-    prefault = KVPrefault(make_caches(), NUM_BLOCKS)
+    prefault = KVPrefault(make_caches(), NUM_BLOCKS, MUCH)
     assert not prefault.step(0)
     assert not prefault.step(0)
     assert asked == [0]
 
 
 def test_memory_of_a_device_is_left_alone(calls: Calls) -> None:
-    assert not KVPrefault(make_caches("meta"), NUM_BLOCKS).step(0)
+    assert not KVPrefault(make_caches("meta"), NUM_BLOCKS, MUCH).step(0)
     assert calls == []

@@ -34,12 +34,12 @@ from octavo.executor.base import make_executor
 
 logger = logging.getLogger(__name__)
 
-_HEALTH_CHECK_MS = 500  # between looks at the ranks when there is nothing to do
+_QUIET_MS = 200  # without a message and without work, before ranks are looked at and later steps prepared
 _LEAVE_S = 5.0  # how long an orderly end may take, a step under way included
 
 
 class CoreProc:
-    """Messages first, then a step, as long as there is work; else what later steps will want; else asleep."""
+    """Messages first, then a step, as long as there is work; when it is quiet, what steps will want; else asleep."""
 
     def __init__(self, folder: Path) -> None:
         sockets = zmq.Context()
@@ -50,7 +50,7 @@ class CoreProc:
             socket.connect(f"ipc://{folder / name}")
         self._decode = msgspec.msgpack.Decoder(ToCore).decode
         self._sockets = sockets
-        self._is_prepared = False
+        self._is_preparing = False
 
     def run(self, config: EngineConfig) -> int:
         """Serve until told to stop; return the exit code."""
@@ -74,14 +74,14 @@ class CoreProc:
         while self._carry_out_messages(core):
             if core.has_work():
                 self._send(core.step())
-                self._is_prepared = False
+                self._is_preparing = False
             else:
                 core.check_health()
-                self._is_prepared = not core.prepare()
+                self._is_preparing = core.prepare()
 
     def _carry_out_messages(self, core: EngineCore) -> bool:
         """Carry out all messages that are here; without work, wait a moment for one. False: told to stop."""
-        while self._inbox.poll(_HEALTH_CHECK_MS if self._is_prepared and not core.has_work() else 0):
+        while self._inbox.poll(0 if core.has_work() or self._is_preparing else _QUIET_MS):
             if not self._carry_out(core, self._decode(self._inbox.recv())):
                 return False
         return True

@@ -11,7 +11,8 @@ from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_larg
 
 logger = logging.getLogger(__name__)
 
-_AHEAD_BYTES = 2 << 30  # what a burst may write before the next quiet moment; an idle server takes no more
+_MOST_AHEAD_BYTES = 2 << 30  # what a burst may write before the next quiet moment
+_MOST_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
 
 
 def allocate_kv_caches(
@@ -41,11 +42,12 @@ class KVPrefault:
     together: a block has a part in each of them.
     """
 
-    def __init__(self, kv_caches: Sequence[LayerKVCache], num_blocks: int) -> None:
+    def __init__(self, kv_caches: Sequence[LayerKVCache], num_blocks: int, device_bytes: int) -> None:
         tensors = [tensor for cache in kv_caches for tensor in (cache.key, cache.value)]
         self._tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         self._block_bytes = tensors[0].nbytes // num_blocks
-        self._most_ahead = _AHEAD_BYTES // (self._block_bytes * len(tensors))
+        ahead_bytes = min(_MOST_AHEAD_BYTES, device_bytes // _MOST_AHEAD_SHARE)
+        self._most_ahead = ahead_bytes // (self._block_bytes * len(tensors))
         self._num_blocks = num_blocks
         self._num_done = 0  # pages of all tensors, the first of each, then the second ...
 

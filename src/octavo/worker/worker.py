@@ -16,14 +16,12 @@ from octavo.config.parallel import ALONE, RankPlace
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.device.base import DeviceMemory
 from octavo.device.device_queue import DeviceQueue
 from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
-from octavo.kernels.quantization import get_quantization
 from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
@@ -38,18 +36,10 @@ from octavo.worker.graph_uses import GraphUses
 from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches
 from octavo.worker.largest_step import LargestSteps, measured_peaks
-from octavo.worker.memory import (
-    activation_bytes,
-    check_weights_fit,
-    choose_num_blocks,
-    gib,
-    kv_budget,
-    part_of_rank,
-    quantized_weights_bytes,
-    weights_bytes,
-)
+from octavo.worker.memory import choose_num_blocks, part_of_rank
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
+from octavo.worker.rank_memory import RankMemory
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stage_links import StageLinks
 from octavo.worker.stages import stage_of
@@ -82,6 +72,9 @@ class Worker:
         if deals_experts:
             self._groups = replace(self._groups, experts=self._groups.tensor)
         self._stage = stage_of(config.model, place)
+        self._memory = RankMemory(
+            config, self.devices, self._part, self._stage, self._dtype, packing_copies=self._kernels.packing_copies
+        )
         self._model: CausalLM | None = None
         self._expert_loads: ExpertLoads | None = None
         self._runner: ModelRunner | None = None
@@ -134,7 +127,7 @@ class Worker:
         start_s = time.perf_counter()
         keep_freed_memory()
         model = self._config.model
-        check_weights_fit(self._part, self._stage, self._weights_bytes(), self._memory_budget())
+        self._memory.check_weights_fit()
         context = BuildContext(
             kernels=self._kernels,
             attention=self._attention,
@@ -166,7 +159,7 @@ class Worker:
         kv_caches = allocate_kv_caches(
             self.kv_cache_spec, num_blocks + self._num_scratch, self._kv_layout.dtype, self.devices.device
         )
-        self._kv_prefault = KVPrefault(kv_caches, num_blocks + self._num_scratch)
+        self._kv_prefault = KVPrefault(kv_caches, num_blocks + self._num_scratch, self._memory.total_bytes)
         num_rows = config.scheduler.max_num_seqs + self._num_scratch
         rows = RequestRows(
             num_rows=num_rows,
@@ -222,39 +215,19 @@ class Worker:
 
     def measure_memory(self) -> MemoryReport:
         """Report the device's memory with the weights loaded and no KV yet."""
-        weights = self._weights_bytes() - (self._model.bytes_in_file if self._model is not None else 0)
-        activations, graphs = self._step_bytes()
-        budget, memory = self._memory_budget(), self._memory()
+        assert self._model is not None, "load_model comes first"
+        activations, graphs = self._step_bytes(self._model)
         scratch = self._num_scratch * self.kv_cache_spec.bytes_per_block
-        kv_bytes = kv_budget(budget, memory.free_bytes - self._mapped_bytes, weights, activations + graphs) - scratch
-        report = MemoryReport(
-            total_bytes=memory.total_bytes,
-            budget_bytes=budget,
-            weights_bytes=weights,
-            activation_bytes=activations,
-            graph_bytes=graphs,
-            kv_bytes=max(0, kv_bytes),
-        )
-        logger.info(
-            "memory: %s in all, %s for Octavo: weights %s, activations %s%s, KV up to %s",
-            *map(gib, (memory.total_bytes, budget, weights, activations)),
-            f", graphs {gib(graphs)}" if graphs else "",
-            gib(report.kv_bytes),
-        )
-        return report
+        return self._memory.report(self._model, activations=activations, graphs=graphs, scratch=scratch)
 
-    def _step_bytes(self) -> tuple[int, int]:
+    def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
         """Return what a step takes beside weights and KV, and what graphs take; estimated where nobody counts."""
-        limits = self._config.scheduler
-        if self._queue is not None and self._model is not None:
-            steps = LargestSteps(self._model, self._config, self.kv_cache_spec, self._kv_layout)
+        if self._queue is not None:
+            steps = LargestSteps(model, self._config, self.kv_cache_spec, self._kv_layout)
             peaks = measured_peaks(steps, self.devices.peak_bytes)
             if peaks is not None:
                 return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
-        estimate = activation_bytes(
-            self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype.itemsize
-        )
-        return estimate, 0
+        return self._memory.estimated_activations, 0
 
     def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step."""
@@ -312,25 +285,3 @@ class Worker:
     @property
     def _kv_layout(self) -> KVLayout:
         return self._attention.kv_layout(self._config.model.head_dim)
-
-    def _weights_bytes(self) -> int:
-        model, dtype_bytes = self._part, self._dtype.itemsize
-        if self._config.quantization is not None:
-            quantization = get_quantization(self._config.quantization)
-            return quantized_weights_bytes(model, self._stage, dtype_bytes, quantization)
-        return weights_bytes(model, self._stage, dtype_bytes, packing_copies=self._kernels.packing_copies)
-
-    @property
-    def _mapped_bytes(self) -> int:
-        return self._model.mapped_bytes if self._model is not None else 0
-
-    def _memory_budget(self) -> int:
-        """Return what this rank may use of the device: the share asked for, or the device's own default."""
-        share = self._config.cache.gpu_memory_utilization or self.devices.default_memory_utilization
-        return int(self._memory().total_bytes * share)
-
-    def _memory(self) -> DeviceMemory:
-        """Return the device's memory; of one that all ranks compute in, an equal part."""
-        memory, parallel = self.devices.memory(), self._config.parallel
-        num_ranks = parallel.world_size * parallel.data_parallel_size if self.devices.ranks_share_memory else 1
-        return DeviceMemory(total_bytes=memory.total_bytes // num_ranks, free_bytes=memory.free_bytes // num_ranks)
