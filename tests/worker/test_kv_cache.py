@@ -47,16 +47,14 @@ def test_all_tensors_advance_together_to_their_ends(calls: Calls) -> None:
     assert calls == [(tensor, start, size) for start, size in expected for tensor in range(4)]
 
 
-@pytest.mark.parametrize("is_small", [True, False], ids=["a small machine", "a large one"])
-def test_it_stays_so_far_ahead_of_the_blocks_in_use(
-    calls: Calls, monkeypatch: pytest.MonkeyPatch, *, is_small: bool
-) -> None:
+@pytest.mark.parametrize("limit", ["_MOST_AHEAD_BYTES", "_MOST_AHEAD_TOKENS", "memory"])
+def test_it_stays_so_far_ahead_of_the_blocks_in_use(calls: Calls, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     four_blocks = 4 * 4 * BLOCK_BYTES
-    if is_small:
-        prefault = KVPrefault(make_caches(), NUM_BLOCKS, 16 * four_blocks)
-    else:
-        monkeypatch.setattr(kv_cache, "_MOST_AHEAD_BYTES", four_blocks)
-        prefault = KVPrefault(make_caches(), NUM_BLOCKS, MUCH)
+    if limit != "memory":
+        monkeypatch.setattr(
+            kv_cache, limit, 4 if limit == "_MOST_AHEAD_TOKENS" else four_blocks
+        )  # a token fills a block
+    prefault = KVPrefault(make_caches(), NUM_BLOCKS, 16 * four_blocks if limit == "memory" else MUCH)
     for num_reached_blocks, num_pages in ((0, 1), (0, 1), (1, 2), (4, 2), (5, 3), (10, 3)):
         run(prefault, num_reached_blocks)
         assert len(calls) == 4 * num_pages

@@ -11,7 +11,9 @@ from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_larg
 
 logger = logging.getLogger(__name__)
 
-_MOST_AHEAD_BYTES = 2 << 30  # what a burst may write before the next quiet moment
+# How far memory is brought in ahead of its use: the least of these.
+_MOST_AHEAD_TOKENS = 1 << 14  # what a burst may write before the next quiet moment
+_MOST_AHEAD_BYTES = 2 << 30
 _MOST_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
 
 
@@ -47,7 +49,8 @@ class KVPrefault:
         self._tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         self._block_bytes = tensors[0].nbytes // num_blocks
         ahead_bytes = min(_MOST_AHEAD_BYTES, device_bytes // _MOST_AHEAD_SHARE)
-        self._most_ahead = ahead_bytes // (self._block_bytes * len(tensors))
+        ahead_blocks = _MOST_AHEAD_TOKENS * num_blocks // len(tensors[0])
+        self._most_ahead = min(ahead_blocks, ahead_bytes // (self._block_bytes * len(tensors)))
         self._num_blocks = num_blocks
         self._num_done = 0  # pages of all tensors, the first of each, then the second ...
 
