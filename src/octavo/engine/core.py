@@ -52,6 +52,7 @@ class EngineCore:
         self._most_flights = executor.most_steps_in_flight
         self._flights: deque[Flight] = deque()  # oldest first
         self._landed: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
+        self._prepared_blocks = -1  # so many were reached when the ranks last had memory enough
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
@@ -143,7 +144,13 @@ class EngineCore:
         Raises:
             EngineDeadError: a rank is gone.
         """
-        return self._executor.prefault_kv(self.scheduler.blocks.num_reached)
+        num_reached = self.scheduler.blocks.num_reached
+        if num_reached == self._prepared_blocks:  # an idle engine leaves its ranks asleep
+            return False
+        has_more = self._executor.prefault_kv(num_reached)
+        if not has_more:
+            self._prepared_blocks = num_reached
+        return has_more
 
     def _land_all(self) -> None:
         """Wait for every step in flight, so that nothing happens behind a caller's back."""

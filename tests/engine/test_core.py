@@ -1,0 +1,48 @@
+"""What an engine core does between steps."""
+
+from octavo.config.args import EngineArgs
+from octavo.engine.core import EngineCore
+from octavo.testing import FakeExecutor, make_request
+
+
+class PagingExecutor(FakeExecutor):
+    """Has two pages to bring in for each block that is reached; writes down every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+        self.num_pages = 0
+
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        self.calls.append(num_reached_blocks)
+        if self.num_pages >= 2 * num_reached_blocks:
+            return False
+        self.num_pages += 1
+        return True
+
+
+def test_ranks_with_memory_enough_are_asked_again_only_when_more_blocks_are_in_use() -> None:
+    executor = PagingExecutor()
+    core = EngineCore(EngineArgs.from_options({"block_size": 4, "num_kv_blocks": 64}).resolve(), executor)
+
+    def prepare() -> int:
+        before = len(executor.calls)
+        while core.prepare():
+            pass
+        assert not core.prepare()
+        return len(executor.calls) - before
+
+    def answer(name: str, num_tokens: int) -> None:
+        core.add_request(make_request(name, range(1, num_tokens + 1), max_tokens=2, ignore_eos=True))
+        while core.has_work():
+            core.step()
+
+    assert prepare() == 1
+    assert prepare() == 0
+    answer("a", 10)  # 3 blocks
+    assert prepare() == 2 * 3 + 1
+    assert executor.calls[-1] == 3
+    answer("b", 2)  # further on
+    assert prepare() > 1
+    assert prepare() == 0
+    core.close()
