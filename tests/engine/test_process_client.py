@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from tests.marks import needs_populate
 
 from octavo.async_llm import AsyncLLM
 from octavo.engine.front import read_tokenizer
@@ -87,7 +88,7 @@ def test_a_core_loads_while_the_tokenizer_is_read(monkeypatch: pytest.MonkeyPatc
     engine.exit()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="KV memory is brought in ahead on Linux")
+@needs_populate
 def test_a_quiet_core_brings_kv_memory_in() -> None:
     engine = LLMEngine("demo", engine_process=True, max_num_seqs=8, num_kv_blocks=1024, block_size=32)
     process = psutil.Process(client_of(engine).pid)
