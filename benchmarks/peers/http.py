@@ -125,6 +125,12 @@ def ask(url: str, *, num_prompts: int, seed: int) -> dict[str, float]:
     return report
 
 
+def export_for(server: str, model: Path) -> None:
+    """Write the file that `llama.cpp:q8_0` or the like reads, where it is missing."""
+    name, _, precision = server.partition(":")
+    export(COMMANDS[name][0], precision, model, EXPORT_S)
+
+
 def run_once(server: str, model: Path, num_prompts: int) -> dict[str, float]:
     """Return the client's report about `octavo:int8` or the like, and `start_s`.
 
@@ -134,7 +140,6 @@ def run_once(server: str, model: Path, num_prompts: int) -> dict[str, float]:
     """
     name, _, precision = server.partition(":")
     peer, command, ready = COMMANDS[name]
-    export(peer, precision, model, EXPORT_S)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -157,9 +162,11 @@ def main() -> None:
     model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
     runs: dict[str, list[dict[str, float]]] = {server: [] for server in options.servers}
     failures: dict[str, str] = {}
-    for _ in range(options.repeats):
+    for turn in range(options.repeats):
         for server in [server for server in options.servers if server not in failures]:
             try:
+                if turn == 0:
+                    export_for(server, model)
                 runs[server].append(run_once(server, model, options.num_prompts))
             except (PeerMissingError, RuntimeError, subprocess.TimeoutExpired) as error:
                 failures[server] = str(error)
