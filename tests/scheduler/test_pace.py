@@ -8,6 +8,7 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.scheduler.pace import FEWEST_TOKENS, FIRST_TOKENS, StepPace
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RunningRows
+from octavo.scheduler.scheduler import Scheduler
 from octavo.testing import FakeWorker, make_request, make_scheduler
 
 MOST = 2048
@@ -30,18 +31,23 @@ class Machine:
         return took_s
 
 
-def run(
-    machine: Machine, *, target_s: float, prompts: list[int], steps: int, streams: int = 0
-) -> list[tuple[int, float]]:
-    """Answer requests with prompts of such lengths beside streams; return tokens and seconds of each step."""
-    scheduler = make_scheduler(
+def scheduler_of(machine: Machine, target_s: float, max_num_seqs: int = 8) -> Scheduler:
+    return make_scheduler(
         num_blocks=4096,
         block_size=32,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=MOST,
         max_model_len=16_384,
         step_target_s=target_s,
         clock=machine.clock,
     )
+
+
+def run(
+    machine: Machine, *, target_s: float, prompts: list[int], steps: int, streams: int = 0
+) -> list[tuple[int, float]]:
+    """Answer requests with prompts of such lengths beside streams; return tokens and seconds of each step."""
+    scheduler = scheduler_of(machine, target_s)
     worker = FakeWorker.of(scheduler)
 
     def step() -> tuple[int, float]:
@@ -107,14 +113,7 @@ def test_every_running_request_advances(num_running: int) -> None:
 
 def test_a_clock_that_is_set_back_teaches_nothing() -> None:
     machine = Machine(0.02, 0.001)
-    scheduler = make_scheduler(
-        num_blocks=512,
-        block_size=32,
-        max_num_batched_tokens=MOST,
-        max_model_len=8192,
-        step_target_s=0.25,
-        clock=machine.clock,
-    )
+    scheduler = scheduler_of(machine, 0.25)
     worker = FakeWorker.of(scheduler)
     scheduler.add_request(make_request("a", [1] * 4000, max_tokens=1))
     output = scheduler.schedule()
@@ -127,15 +126,7 @@ def keep_busy(
     machine: Machine, *, target_s: float, streams: int, num_requests: int, size: int, max_tokens: int
 ) -> tuple[list[float], list[float]]:
     """Keep `streams` requests there at any time; return how long each waited for a token, and each step took."""
-    scheduler = make_scheduler(
-        num_blocks=4096,
-        block_size=32,
-        max_num_seqs=streams,
-        max_num_batched_tokens=MOST,
-        max_model_len=1024,
-        step_target_s=target_s,
-        clock=machine.clock,
-    )
+    scheduler = scheduler_of(machine, target_s, max_num_seqs=streams)
     worker = FakeWorker.of(scheduler)
     came_s: dict[str, float] = {}
     waited_s: dict[str, float] = {}

@@ -47,14 +47,18 @@ def test_all_tensors_advance_together_to_their_ends(calls: Calls) -> None:
     assert calls == [(tensor, start, size) for start, size in expected for tensor in range(4)]
 
 
-@pytest.mark.parametrize("limit", ["_MOST_AHEAD_BYTES", "_MOST_AHEAD_TOKENS", "memory"])
-def test_it_stays_so_far_ahead_of_the_blocks_in_use(calls: Calls, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    four_blocks = 4 * 4 * BLOCK_BYTES
-    if limit != "memory":
-        monkeypatch.setattr(
-            kv_cache, limit, 4 if limit == "_MOST_AHEAD_TOKENS" else four_blocks
-        )  # a token fills a block
-    prefault = KVPrefault(make_caches(), NUM_BLOCKS, 16 * four_blocks if limit == "memory" else MUCH)
+FOUR_BLOCKS = 4 * 4 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("_MOST_AHEAD_BYTES", FOUR_BLOCKS), ("_MOST_AHEAD_TOKENS", 4), ("_MOST_AHEAD_SHARE", MUCH // FOUR_BLOCKS)],
+)
+def test_it_stays_so_far_ahead_of_the_blocks_in_use(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(kv_cache, limit, value)  # four blocks, of a token each
+    prefault = KVPrefault(make_caches(), NUM_BLOCKS, MUCH)
     for num_reached_blocks, num_pages in ((0, 1), (0, 1), (1, 2), (4, 2), (5, 3), (10, 3)):
         run(prefault, num_reached_blocks)
         assert len(calls) == 4 * num_pages
