@@ -14,9 +14,14 @@ from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError
 from octavo.server.exchange import Exchange
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.openai.decode import decode
 from octavo.server.openai.models import ModelList
-from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    decode,
+)
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")

@@ -1,31 +1,62 @@
-"""What calls and thoughts mean for one chat request: its prompt, its parameters, the reading of its answers."""
+"""What tool calls and reasoning mean for one chat request: its prompt, its parameters, how its answers are read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
-from octavo.server.openai.answer_formats import AnswerFormats
-from octavo.server.openai.parsers.base import ContentOnly, OutputParser
-from octavo.server.openai.parsers.call_limit import CallLimit
-from octavo.server.openai.parsers.chain import Chain
-from octavo.server.openai.parsers.special_tokens import SpecialTokenFilter
+from octavo.server.openai.parsers.base import CallLimit, Chain, ContentOnly, OutputParser, SpecialTokenFilter
+from octavo.server.openai.parsers.reasoning import ReasoningParser
+from octavo.server.openai.parsers.registry import (
+    AUTO,
+    detect_reasoning_parser,
+    detect_tool_call_parser,
+    reasoning_format,
+    tool_call_parser,
+)
 from octavo.server.openai.protocol import ChatCompletionRequest
-from octavo.server.openai.thinking_tokens import ThinkingTokens
 from octavo.server.openai.tools import ToolUse, tool_use
 from octavo.structured_output import MAX_THOUGHT_TOKENS, StructuredOutput, Thoughts
+from octavo.tokenizer.tokenizer import Tokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_NUM_TAIL_TOKENS = 16  # enough of a prompt to see the tags that it ends in
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerReader:
-    """What reads one sample."""
+class AnswerFormats:
+    """The formats of one model, known from its chat template or given by name.
 
-    parser: OutputParser = field(default_factory=ContentOnly)
-    thinking: ThinkingTokens | None = None
+    Raises:
+        UnknownOptionError: there is no parser of that name.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, tool_call_parser_name: str = AUTO, reasoning_parser_name: str = AUTO
+    ) -> None:
+        template = _template_text(tokenizer)
+        if tool_call_parser_name == AUTO:
+            tool_call_parser_name = detect_tool_call_parser(template)
+        if reasoning_parser_name == AUTO:
+            reasoning_parser_name = detect_reasoning_parser(template)
+        self.tool_calls = tool_call_parser(tool_call_parser_name)
+        self.reasoning = reasoning_format(reasoning_parser_name)
+        self.tokenizer = tokenizer
+        self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
+
+    @property
+    def thought_tags_are_tokens(self) -> bool:
+        """Whether thoughts begin and end with one token each, so that a grammar can tell where they do."""
+        tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
+
+    def starts_inside(self, prompt_token_ids: Sequence[int]) -> bool | None:
+        """Return whether answers to this prompt start among thoughts; None when there are no thoughts to look for."""
+        if self.reasoning is None:
+            return None
+        tail = prompt_token_ids[-_NUM_TAIL_TOKENS:]
+        return self.reasoning.starts_inside(self.tokenizer.decode(tail, skip_special_tokens=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,18 +119,18 @@ class AnswerPlan:
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
         return self  # the form begins at once: it leaves no room for thoughts
 
-    def reader(self) -> AnswerReader:
-        """Return what reads one sample."""
-        parser, thinking = self._call_parser(), None
+    def readers(self) -> tuple[OutputParser, "ReasoningTokens | None"]:
+        """Return what reads one sample, and what counts its reasoning tokens where there may be any."""
+        parser, counter = self._call_parser(), None
         if self.starts_inside is not None:
             tokenizer, reasoning = self.formats.tokenizer, self.formats.reasoning
             assert reasoning is not None
             thoughts = reasoning.parser(starts_inside=self.starts_inside)
-            thinking = ThinkingTokens(tokenizer, thoughts, reasoning.end)
+            counter = ReasoningTokens(tokenizer, thoughts, reasoning.end)
             parser = Chain(thoughts, parser)
         if self.hidden:
             parser = Chain(SpecialTokenFilter(self.hidden), parser)
-        return AnswerReader(parser=parser, thinking=thinking)
+        return parser, counter
 
     def _call_parser(self) -> OutputParser:
         if self.tools is None:
@@ -144,3 +175,36 @@ def _marks(formats: AnswerFormats, tools: ToolUse | None) -> frozenset[str]:
     of_calls = () if tools is None else tools.own_parser.markers
     of_thoughts = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
     return frozenset((*of_calls, *of_thoughts))
+
+
+def _template_text(tokenizer: Tokenizer) -> str:
+    template = tokenizer.chat_template
+    return "" if template is None else template.source + (template.tool_use_source or "")
+
+
+class ReasoningTokens:
+    """Counts the tokens of one answer up to the tag that ends its thoughts, the tag included."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: ReasoningParser, end: str) -> None:
+        self._tokenizer, self._parser = tokenizer, parser
+        self._end = end.encode()
+        self._tail = b""
+        self._num_tokens = 0
+        self._has_ended = False
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Take tokens whose text the parser has got."""
+        if self._has_ended or self._parser.has_thoughts is False:
+            return
+        for token_id in token_ids:
+            self._num_tokens += 1
+            self._tail += self._tokenizer.token_bytes(token_id)
+            if self._end in self._tail:
+                self._has_ended = True
+                return
+            self._tail = self._tail[-len(self._end) :]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many there are so far; 0 for an answer without thoughts."""
+        return self._num_tokens if self._parser.has_thoughts else 0

@@ -2,25 +2,27 @@
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.openai.parsers.forced_calls import call_or_answer, forced_parser, may_call, must_call
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
-from octavo.server.openai.protocol import ChatCompletionRequest, ToolDefinition
-from octavo.server.openai.tool_choice import tool_choice
-from octavo.structured_output import StructuredOutput
+from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
+from octavo.server.openai.protocol import ChatCompletionRequest, ToolChoiceObject, ToolDefinition
+from octavo.structured_output import StructuralTag, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
 MAX_TOOLS = 1_000
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+_ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
+_WORDS = ("auto", "none", "required")
+_PARAM = "tool_choice"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +88,61 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolChoice:
+    """What `tool_choice` comes to. One that exists names tools that there are."""
+
+    mode: Literal["auto", "none", "required"]
+    names: tuple[str, ...]  # that may be called
+    is_subset: bool = False  # of the tools that the model is shown
+    is_named: bool = False  # the one call that is to be made
+
+
+def tool_choice(request: ChatCompletionRequest, names: Sequence[str]) -> ToolChoice:
+    """Return what the request chooses from the tools called `names`.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    choice = request.tool_choice
+    if isinstance(choice, ToolChoiceObject):
+        return _chosen(choice, names)
+    if choice not in (None, *_WORDS):
+        raise bad_request(f"tool_choice must be one of {', '.join(_WORDS)}, or an object.", _PARAM)
+    if choice == "required" and not names:
+        raise bad_request("'tool_choice' needs 'tools' to choose from.", _PARAM)
+    return ToolChoice(mode=_mode(choice, _PARAM), names=tuple(names))
+
+
+def _chosen(choice: ToolChoiceObject, names: Sequence[str]) -> ToolChoice:
+    match choice:
+        case ToolChoiceObject(type="function", function=function) if function is not None:
+            return ToolChoice(mode="required", names=_among((function.name,), names), is_subset=True, is_named=True)
+        case ToolChoiceObject(type="allowed_tools", allowed_tools=allowed) if allowed is not None:
+            chosen = _among([tool.function.name for tool in allowed.tools], names)
+            return ToolChoice(mode=_mode(allowed.mode, f"{_PARAM}.allowed_tools.mode"), names=chosen, is_subset=True)
+    missing = f"{_PARAM}.{choice.type}"
+    raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+
+
+def _among(chosen: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    for name in chosen:
+        if name not in names:
+            raise bad_request(f"'tool_choice' names '{name}', which is not among the tools.", _PARAM)
+    if not chosen:
+        raise bad_request("'tool_choice' must leave at least one tool.", _PARAM)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _mode(mode: str | None, param: str) -> Literal["auto", "none", "required"]:
+    match mode:
+        case None | "auto":
+            return "auto"
+        case "none" | "required":
+            return mode
+    raise bad_request(f"{param} must be auto or required.", param)
+
+
 def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
     """Return a tool as models saw them in training: always with parameters, and nothing about who enforces them."""
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
@@ -140,3 +197,61 @@ def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
         for number, name in enumerate(chosen)
         for content in ("json_schema", "grammar")
     }
+
+
+def forced_parser(kind: type[ToolCallParser], schemas: Schemas) -> type[ToolCallParser]:
+    """Return the format in which a model whose own is `kind` can be made to call these tools."""
+    return HermesParser if _tags(kind, schemas) is None else kind
+
+
+def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
+    """Return the form of an answer that is one call, or with `parallel` one or more, and nothing else.
+
+    Raises:
+        InvalidParameterError: a schema is too large, too deep or no JSON.
+    """
+    kind, tags = _forced_tags(kind, schemas)
+    return StructuredOutput(
+        tags=tags, free_text=False, separator=kind.separator, min_tags=1, max_tags=None if parallel else 1
+    )
+
+
+def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: str) -> StructuredOutput:
+    """Return the form of an answer that is either one call or JSON that matches `answer_schema`.
+
+    Raises:
+        InvalidParameterError: a schema is too large, too deep or no JSON.
+    """
+    _, tags = _forced_tags(kind, schemas)
+    answer = StructuralTag(json_schema=answer_schema)
+    return StructuredOutput(tags=[*tags, answer], free_text=False, min_tags=1, max_tags=1)
+
+
+def may_call(
+    kind: type[ToolCallParser], schemas: Schemas, strict: Collection[str], *, parallel: bool
+) -> StructuredOutput | None:
+    """Return the form of an answer of free text in which calls of the tools in `strict` match their schemas.
+
+    None where the format cannot be held to one of the schemas.
+
+    Raises:
+        InvalidParameterError: a schema is too large, too deep or no JSON.
+    """
+    enforced = {
+        name: schema if name in strict or not kind.writes_json else _ANY_ARGUMENTS for name, schema in schemas.items()
+    }
+    tags = _tags(kind, enforced)
+    return None if tags is None else StructuredOutput(tags=tags, max_tags=None if parallel else 1)
+
+
+def _forced_tags(kind: type[ToolCallParser], schemas: Schemas) -> tuple[type[ToolCallParser], list[StructuralTag]]:
+    kind = forced_parser(kind, schemas)
+    tags = _tags(kind, schemas)
+    assert tags is not None
+    return kind, tags
+
+
+def _tags(kind: type[ToolCallParser], schemas: Schemas) -> list[StructuralTag] | None:
+    tags = [kind.tag(name, schema) for name, schema in schemas.items()]
+    whole = [tag for tag in tags if tag is not None]
+    return whole if len(whole) == len(tags) else None

@@ -9,8 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 
-from octavo.server.openai.parsers.json_call import CallSink, read_json_call
-from octavo.server.openai.parsers.json_value import copy_json
+from octavo.server.openai.parsers.json_call import CallSink, copy_json, read_json_call
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_rest, copy_until, read_while
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_tag
 from octavo.structured_output import StructuralTag

@@ -10,9 +10,8 @@ import json
 import re
 from collections.abc import Mapping
 
-from octavo.server.openai.parsers.parameters import Parameter, parameters_of, quoted
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.tool_calls import Parameter, ToolCallParser, parameters_of, quoted
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"

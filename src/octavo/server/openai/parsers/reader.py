@@ -1,13 +1,16 @@
 """Reads text that is still arriving, as if all of it were there.
 
-A format is written as a generator over a `TextReader`, top down, like any parser of whole texts. Where it needs a
-character that has not come yet it yields, and the next piece resumes it there. What it sees is the text and never the
-cuts, so that the cuts cannot change the outcome.
+A format is a generator over a `TextReader`, written top down like a parser of whole texts. Where it needs a character
+that has not arrived yet it yields, and the next piece resumes it there. It sees the text and never the cuts, so they
+cannot change the result.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
+
+from octavo.server.openai.parsers.base import Content, Delta
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]  # a part of a parser: yields for more text, returns what it read
@@ -102,6 +105,36 @@ class TextReader:
         """
         if not (yield from self.takes(marker)):
             raise MalformedError(marker)
+
+
+class GeneratorParser(ABC):
+    """Implements `OutputParser` by the generator `_read`, which appends to `_deltas`."""
+
+    def __init__(self) -> None:
+        self._reader = TextReader()
+        self._deltas: list[Delta] = []
+        self._steps = self._read()
+
+    def push(self, text: str) -> Sequence[Delta]:
+        self._reader.feed(text)
+        return self._advance()
+
+    def finish(self) -> Sequence[Delta]:
+        self._reader.close()
+        return self._advance()
+
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the whole text, to its end."""
+
+    def _advance(self) -> Sequence[Delta]:
+        next(self._steps, None)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _content(self, text: str) -> None:
+        if text:
+            self._deltas.append(Content(text))
 
 
 def copy_until(reader: TextReader, markers: Sequence[str], emit: Emit) -> Steps[bool]:

@@ -5,15 +5,22 @@ turns out not to be a call before that is content, as it was written. A call tha
 keeps what was said of it.
 """
 
+import json
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from octavo.server.openai.parsers.base import Content, Delta, ToolCallArguments, ToolCallStart
-from octavo.server.openai.parsers.reader import MalformedError, Steps, TextReader
+from octavo.server.openai.parsers.base import ToolCallArguments, ToolCallStart
+from octavo.server.openai.parsers.reader import GeneratorParser, MalformedError, Steps
+from octavo.structured.schema import compiler_schema
 from octavo.structured_output import StructuralTag
 
+_REMARKS = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
+_UNDERSTOOD = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_PLAIN_STRING = _REMARKS | {"type", "enum", "const"}
+MAX_OPTIONAL = 64  # grammars with commas grow with the square of it
 _NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
 
@@ -28,7 +35,7 @@ def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str
     return StructuralTag(begin=begin, json_schema=schema or _NO_ARGUMENTS, end=end, trigger=trigger)
 
 
-class ToolCallParser(ABC):
+class ToolCallParser(GeneratorParser):
     """Reads one answer; a subclass is one format, written as the generator `_read`."""
 
     markers: ClassVar[tuple[str, ...]] = ()  # strings of the format that may be special tokens of the model
@@ -36,22 +43,10 @@ class ToolCallParser(ABC):
     writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
 
     def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_call_id) -> None:
+        super().__init__()
         self._schemas = schemas
         self._new_id = new_id
         self._num_calls = 0
-        self._reader = TextReader()
-        self._deltas: list[Delta] = []
-        self._steps = self._read()
-
-    def push(self, text: str) -> Sequence[Delta]:
-        """Read on; see `OutputParser`."""
-        self._reader.feed(text)
-        return self._advance()
-
-    def finish(self) -> Sequence[Delta]:
-        """Read the end; see `OutputParser`."""
-        self._reader.close()
-        return self._advance()
 
     @classmethod
     @abstractmethod
@@ -61,19 +56,6 @@ class ToolCallParser(ABC):
         Raises:
             InvalidParameterError: the schema is too large, too deep or no JSON.
         """
-
-    @abstractmethod
-    def _read(self) -> Steps[None]:
-        """Read the whole text, to its end."""
-
-    def _advance(self) -> Sequence[Delta]:
-        next(self._steps, None)
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def _content(self, text: str) -> None:
-        if text:
-            self._deltas.append(Content(text))
 
     def _start(self, name: str, call_id: str | None = None) -> None:
         """Announce a call: from here on there is no way back."""
@@ -109,3 +91,56 @@ class ToolCallParser(ABC):
         if rest.strip() or not self._num_calls:
             self._content(rest)
         self._reader.skip(len(rest))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One parameter; `schema` stands for itself, with all definitions that it may refer to."""
+
+    name: str
+    schema: Mapping[str, object]
+    is_required: bool
+
+    @property
+    def is_string(self) -> bool:
+        """Whether formats without quotes write it as it stands."""
+        return self.schema.get("type") == "string"
+
+    @property
+    def strings(self) -> list[str] | None:
+        """The strings that it may be; empty when it may be any, None when that cannot be told."""
+        if not self.is_string or set(self.schema) - _PLAIN_STRING - {"$defs", "definitions"}:
+            return None
+        values = self.schema.get("enum", [])
+        if "const" in self.schema:
+            values = [self.schema["const"]]
+        return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
+
+    @property
+    def json_grammar(self) -> str:
+        """Grammar of its value as JSON."""
+        return f"%json {compiler_schema(json.dumps(self.schema))}"
+
+
+def parameters_of(schema: Mapping[str, object]) -> list[Parameter] | None:
+    """Return the parameters of a tool, those that must be given first; None if they depend on one another."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if set(schema) - _UNDERSTOOD or not isinstance(properties, dict) or not isinstance(required, list):
+        return None
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    if not all(isinstance(each, dict) for each in properties.values()):
+        return None
+    if not all(isinstance(name, str) and name in properties for name in required):
+        return None
+    parameters = [
+        Parameter(name=name, schema={**shared, **each}, is_required=name in required)
+        for name, each in properties.items()
+    ]
+    if sum(not parameter.is_required for parameter in parameters) > MAX_OPTIONAL:
+        return None
+    return sorted(parameters, key=lambda parameter: not parameter.is_required)
+
+
+def quoted(text: str) -> str:
+    """Return text as a literal of a grammar."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
