@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from octavo.server.admission import Admission
+from octavo.server.middleware.admission import Admission
 
 logger = logging.getLogger(__name__)
 

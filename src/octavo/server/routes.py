@@ -8,20 +8,22 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from octavo._version import __version__
+from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
-from octavo.server.accounting import note_reply, note_request
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError
-from octavo.server.exchange import Exchange
+from octavo.server.errors import ApiError, as_api_error
 from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.middleware.exchange import Exchange
 from octavo.server.openai.models import ModelList
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerationRequest,
     TokenizeRequest,
     decode,
 )
+from octavo.server.openai.replies import ChatCompletion, Completion
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
@@ -125,3 +127,36 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 
 def error_response(error: ApiError) -> Response:
     return Response(error.body, error.status, error.headers, media_type="application/json")
+
+
+def note_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
+    """Let a request count for its samples, and apply the deadline that it brings.
+
+    Raises:
+        ApiError: a deadline that is no time.
+    """
+    if isinstance(wire, GenerationRequest):
+        if wire.timeout is not None:
+            try:
+                exchange.limit_to(wire.timeout)
+            except InvalidParameterError as error:
+                raise as_api_error(error) from None
+        if exchange.ticket is not None:
+            exchange.ticket.resize(num_samples(wire, args))
+
+
+def note_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> None:
+    """Let the access log know the tokens: now, or those of a stream when it is over."""
+    if isinstance(reply, ChatCompletion | Completion):
+        usage = reply.usage
+        exchange.count_tokens = lambda: (usage.prompt_tokens, usage.completion_tokens)
+    elif not isinstance(reply, msgspec.Struct):
+        exchange.count_tokens = reply.count_tokens
+
+
+def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:
+    """Return how many samples a request asks for; what is beyond the limits will be refused, and does not count."""
+    prompt = wire.prompt if isinstance(wire, CompletionRequest) else ""
+    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    num_prompts = min(len(prompt), args.max_prompts) if is_batch else 1
+    return num_prompts * min(max(wire.n or 1, 1), args.max_n)

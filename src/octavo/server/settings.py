@@ -6,17 +6,17 @@ All three are derived from the fields of `EngineArgs` and `ServerArgs`: the opti
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
+import yaml
 
 from octavo.config.args import EngineArgs, for_streaming
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.server.args import ServerArgs
-from octavo.server.settings_file import read_settings_file
 
 logger = logging.getLogger(__name__)
 
@@ -157,3 +157,31 @@ def _parse(variable: str, text: str, annotation: Any) -> Any:
                 variable, text, f"must be {'an integer' if kind is int else 'a number'}"
             ) from None
     return text
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML lets the last of two equal keys win in silence; a file of settings should not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_settings_file(path: Path) -> dict[Any, Any]:
+    """Return the table in a YAML file; an empty file is an empty table.
+
+    Raises:
+        InvalidParameterError: the file cannot be read, is not YAML, or holds something else than a table.
+    """
+    try:
+        table = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidParameterError("config", str(path), f"cannot be read: {error}") from error
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise InvalidParameterError("config", str(path), "must be a table of options: `port: 8000`")
+    return table

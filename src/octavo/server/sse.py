@@ -5,15 +5,15 @@ Only where the client is behind does a task wait for it, and what comes meanwhil
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+import types
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.eager import start_at_once
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.exchange import Exchange
+from octavo.server.middleware.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment: clients pass over it
@@ -156,3 +156,32 @@ async def cancel(*tasks: "asyncio.Future[None]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def start_at_once(work: Awaitable[None]) -> "asyncio.Task[None] | None":
+    """Return None when it has ended already; otherwise a task for the rest of it. What it raises at once is raised."""
+    steps = work.__await__()
+    try:
+        waits_for = steps.send(None)
+    except StopIteration:
+        return None
+    return asyncio.ensure_future(_rest(steps, waits_for))
+
+
+async def _rest(steps: Generator[Any, Any, None], waits_for: object) -> None:
+    await _go_on(steps, waits_for)
+
+
+@types.coroutine
+def _go_on(steps: Generator[Any, Any, None], waits_for: object) -> Generator[object, None, None]:
+    """Wait for what the work waits for, then let it go on; an exception on the way is its own."""
+    try:
+        while True:
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - a cancelled task, as a rule; the work has to know
+                waits_for = steps.throw(error)
+            else:
+                waits_for = steps.send(None)
+    except StopIteration:
+        return

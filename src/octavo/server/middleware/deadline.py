@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.exchange import Exchange
+from octavo.server.middleware.exchange import Exchange
 from octavo.server.middleware.replies import asks_for_work, refuse
 from octavo.server.sse import DONE, frame
 
