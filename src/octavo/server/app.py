@@ -1,4 +1,4 @@
-"""The application: routes and what they share. Every answer that is not 2xx has the shape of `server/errors.py`."""
+"""The application around the routes: error handlers, middleware, and the uvicorn server that runs them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -91,12 +91,12 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
 def with_middleware(
     app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
 ) -> ASGIApp:
-    """Wrap the routes. From the outside: id and log, CORS, key, admission, deadline, body."""
+    """Wrap the routes. From the outside in: id and log, CORS, API key, admission, deadline, body."""
     app = BodyMiddleware(app, args.max_body_bytes, metrics)
     app = DeadlineMiddleware(app, args.request_timeout_s, metrics)
     app = AdmissionMiddleware(app, admission, metrics)
     app = ApiKeyMiddleware(app, keys, metrics)
-    if args.cors_allow_origins:  # outside the keys: a browser asks first without one
+    if args.cors_allow_origins:  # outside the keys: a browser's preflight brings none
         app = CORSMiddleware(
             app,
             allow_origins=args.cors_allow_origins,
@@ -108,7 +108,7 @@ def with_middleware(
 
 
 def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> DrainingServer:
-    """Return a server of the application that is yet to run."""
+    """Return a server for the application, not yet running."""
     args = settings.server
     admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
     limits = HttpLimits(

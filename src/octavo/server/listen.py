@@ -1,4 +1,4 @@
-"""`serve` runs a server from its first byte to its end."""
+"""`serve` runs a server from its listening socket to its shutdown."""
 
 import errno
 import logging
@@ -21,11 +21,11 @@ BACKLOG = 2048
 
 
 def serve(settings: Settings, on_listening: Callable[[str], None] | None = None) -> None:
-    """Listen, load the model meanwhile, serve until a signal or the engine's end.
+    """Listen, load the model meanwhile, serve until a signal arrives or the engine dies.
 
     Raises:
-        InvalidParameterError: nothing can listen there; a file that an option names cannot be used.
-        OctavoError: the model could not be loaded, or the engine died; requests had to be broken off at the end.
+        InvalidParameterError: the address or a file named by an option cannot be used.
+        OctavoError: the model failed to load, the engine died, or requests were cancelled by the shutdown.
     """
     args = settings.server
     keys = load_api_keys(args)
@@ -33,7 +33,7 @@ def serve(settings: Settings, on_listening: Callable[[str], None] | None = None)
     with listening(args) as listener:
         lifecycle = EngineLifecycle(settings.engine, args)
         lifecycle.start_loading()
-        # Imported here: FastAPI, half a second of it, while the engine's process imports torch.
+        # Importing FastAPI takes half a second: do it while the engine process imports torch.
         from octavo.server.app import create_app, make_server
 
         metrics = HttpMetrics()
@@ -52,10 +52,10 @@ def _log_url(url: str) -> None:
 
 
 def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
-    """Return the keys given as options and those in the file: one per line, blank lines and # comments aside.
+    """Return the API keys given as options and those in the file: one per line, except blank lines and # comments.
 
     Raises:
-        InvalidParameterError: the file cannot be read, or holds no key; then the server would stand open.
+        InvalidParameterError: the file cannot be read, or holds no key, which would leave the server open.
     """
     if args.api_key_file is None:
         return args.api_key
@@ -71,10 +71,10 @@ def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
 
 @contextmanager
 def listening(args: ServerArgs) -> Generator[socket.socket, None, None]:
-    """A socket that listens already: clients may connect while the rest is still being imported.
+    """Yield a listening socket: clients may connect while the rest is still being imported.
 
     Raises:
-        InvalidParameterError: nothing can listen there.
+        InvalidParameterError: the address cannot be used.
     """
     listener = _unix_socket(args.uds) if args.uds is not None else _tcp_socket(args.host, args.port)
     listener.listen(BACKLOG)
@@ -87,7 +87,7 @@ def listening(args: ServerArgs) -> Generator[socket.socket, None, None]:
 
 
 def url_of(listener: socket.socket, args: ServerArgs) -> str:
-    """Return where clients find the server."""
+    """Return the server's URL."""
     if args.uds is not None:
         return f"unix:{args.uds}"
     scheme = "https" if args.ssl_certfile is not None else "http"
@@ -96,10 +96,10 @@ def url_of(listener: socket.socket, args: ServerArgs) -> str:
 
 
 def check_certificate(args: ServerArgs) -> None:
-    """Load certificate and key for once, to complain before a model is loaded.
+    """Load certificate and key once, to fail before the model is loaded.
 
     Raises:
-        InvalidParameterError: they cannot be read, are no PEM, or do not belong together.
+        InvalidParameterError: they cannot be read, are not PEM, or do not match.
     """
     if args.ssl_certfile is not None:
         try:
@@ -110,7 +110,7 @@ def check_certificate(args: ServerArgs) -> None:
 
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
-    """Where a name has several addresses, the first one that works."""
+    """Return a socket bound to the first address of `host`."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = addresses[0]
@@ -134,7 +134,7 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 def _remove_if_deserted(path: str) -> None:
-    """Remove a socket that a server left behind which did not end well; never one that is served, or a file."""
+    """Remove a socket left behind by a crashed server; never one in use, or a file."""
     if not Path(path).exists() or not stat.S_ISSOCK(Path(path).stat().st_mode):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

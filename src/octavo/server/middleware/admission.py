@@ -1,7 +1,7 @@
-"""Who is let in: a bounded number of samples, and nobody any more once the server drains.
+"""Admits a bounded number of samples, and none once the server drains.
 
-The engine computes `max_num_seqs` samples at once and queues the rest; what it holds beyond those is bounded here,
-where refusing is cheap and can say when to come back.
+The engine runs `max_num_seqs` samples at once and queues the rest. The queue is bounded here, where a refusal is cheap
+and can tell the client when to retry.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from octavo.server.errors import ApiError, unavailable
 from octavo.server.middleware.exchange import Exchange
 from octavo.server.middleware.replies import OPEN_PATHS, asks_for_work, refuse, route_path, send_json
 
-_RATE_WINDOW = 32  # ends of requests that the guess at a waiting time looks back on
+_RATE_WINDOW = 32  # finished requests that the estimated waiting time is based on
 _MAX_RETRY_AFTER_S = 30
 
 
 class Ticket:
-    """A request's place, from entering its `with` block to leaving it."""
+    """A request's place in the queue, held for the length of a `with` block."""
 
     __slots__ = ("_admission", "end_request", "num_samples")
 
     def __init__(self, admission: "Admission", end_request: Callable[[ApiError], None]) -> None:
         self._admission = admission
-        self.end_request = end_request  # breaks it off
+        self.end_request = end_request  # cancels it
         self.num_samples = 1
 
     def resize(self, num_samples: int) -> None:
-        """Say how many samples the request turned out to have; before that it counts as one."""
+        """Set how many samples the request has; until then it counts as one."""
         self.num_samples = num_samples
 
     def __enter__(self) -> Self:
@@ -48,7 +48,7 @@ class Ticket:
 
 
 class Admission:
-    """Knows the requests between admission and the end of their answers. One event loop."""
+    """Tracks requests from admission to the end of their response. Belongs to one event loop."""
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self._max_running, self._max_waiting = max_running, max_waiting
@@ -59,16 +59,16 @@ class Admission:
         self.is_draining = False
 
     def __len__(self) -> int:
-        """Requests that are in."""
+        """The number of admitted requests."""
         return len(self._tickets)
 
     @property
     def num_samples(self) -> int:
-        """Samples that run or wait."""
+        """Samples running or waiting."""
         return sum(ticket.num_samples for ticket in self._tickets)
 
     def admit(self, end_request: Callable[[ApiError], None]) -> Ticket:
-        """Let a request in. The last one in may bring more samples than there was room for; it is not cut in two.
+        """Admit a request. The last one admitted may exceed the limit with its samples: a request is not split.
 
         Raises:
             ApiError: 503 while draining, 429 when the queue is full; with Retry-After.
@@ -81,33 +81,31 @@ class Admission:
         return Ticket(self, end_request)
 
     def enter(self, ticket: Ticket) -> None:
-        """For tickets."""
         self._tickets.add(ticket)
         self._is_idle.clear()
 
     def leave(self, ticket: Ticket) -> None:
-        """For tickets."""
         self._tickets.remove(ticket)
         self._ends_s.append(time.monotonic())
         if not self._tickets:
             self._is_idle.set()
 
     def start_draining(self) -> None:
-        """Refuse all requests from now on; those that are in go on."""
+        """Refuse new requests; admitted ones continue."""
         self.is_draining = True
 
     async def wait_until_idle(self) -> None:
-        """Return when the last request has left."""
+        """Return when no request is left."""
         await self._is_idle.wait()
 
     def end_all(self) -> int:
-        """Break off the requests that are in; return how many."""
+        """Cancel all admitted requests; return how many."""
         for ticket in self._tickets:
             ticket.end_request(draining())
         return len(self._tickets)
 
     def _retry_after_s(self) -> int:
-        """Guess when half of those waiting will have been served, from how fast requests ended lately."""
+        """Estimate when half of the queue will be served, from how fast requests finished recently."""
         if len(self._ends_s) < 2:
             return 1
         seconds_per_end = (time.monotonic() - self._ends_s[0]) / len(self._ends_s)
@@ -115,12 +113,12 @@ class Admission:
 
 
 def draining() -> ApiError:
-    """What everyone is told while the last requests finish, and they themselves when the time for that is over."""
+    """The error for new requests while the last ones finish, and for those that do not finish in time."""
     return unavailable("The server is shutting down.", "draining")
 
 
 class AdmissionMiddleware:
-    """Stands before the body is read, so that a refusal costs nothing."""
+    """Gives each request for work a ticket, or refuses it before its body is read. Probes see when it drains."""
 
     def __init__(self, app: ASGIApp, admission: Admission, metrics: HttpMetrics) -> None:
         self._app = app

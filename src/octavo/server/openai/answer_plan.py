@@ -26,10 +26,10 @@ _NUM_TAIL_TOKENS = 16  # enough of a prompt to see the tags that it ends in
 
 
 class AnswerFormats:
-    """The formats of one model, known from its chat template or given by name.
+    """How one model marks tool calls and reasoning, detected in its chat template or given by name.
 
     Raises:
-        UnknownOptionError: there is no parser of that name.
+        UnknownOptionError: no parser has that name.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class AnswerFormats:
 
     @property
     def thought_tags_are_tokens(self) -> bool:
-        """Whether thoughts begin and end with one token each, so that a grammar can tell where they do."""
+        """Whether the tags of reasoning are one token each, so that a grammar can recognize them."""
         tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
 
     def starts_inside(self, prompt_token_ids: Sequence[int]) -> bool | None:
-        """Return whether answers to this prompt start among thoughts; None when there are no thoughts to look for."""
+        """Return whether answers to this prompt start inside reasoning; None if there is no reasoning to look for."""
         if self.reasoning is None:
             return None
         tail = prompt_token_ids[-_NUM_TAIL_TOKENS:]
@@ -61,20 +61,20 @@ class AnswerFormats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerPlan:
-    """One request, as far as calls and thoughts go. What depends on the prompt's end is settled by `after`."""
+    """The part of a chat request that concerns calls and reasoning. `after` adds what depends on the prompt's end."""
 
     formats: AnswerFormats
     tools: ToolUse | None
     params: SamplingParams
     prompt_options: Mapping[str, object]  # for the chat template
-    hidden: frozenset[str]  # special tokens that the engine shows, and the client must not see
+    hidden: frozenset[str]  # special tokens that the engine shows but the client must not see
     shows_reasoning: bool
     thinking_budget: int | None  # tokens
-    starts_inside: bool | None = None  # whether answers start among thoughts; None: there are none to look for
+    starts_inside: bool | None = None  # answers start inside reasoning; None: there is none
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, params: SamplingParams, formats: AnswerFormats) -> Self:
-        """Return what `request`, of whose other fields `params` were made, comes to with this model.
+        """Return the plan of `request` for this model; `params` come from its other fields.
 
         Raises:
             ApiError: 400, naming the field.
@@ -99,7 +99,7 @@ class AnswerPlan:
         )
 
     def after(self, prompt_token_ids: Sequence[int]) -> Self:
-        """Return the plan for answers to this prompt: with thoughts before the form, and their budget.
+        """Return the plan for answers to this prompt: with reasoning and its budget before the constraint.
 
         Raises:
             ApiError: 400; a budget that cannot be kept.
@@ -117,7 +117,7 @@ class AnswerPlan:
         if self.thinking_budget is not None:
             text = f"This model's tokenizer has no token {reasoning.end!r}, so thoughts cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
-        return self  # the form begins at once: it leaves no room for thoughts
+        return self  # the constraint applies from the first token: no room for reasoning
 
     def readers(self) -> tuple[OutputParser, "ReasoningTokens | None"]:
         """Return what reads one sample, and what counts its reasoning tokens where there may be any."""
@@ -140,7 +140,7 @@ class AnswerPlan:
 
 
 def _prompt_options(request: ChatCompletionRequest, tools: ToolUse | None) -> dict[str, object]:
-    """Return what the chat template is told beside the messages. The client's own variables go last, and so win.
+    """Return the chat template's variables besides the messages. The client's own go last, and so win.
 
     Raises:
         ApiError: 400, naming the field.
@@ -171,7 +171,7 @@ def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> 
 
 
 def _marks(formats: AnswerFormats, tools: ToolUse | None) -> frozenset[str]:
-    """Return the strings that the readers of an answer must see."""
+    """Return the marks that the parsers must see."""
     of_calls = () if tools is None else tools.own_parser.markers
     of_thoughts = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
     return frozenset((*of_calls, *of_thoughts))
@@ -183,7 +183,7 @@ def _template_text(tokenizer: Tokenizer) -> str:
 
 
 class ReasoningTokens:
-    """Counts the tokens of one answer up to the tag that ends its thoughts, the tag included."""
+    """Counts the tokens of one answer up to the tag that ends its reasoning, that tag included."""
 
     def __init__(self, tokenizer: Tokenizer, parser: ReasoningParser, end: str) -> None:
         self._tokenizer, self._parser = tokenizer, parser
@@ -193,7 +193,7 @@ class ReasoningTokens:
         self._has_ended = False
 
     def push(self, token_ids: Sequence[int]) -> None:
-        """Take tokens whose text the parser has got."""
+        """Count tokens whose text the parser has read."""
         if self._has_ended or self._parser.has_thoughts is False:
             return
         for token_id in token_ids:
@@ -206,5 +206,5 @@ class ReasoningTokens:
 
     @property
     def num_tokens(self) -> int:
-        """How many there are so far; 0 for an answer without thoughts."""
+        """Reasoning tokens so far; 0 for an answer without reasoning."""
         return self._num_tokens if self._parser.has_thoughts else 0

@@ -1,7 +1,7 @@
 """Requests as they come over the wire: OpenAI's fields, and the extras that vLLM's and SGLang's clients send.
 
-Fields that are not named here are accepted and ignored, as official clients send more with every version. `null`
-stands for "not given" everywhere. Types are checked here, values where they are used.
+Unknown fields are ignored, as official clients send more with every version. `null` means "not given" everywhere.
+`decode` checks types; values are checked where they are used.
 """
 
 import re
@@ -11,7 +11,7 @@ import msgspec
 
 from octavo.server.errors import ApiError, bad_request
 
-MAX_DEPTH = 128  # lists and objects inside one another
+MAX_DEPTH = 128  # nested lists and objects
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _WORDS = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "array": "an array",
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of a message. Text is understood; for the rest the answer says that it is not."""
+    """A part of a message. Text is supported; other types are refused."""
 
     type: str
     text: str | None = None
@@ -29,7 +29,7 @@ class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What an earlier answer called; `arguments` is JSON in a string."""
+    """A call in an earlier answer; `arguments` is JSON in a string."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -79,21 +79,21 @@ class NamedFunction(msgspec.Struct, kw_only=True):
 
 
 class AllowedTool(msgspec.Struct, kw_only=True):
-    """One of several that may be called."""
+    """One tool of a subset."""
 
     function: NamedFunction
     type: str = "function"
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """These, and no others; `mode` is `auto` or `required`."""
+    """A subset of the tools; `mode` is `auto` or `required`."""
 
     tools: list[AllowedTool]
     mode: str = "auto"
 
 
 class ToolChoiceObject(msgspec.Struct, kw_only=True):
-    """This function, and no other; or some of the tools, with the type `allowed_tools`."""
+    """One function, or some of the tools with the type `allowed_tools`."""
 
     type: str = "function"
     function: NamedFunction | None = None
@@ -110,7 +110,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`text`, `json_object` or `json_schema`; `schema` beside `json_object` is llama.cpp's spelling."""
+    """`text`, `json_object` or `json_schema`; `schema` next to `json_object` is llama.cpp's spelling."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -128,20 +128,20 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream tells beside the text."""
+    """What a stream reports besides the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common."""
+    """Fields shared by chats and completions."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    timeout: float | None = None  # seconds from arrival after which the request is broken off
+    timeout: float | None = None  # seconds from arrival until the request is cancelled
     n: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -267,7 +267,7 @@ def _is_too_deep(body: bytes) -> bool:
 
 
 def _type_error(text: str) -> ApiError:
-    """Put msgspec's words into those of the API: "Expected `int | null`, got `str` - at `$.n`"."""
+    """Translate an error of msgspec: "Expected `int | null`, got `str` - at `$.n`"."""
     found = _WRONG.fullmatch(text)
     assert found is not None
     what, path = found["what"], (found["path"] or "").lstrip(".")

@@ -1,4 +1,8 @@
-"""The tools of a chat request: checked, and what follows from them for prompt, grammar and parser."""
+"""The tools of a chat request: checks, and what follows for prompt, grammar and parser.
+
+Formats that write arguments as JSON can be constrained to any schema; the others (`pythonic`, `qwen3_coder`) to most.
+Where one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` says which it is.
+"""
 
 import logging
 import re
@@ -27,18 +31,18 @@ _PARAM = "tool_choice"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolUse:
-    """What the tools of a request come to. One that exists is valid."""
+    """The tools of a request, validated."""
 
     prompt_tools: Sequence[Mapping[str, object]]  # as chat templates read them
     schemas: Mapping[str, Mapping[str, Any]]  # of those that may be called, by name
     strict: frozenset[str]  # names of tools whose calls must match their schemas
     is_required: bool
-    is_subset: bool  # the prompt shows further tools, which must not be called
+    is_subset: bool  # the prompt shows more tools, which must not be called
     is_parallel: bool  # whether one answer may call more than once
     own_parser: type[ToolCallParser]  # of the model
 
     def form(self, answer: StructuredOutput | None) -> StructuredOutput | None:
-        """Return the form of the whole answer, where `answer` is what a reply that is not a call must look like.
+        """Return the constraint on the whole answer; `answer` is the one on replies that are not calls.
 
         Raises:
             InvalidParameterError: a schema is too large, too deep or no JSON.
@@ -57,14 +61,14 @@ class ToolUse:
         return form
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
-        """Return what reads the answer, now that its form is settled."""
+        """Return the parser for answers under the final constraint in `params`."""
         form = params.structured_output
         is_free = form is None or form.kind != "tags" or form.free_text
         return self.own_parser if is_free else forced_parser(self.own_parser, self.schemas)
 
 
 def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:
-    """Check the tools of a request; return None when it wants none to be called.
+    """Check the tools of a request; return None if none may be called.
 
     Raises:
         ApiError: 400, naming the field.
@@ -90,16 +94,16 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolChoice:
-    """What `tool_choice` comes to. One that exists names tools that there are."""
+    """The resolved `tool_choice`; its names are those of existing tools."""
 
     mode: Literal["auto", "none", "required"]
     names: tuple[str, ...]  # that may be called
-    is_subset: bool = False  # of the tools that the model is shown
-    is_named: bool = False  # the one call that is to be made
+    is_subset: bool = False  # of the tools shown to the model
+    is_named: bool = False  # one named call must be made
 
 
 def tool_choice(request: ChatCompletionRequest, names: Sequence[str]) -> ToolChoice:
-    """Return what the request chooses from the tools called `names`.
+    """Return the choice that a request makes among the tools called `names`.
 
     Raises:
         ApiError: 400, naming the field.
@@ -144,7 +148,7 @@ def _mode(mode: str | None, param: str) -> Literal["auto", "none", "required"]:
 
 
 def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
-    """Return a tool as models saw them in training: always with parameters, and nothing about who enforces them."""
+    """Return a tool as models saw it in training: always with parameters, and without `strict`."""
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
     function = msgspec.structs.replace(tool.function, strict=None, parameters=parameters)
     plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(tool, function=function))
@@ -179,18 +183,18 @@ def _check_tool(tool: ToolDefinition, path: str) -> None:
 
 
 def _schema_of(answer: StructuredOutput) -> str | None:
-    """Return the JSON schema that `answer` comes to; None if it is another kind of form."""
+    """Return the JSON schema equivalent to `answer`; None for other kinds of constraints."""
     if answer.json_object:
         return '{"type":"object"}'
     return None if answer.json_schema is None else str(answer.json_schema)
 
 
 def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
-    """Return the wire names of what the engine may refuse about tools: the schema of a tag is that of a tool."""
+    """Return the wire names of what the engine may refuse about tools: a tag's schema is that of a tool."""
     names = [tool.function.name for tool in request.tools or []]
     try:
         chosen: Sequence[str] = tool_choice(request, names).names
-    except ApiError:  # then the engine is never asked
+    except ApiError:  # then nothing reaches the engine
         chosen = ()
     return {
         f"structured_output.tags[{number}].{content}": f"tools[{names.index(name)}].function.parameters"
@@ -200,12 +204,12 @@ def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
 
 
 def forced_parser(kind: type[ToolCallParser], schemas: Schemas) -> type[ToolCallParser]:
-    """Return the format in which a model whose own is `kind` can be made to call these tools."""
+    """Return the format in which a model with the format `kind` can be forced to call these tools."""
     return HermesParser if _tags(kind, schemas) is None else kind
 
 
 def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
-    """Return the form of an answer that is one call, or with `parallel` one or more, and nothing else.
+    """Constrain an answer to one call, or with `parallel` one or more, and nothing else.
 
     Raises:
         InvalidParameterError: a schema is too large, too deep or no JSON.
@@ -217,7 +221,7 @@ def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -
 
 
 def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: str) -> StructuredOutput:
-    """Return the form of an answer that is either one call or JSON that matches `answer_schema`.
+    """Constrain an answer to either one call or JSON that matches `answer_schema`.
 
     Raises:
         InvalidParameterError: a schema is too large, too deep or no JSON.
@@ -230,9 +234,9 @@ def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: 
 def may_call(
     kind: type[ToolCallParser], schemas: Schemas, strict: Collection[str], *, parallel: bool
 ) -> StructuredOutput | None:
-    """Return the form of an answer of free text in which calls of the tools in `strict` match their schemas.
+    """Constrain calls in free text: those of the tools in `strict` match their schemas.
 
-    None where the format cannot be held to one of the schemas.
+    None if the format cannot be constrained to one of the schemas.
 
     Raises:
         InvalidParameterError: a schema is too large, too deep or no JSON.

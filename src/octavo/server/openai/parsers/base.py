@@ -9,13 +9,13 @@ import msgspec
 
 
 class Content(msgspec.Struct, frozen=True):
-    """More text for the reader."""
+    """More text for the user."""
 
     text: str
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning before it answers."""
 
     text: str
 
@@ -29,7 +29,7 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True):
-    """More of the arguments of call `index`: the pieces, put together, are JSON text as the model wrote it."""
+    """More of the arguments of call `index`: joined, the pieces are JSON text as the model wrote it."""
 
     index: int
     text: str
@@ -39,9 +39,9 @@ Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 class OutputParser(Protocol):
-    """Reads one answer. However its text is cut into pieces, the deltas put together are the same.
+    """Parses one answer. However its text is cut into pieces, the joined deltas are the same.
 
-    Text is held back only while it may still turn out to be something else; `finish` gives what is left.
+    Text is held back only while it may still turn out to be something else; `finish` returns what is left.
     """
 
     def push(self, text: str) -> Sequence[Delta]: ...
@@ -50,7 +50,7 @@ class OutputParser(Protocol):
 
 
 class ContentOnly:
-    """The parser of models that neither think nor call: all text is content."""
+    """Parses plain answers: all text is content."""
 
     def push(self, text: str) -> Sequence[Delta]:
         return [Content(text)] if text else []
@@ -77,7 +77,7 @@ class ParsedMessage:
     tool_calls: list[ParsedCall] = field(default_factory=list)
 
     def add(self, deltas: Iterable[Delta]) -> None:
-        """Put more pieces where they belong."""
+        """Append deltas."""
         for delta in deltas:
             match delta:
                 case Content(text):
@@ -91,7 +91,7 @@ class ParsedMessage:
 
 
 def parse_all(parser: OutputParser, text: str) -> ParsedMessage:
-    """Return what `parser` makes of a whole text."""
+    """Return the message that `parser` reads from a whole text."""
     message = ParsedMessage()
     message.add(parser.push(text))
     message.add(parser.finish())

@@ -21,18 +21,18 @@ _CLOSING = {"{": "}", "[": "]"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallSink:
-    """Where a call goes, and what is asked of it."""
+    """Where a call goes, and what makes it valid."""
 
     start: Callable[[str], None]  # takes the name
     arguments: Emit
     allows: Callable[[str], object] = str.isprintable  # whether a name can be that of a call
-    is_strict: bool = False  # no tag says that a call comes: other keys, or no arguments, and it is none
+    is_strict: bool = False  # for calls without a tag: other keys, or no arguments, and it is none
 
 
 def read_json_call(reader: TextReader, sink: CallSink) -> Steps[bool]:
-    """Read the object that begins here. Arguments behind the name are handed on as they come.
+    """Read the object that begins here. Arguments after the name are emitted as they come.
 
-    Returns whether they were whole; if not, what is wrong with them comes next.
+    Returns whether they were complete; if not, the malformed part comes next.
 
     Raises:
         MalformedError: when it is no call; never after `sink.start`.
@@ -70,7 +70,7 @@ def _stream_arguments(reader: TextReader, sink: CallSink, name: str) -> Steps[bo
             yield from _read_key(reader, sink)
             yield from read_json_text(reader)
     except MalformedError:
-        reader.rewind()  # the call is complete; what is odd about its end stays in the text
+        reader.rewind()  # the call is complete; its malformed end stays in the text
     reader.unmark()
     return True
 
@@ -80,8 +80,7 @@ def _read_key(reader: TextReader, sink: CallSink) -> Steps[str]:
     key = yield from read_string(reader)
     if sink.is_strict and key not in (*ARGUMENT_KEYS, *OTHER_KEYS):
         raise MalformedError(key)
-    yield from reader.skip_space()
-    yield from reader.expect(":")
+    yield from reader.expect_next(":")
     yield from reader.skip_space()
     return key
 
@@ -102,7 +101,7 @@ def _has_more_keys(reader: TextReader) -> Steps[bool]:
 
 
 def _arguments_text(arguments: str | None, are_needed: bool) -> str:
-    """Return the arguments as the text of an object: some models write the object as a string, or leave it out."""
+    """Return the arguments as an object's JSON: some models write it as a string, or leave it out."""
     if arguments is None or arguments == "null":
         if are_needed:
             raise MalformedError("arguments")
@@ -118,7 +117,7 @@ def _arguments_text(arguments: str | None, are_needed: bool) -> str:
 
 
 class JsonScanner:
-    """Follows one object, array or string to its end. `complete` once that is read, `broken` at what cannot be JSON."""
+    """Follows one object, array or string to its end: `complete` there, `broken` at what cannot be JSON."""
 
     __slots__ = ("_awaited", "_escaped", "_in_string", "broken", "complete")
 
@@ -130,7 +129,7 @@ class JsonScanner:
         self.broken = False
 
     def scan(self, text: str) -> int:
-        """Return how many characters of `text`, which goes on where the last one ended, belong to the value."""
+        """Return how many characters of `text`, which continues the last, belong to the value."""
         position = 0
         while position < len(text):
             if self._escaped:
@@ -164,8 +163,8 @@ class JsonScanner:
 
 
 def copy_json(reader: TextReader, emit: Emit) -> Steps[bool]:
-    """Hand on the object, array or string that begins here. Returns whether it was whole; if not, what is wrong, or
-    the end of the text, comes next."""
+    """Emit the object, array or string that begins here. Returns whether it was complete; if not, the malformed part or
+    the end of the text comes next."""
     scanner = JsonScanner()
     while True:
         text = reader.rest

@@ -1,6 +1,6 @@
-"""Calls written as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
+"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
 
-Values become JSON, so a call is shown once it is whole. Without a tag, an answer is a call only if it begins as one
+Values become JSON, so a call is shown once it is complete. Without a tag, an answer is a call only if it begins as one
 and names a tool of the request.
 """
 
@@ -20,11 +20,11 @@ _NAME = re.compile(r"[\w.\-]*")
 _PLAIN = re.compile(r"[^()\[\]{}\"']*")
 _PLAIN_IN_STRING = re.compile(r"[^\\\"']*")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_JSON_NAMES: dict[str, object] = {"true": True, "false": False, "null": None}  # models mix the two languages
+_JSON_NAMES: dict[str, object] = {"true": True, "false": False, "null": None}  # models mix Python and JSON
 
 
 class PythonicParser(ToolCallParser):
-    """A list of calls at the beginning of the text or behind a tag; what follows it is text."""
+    """Parses a list of calls at the beginning of the text or after a tag; what follows it is text."""
 
     markers = (*TAGS, *TAGS.values())
     separator = "\n"
@@ -57,7 +57,7 @@ class PythonicParser(ToolCallParser):
     def _read_rest_of_list(self) -> Steps[None]:
         while (yield from self._attempt(self._read_item(","))):
             pass
-        if (yield from self._attempt(self._read_end())):
+        if (yield from self._attempt(self._reader.expect_next("]"))):
             yield from self._attempt(self._read_end_tag())
 
     def _read_item(self, before: str) -> Steps[None]:
@@ -74,10 +74,6 @@ class PythonicParser(ToolCallParser):
         arguments = _json_text(keyword_arguments((yield from read_parentheses(reader))))
         self._start(name)
         self._arguments(arguments)
-
-    def _read_end(self) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.expect("]")
 
     def _read_end_tag(self) -> Steps[None]:
         yield from self._reader.skip_space()
@@ -138,13 +134,13 @@ def read_parentheses(reader: TextReader) -> Steps[str]:
 
 
 def keyword_arguments(text: str) -> dict[str, object]:
-    """Return what `text`, such as `(a=1, b=["x"])`, gives by name, as values that JSON has.
+    """Return the arguments in `text`, such as `(a=1, b=["x"])`, by name, as JSON values.
 
     Raises:
-        MalformedError: for anything else, such as arguments without a name or values that are no literals.
+        MalformedError: for anything else, such as positional arguments or values other than literals.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # an unknown escape is the model's own affair
+        with warnings.catch_warnings(action="ignore"):  # models write unknown escapes
             call = ast.parse(f"f{text}", mode="eval").body
         assert isinstance(call, ast.Call)
         if call.args:

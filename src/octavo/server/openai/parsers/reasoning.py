@@ -46,8 +46,7 @@ class ReasoningParser(GeneratorParser):
             self._reasoning(reader.rest)
             reader.skip(len(reader.rest))
             return
-        yield from reader.skip_space()
-        yield from reader.expect(self._end)
+        yield from reader.expect_next(self._end)
         yield from reader.skip_space()
 
     def _reasoning(self, text: str) -> None:

@@ -1,8 +1,7 @@
-"""`ToolCallParser`: what the parsers of all tool-calling formats share.
+"""`ToolCallParser`, which all tool-calling formats share, and the parameters of tools for formats other than JSON.
 
-A call is announced as soon as its name is sure and its arguments have begun; from there on its arguments stream. What
-turns out not to be a call before that is content, as it was written. A call that breaks off after it was announced
-keeps what was said of it.
+A call is announced once its name is certain and its arguments have begun; from then on its arguments stream. Text that
+turns out not to be a call before that is content. A call that breaks off later keeps what was streamed of it.
 """
 
 import json
@@ -26,17 +25,17 @@ Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a reques
 
 
 def new_call_id() -> str:
-    """Return an id that no other call has."""
+    """Return a unique id."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str) -> StructuralTag:
-    """Return the form of a call whose arguments are one JSON object. No parameters are an empty object."""
+    """Constrain a call whose arguments are one JSON object, empty for tools without parameters."""
     return StructuralTag(begin=begin, json_schema=schema or _NO_ARGUMENTS, end=end, trigger=trigger)
 
 
 class ToolCallParser(GeneratorParser):
-    """Reads one answer; a subclass is one format, written as the generator `_read`."""
+    """Parses one answer; a subclass is one format."""
 
     markers: ClassVar[tuple[str, ...]] = ()  # strings of the format that may be special tokens of the model
     separator: ClassVar[str] = ""  # between two calls
@@ -51,14 +50,14 @@ class ToolCallParser(GeneratorParser):
     @classmethod
     @abstractmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """Return the form of one call of `name` with arguments that match `schema`; None where a format cannot tell.
+        """Constrain a call of `name` to arguments that match `schema`; None if the format cannot express that.
 
         Raises:
             InvalidParameterError: the schema is too large, too deep or no JSON.
         """
 
     def _start(self, name: str, call_id: str | None = None) -> None:
-        """Announce a call: from here on there is no way back."""
+        """Announce a call; from here on there is no backtracking."""
         self._reader.unmark()
         self._deltas.append(ToolCallStart(self._num_calls, call_id or self._new_id(), name))
         self._num_calls += 1
@@ -68,7 +67,7 @@ class ToolCallParser(GeneratorParser):
             self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Read a call; if it turns out to be none, go back to where it began and return False."""
+        """Try to read a call; if it is malformed, go back to where it began and return False."""
         self._reader.mark()
         try:
             yield from call
@@ -79,14 +78,14 @@ class ToolCallParser(GeneratorParser):
         return True
 
     def _pass_over(self, *markers: str) -> None:
-        """Show the marker that opened no call, and the white space before it, as the text that they are."""
+        """Emit the marker that opened no call, and the white space before it, as content."""
         text = self._reader.rest
         end, _ = min((text.index(marker) + len(marker), marker) for marker in markers if marker in text)
         self._content(text[:end])
         self._reader.skip(end)
 
     def _close_text(self) -> None:
-        """Show what the text ends in; white space behind a call belongs to the call."""
+        """Emit the rest of the text; white space after a call belongs to the call."""
         rest = self._reader.rest
         if rest.strip() or not self._num_calls:
             self._content(rest)
@@ -95,7 +94,7 @@ class ToolCallParser(GeneratorParser):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One parameter; `schema` stands for itself, with all definitions that it may refer to."""
+    """One parameter; `schema` is self-contained, with all definitions that it may refer to."""
 
     name: str
     schema: Mapping[str, object]
@@ -103,12 +102,12 @@ class Parameter:
 
     @property
     def is_string(self) -> bool:
-        """Whether formats without quotes write it as it stands."""
+        """Whether formats without quotes write it verbatim."""
         return self.schema.get("type") == "string"
 
     @property
     def strings(self) -> list[str] | None:
-        """The strings that it may be; empty when it may be any, None when that cannot be told."""
+        """The strings allowed; empty if any is, None if that cannot be told."""
         if not self.is_string or set(self.schema) - _PLAIN_STRING - {"$defs", "definitions"}:
             return None
         values = self.schema.get("enum", [])
@@ -123,7 +122,7 @@ class Parameter:
 
 
 def parameters_of(schema: Mapping[str, object]) -> list[Parameter] | None:
-    """Return the parameters of a tool, those that must be given first; None if they depend on one another."""
+    """Return the parameters of a tool, required ones first; None if they depend on one another."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if set(schema) - _UNDERSTOOD or not isinstance(properties, dict) or not isinstance(required, list):
         return None
