@@ -1,7 +1,10 @@
 """Answers that must have a form, by whole engines. Random weights are the hard test: only the masks hold them to it."""
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ from tests.end_to_end.support import answers
 from tests.structured.support import SCHEMAS, is_valid, parse
 
 from octavo import LLM, AsyncLLM, StructuralTag, StructuredOutput
+from octavo.demo import demo_model_path
 from octavo.errors import InvalidParameterError, UserError
 from octavo.outputs import CompletionOutput
 from octavo.sampling_params import SamplingParams
@@ -120,6 +124,28 @@ def test_alone_and_in_a_batch(checkpoint: GetCheckpoint) -> None:
     assert answers(outputs) == alone
     assert any(output.metrics.num_preemptions for output in outputs)
     assert any(output.metrics.num_cached_tokens for output in outputs)
+
+
+def test_the_tokenizer_option_decides_which_tokens_fit(tmp_path: Path) -> None:
+    """A model folder whose own tokenizer has digits and letters swapped, or that has none at all."""
+    digits = StructuredOutput(regex="[0-9]{8}")
+    with LLM("demo", dtype="float32") as llm:
+        expected = ask(llm, digits, temperature=3.0).text
+    tokenizer_file = tmp_path / "tokenizer.json"
+    for file in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copyfile(demo_model_path() / file, tmp_path / file)
+    tokenizer = json.loads(tokenizer_file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    for digit, letter in zip("0123456789", "abcdefghij", strict=True):
+        vocab[digit], vocab[letter] = vocab[letter], vocab[digit]
+    tokenizer_file.write_text(json.dumps(tokenizer))
+    for own_tokenizer in (True, False):
+        if not own_tokenizer:
+            tokenizer_file.unlink()
+        with LLM(str(tmp_path), tokenizer="demo", dtype="float32") as llm:
+            answer = ask(llm, digits, temperature=3.0)
+        assert (answer.text, answer.finish_reason) == (expected, "stop")
+        assert re.fullmatch("[0-9]{8}", answer.text)
 
 
 async def test_in_a_process_of_its_own() -> None:

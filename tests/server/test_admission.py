@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.server.tiny import TinyServer, tiny_server
 
-from octavo.server.admission import Admission
 from octavo.server.errors import ApiError
+from octavo.server.middleware.admission import Admission
 
 
 def ignore(error: ApiError) -> None:

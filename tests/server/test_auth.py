@@ -10,12 +10,11 @@ from tests.server.tiny import tiny_server
 from octavo.config.args import EngineArgs
 from octavo.errors import InvalidParameterError
 from octavo.metrics.http import HttpMetrics
-from octavo.server.admission import Admission
-from octavo.server.api_keys import load_api_keys
-from octavo.server.app import create_app
+from octavo.server.app import create_app, with_middleware
 from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.middleware import with_middleware
+from octavo.server.listen import load_api_keys
+from octavo.server.middleware.admission import Admission
 from octavo.server.middleware.auth import key_of
 
 OPEN = {"/health", "/ready"}  # written out once more: widening it should take two edits

@@ -12,9 +12,8 @@ import pytest
 from octavo.demo import demo_model_path
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
-from octavo.server.openai.answer_formats import AnswerFormats
-from octavo.server.openai.answer_plan import AnswerPlan
-from octavo.server.openai.history import template_messages
+from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
+from octavo.server.openai.messages import template_messages
 from octavo.server.openai.parsers.base import parse_all
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
@@ -203,7 +202,7 @@ def test_history_as_templates_read_it() -> None:
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "7"}]},
         {"role": "user", "content": "So?", "name": "Ann", "tool_calls": []},
     ]
-    plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]))
+    plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]), TOKENIZER)
     assert plain[0] == {
         "role": "assistant",
         "reasoning_content": "Hm.",
@@ -214,6 +213,7 @@ def test_history_as_templates_read_it() -> None:
         ],
     }
     del messages[-1]["tool_calls"]
+    messages[1]["content"] = "7"
     assert plain[1:] == messages[1:]
     assert "<tool_call>" in TOKENIZER.render_chat(plain)
 
@@ -239,10 +239,10 @@ def test_marks_that_are_special_tokens_are_seen_and_other_special_tokens_are_not
     made = AnswerPlan.of(request(tools=tools(PLAIN)), SamplingParams(), formats)
     assert not made.params.skip_special_tokens
     text = 'Hi<|im_start|>!<tool_call>{"name": "now"}</tool_call><|endoftext|>'
-    message = parse_all(made.reader().parser, text)
+    message = parse_all(made.readers()[0], text)
     assert (message.content, [call.name for call in message.tool_calls]) == ("Hi!", ["now"])
     shown = AnswerPlan.of(request(tools=tools(PLAIN)), SamplingParams(skip_special_tokens=False), formats)
-    assert parse_all(shown.reader().parser, text).content == "Hi<|im_start|>!<|endoftext|>"
+    assert parse_all(shown.readers()[0], text).content == "Hi<|im_start|>!<|endoftext|>"
     assert AnswerPlan.of(request(), SamplingParams(), formats).params.skip_special_tokens
 
 

@@ -11,12 +11,11 @@ import httpx2 as httpx
 from starlette.types import Receive, Scope, Send
 
 from octavo.metrics.http import HttpMetrics
-from octavo.server.api_keys import load_api_keys
-from octavo.server.assembly import make_server
+from octavo.server.app import make_server
 from octavo.server.draining import DrainingServer
-from octavo.server.exchange import Exchange
+from octavo.server.listen import listening, load_api_keys, url_of
+from octavo.server.middleware.exchange import Exchange
 from octavo.server.settings import resolve_settings
-from octavo.server.sockets import listening, url_of
 from octavo.server.sse import EventStreamResponse
 
 

@@ -1,19 +1,18 @@
-"""How the front reaches an engine core: load, add, abort, get outputs, call, close."""
+"""`EngineCoreClient`: how the front reaches an engine core. `engine/front.py` chooses the implementation."""
 
 from typing import Literal, Protocol
 
-from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 
 CoreMethod = Literal["warmup_model", "reset_prefix_cache", "check_integrity"]
 
 
 class EngineCoreClient(Protocol):
-    """Six verbs, the first of them before the others. One thread may add, abort and call while another gets outputs."""
+    """Call `load` first. One thread may add, abort and call while another gets outputs."""
 
     @property
     def profile(self) -> str:
-        """Device, dtype and kernels of the core: what the last bits of an answer depend on."""
+        """Device, dtype and kernels of the core: everything the exact bits of an output depend on."""
         ...
 
     def load(self) -> None:
@@ -25,7 +24,7 @@ class EngineCoreClient(Protocol):
         ...
 
     def add(self, requests: list[EngineCoreRequest]) -> None:
-        """Queue requests. They were validated; nothing is answered but by outputs."""
+        """Queue validated requests. Results arrive only through `get_outputs`."""
         ...
 
     def abort(self, request_ids: list[str]) -> None:
@@ -33,7 +32,7 @@ class EngineCoreClient(Protocol):
         ...
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
-        """Return what is new, waiting at most `timeout_s` (None: as long as it takes, 0: not at all) for something.
+        """Return new outputs, waiting at most `timeout_s` for them (None: without limit, 0: not at all).
 
         Raises:
             EngineDeadError: the core is gone.
@@ -41,28 +40,13 @@ class EngineCoreClient(Protocol):
         ...
 
     def call(self, method: CoreMethod) -> None:
-        """Run a method of the core between two steps, and wait for it.
+        """Run a method of the core between two steps and wait for it.
 
         Raises:
-            EngineError: what the method raised, in words.
+            EngineError: the method raised; carries its message.
         """
         ...
 
     def close(self) -> None:
-        """Let the core go. May be called twice."""
+        """Shut the core down. Idempotent."""
         ...
-
-
-def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
-    """Return a client whose core is yet to `load`. Imported here: a core in this process brings torch along."""
-    if config.parallel.data_parallel_size > 1:
-        from octavo.engine.data_parallel_client import DataParallelClient
-
-        return DataParallelClient(config)
-    if own_process:
-        from octavo.engine.process_client import ProcessClient
-
-        return ProcessClient(config)
-    from octavo.engine.inproc_client import InprocClient
-
-    return InprocClient(config)

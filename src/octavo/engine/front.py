@@ -1,4 +1,4 @@
-"""The front of an engine: everything around the core that `LLMEngine` and `AsyncLLMEngine` have in common."""
+"""`EngineFront`: everything around the core that `LLMEngine` and `AsyncLLMEngine` share."""
 
 import itertools
 import logging
@@ -11,7 +11,7 @@ from typing import Any, Self
 from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
 from octavo.device.collector import collector_at_rest
-from octavo.engine.core_client import EngineCoreClient, make_client
+from octavo.engine.core_client import EngineCoreClient
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import InvalidParameterError
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineFront:
-    """One engine's parts, loaded and warmed up."""
+    """The parts of one engine, loaded and warmed up."""
 
     config: EngineConfig
     tokenizer: Tokenizer
@@ -43,7 +43,7 @@ class EngineFront:
         config = args.resolve()
         client = make_client(config, own_process=bool(args.engine_process))
         try:
-            tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # beside a process that loads already
+            tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # while the core process loads
             with collector_at_rest():
                 client.load()
             client.call("warmup_model")
@@ -80,26 +80,41 @@ class EngineFront:
         return self.inputs.process(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
 
     def close(self) -> None:
-        """Let the core and its memory go, and all that was started beside it."""
+        """Shut down the core, freeing its memory, and the helpers of the input processor."""
         self.client.close()
         self.inputs.close()
 
 
+def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
+    """Return a client whose core has yet to `load`. Imports only the one it needs: each brings a stack of its own."""
+    if config.parallel.data_parallel_size > 1:
+        from octavo.engine.data_parallel_client import DataParallelClient
+
+        return DataParallelClient(config)
+    if own_process:
+        from octavo.engine.process_client import ProcessClient
+
+        return ProcessClient(config)
+    from octavo.engine.inproc_client import InprocClient
+
+    return InprocClient(config)
+
+
 def read_tokenizer(path: str, chat_template: str | None) -> Tokenizer:
-    """Return a model's tokenizer, with the chat template of a file where one is named.
+    """Return a model's tokenizer; `chat_template` names a file that overrides its template.
 
     Raises:
-        UserError: either cannot be read.
+        UserError: either file cannot be read.
     """
     tokenizer = Tokenizer.from_path(path)
     return tokenizer if chat_template is None else tokenizer.with_chat_template(read_template(chat_template))
 
 
 def read_template(path: str) -> str:
-    """Return the text of a chat template's file.
+    """Return the text of a chat template file.
 
     Raises:
-        InvalidParameterError: it cannot be read.
+        InvalidParameterError: the file cannot be read.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -111,7 +126,7 @@ ModelName = str | os.PathLike[str]
 
 
 def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
-    """Return the options of an engine; without a model's name it is the bundled one, and a log line says so."""
+    """Return an engine's options. Without a model name it is the bundled model, which is logged."""
     if model_name is None:
         logger.info("no model named: using the bundled model %r", DEFAULT_MODEL)
         model_name = DEFAULT_MODEL
@@ -119,7 +134,7 @@ def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> Eng
 
 
 def streaming_engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
-    """Return the options of an engine whose answers are streamed."""
+    """Return an engine's options with the defaults for streaming."""
     return engine_args(model_name, for_streaming(options))
 
 

@@ -1,4 +1,4 @@
-"""Where the core gets its grammars from: the model's tokenizer files meet the grammar library, with the first form."""
+"""Joins the engine's tokenizer and the grammar library, when the first structured output is requested."""
 
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from octavo.structured.manager import GrammarManager
 
 
 def make_grammars(config: EngineConfig) -> GrammarManager[Any]:
-    """Return the keeper of all requests' grammars. It costs nothing before the first request that needs one."""
+    """Return the manager of all requests' grammars. It costs nothing until a request needs one."""
     return GrammarManager(partial(_make_backend, config))
 
 
@@ -18,7 +18,7 @@ def _make_backend(config: EngineConfig) -> GrammarBackend[Any]:
     from octavo.structured.llguidance_backend import LLGuidanceBackend
     from octavo.tokenizer.files import read_tokenizer_files
 
-    files = read_tokenizer_files(Path(config.model.path))
+    files = read_tokenizer_files(Path(config.tokenizer_path))
     named_end = files.backend.token_to_id(files.named_tokens.get("eos_token", ""))
     token_ids = files.backend.get_vocab(with_added_tokens=True).values()
     added = files.backend.get_added_tokens_decoder()

@@ -1,1 +1,1 @@
-"""The HTTP server: routes, middleware and streams around one engine, in the words of OpenAI's API."""
+"""The HTTP server: routes, middleware and streams around one engine, speaking OpenAI's API."""

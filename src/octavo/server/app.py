@@ -1,21 +1,34 @@
-"""The application: routes and what they share. Every answer that is not 2xx has the shape of `server/errors.py`."""
+"""The application around the routes: error handlers, middleware, and the uvicorn server that runs them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from octavo._version import __version__
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
+from octavo.server.draining import DrainingServer
 from octavo.server.errors import ApiError, as_api_error, bad_request
+from octavo.server.http_protocol import HttpLimits, limited_protocol
 from octavo.server.lifecycle import EngineLifecycle
+from octavo.server.middleware.admission import Admission, AdmissionMiddleware
+from octavo.server.middleware.auth import ApiKeyMiddleware
+from octavo.server.middleware.body import BodyMiddleware
+from octavo.server.middleware.deadline import DeadlineMiddleware
+from octavo.server.middleware.exchange import ExchangeMiddleware
 from octavo.server.openapi import describe
 from octavo.server.routes import Routes, error_response
+from octavo.server.settings import Settings
+
+EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
 
 
 def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:
@@ -73,3 +86,40 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         text = f"Method not allowed: {route}."
         return ApiError(405, text, code="method_not_allowed", headers=dict(error.headers or {}))
     return ApiError(error.status_code, str(error.detail))
+
+
+def with_middleware(
+    app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
+) -> ASGIApp:
+    """Wrap the routes. From the outside in: id and log, CORS, API key, admission, deadline, body."""
+    app = BodyMiddleware(app, args.max_body_bytes, metrics)
+    app = DeadlineMiddleware(app, args.request_timeout_s, metrics)
+    app = AdmissionMiddleware(app, admission, metrics)
+    app = ApiKeyMiddleware(app, keys, metrics)
+    if args.cors_allow_origins:  # outside the keys: a browser's preflight brings none
+        app = CORSMiddleware(
+            app,
+            allow_origins=args.cors_allow_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return ExchangeMiddleware(app, metrics, logs_access=args.access_log)
+
+
+def make_server(app: ASGIApp, settings: Settings, keys: tuple[str, ...], metrics: HttpMetrics) -> DrainingServer:
+    """Return a server for the application, not yet running."""
+    args = settings.server
+    admission = Admission(settings.engine.max_num_seqs, args.max_waiting)
+    limits = HttpLimits(
+        max_header_bytes=args.max_header_bytes,
+        read_timeout_s=args.read_timeout_s,
+        write_timeout_s=args.write_timeout_s,
+    )
+    config = uvicorn.Config(
+        with_middleware(app, args, keys, admission, metrics),
+        loop="uvloop", http=limited_protocol(limits, metrics), ws="none", log_config=None, access_log=False,
+        server_header=False, root_path=args.root_path, timeout_keep_alive=args.keep_alive_s,
+        ssl_certfile=args.ssl_certfile, ssl_keyfile=args.ssl_keyfile,
+    )  # fmt: skip
+    return DrainingServer(config, admission, args.drain_timeout_s)

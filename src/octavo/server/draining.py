@@ -1,7 +1,7 @@
-"""uvicorn's server, with an orderly end of ours.
+"""uvicorn's server with a graceful shutdown of our own.
 
-The first SIGTERM or SIGINT starts draining: HTTP goes on answering, new work is refused, requests that are in get
-`drain_timeout_s` to finish and are broken off then. A second signal breaks them off at once.
+The first SIGTERM or SIGINT starts draining: HTTP keeps answering, new work is refused, requests in flight get
+`drain_timeout_s` to finish before they are cancelled. A second signal cancels them at once.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from types import FrameType
 
 import uvicorn
 
-from octavo.server.admission import Admission
+from octavo.server.middleware.admission import Admission
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 2  # how long connections may take to swallow what was sent to them, once all requests have ended
+_LAST_WORDS_S = 2  # for connections to flush what was sent, once all requests have ended
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends with its caller going on, not with the process dying of the signal."""
+    """On a signal, `run` returns to its caller instead of letting the signal kill the process."""
 
     def __init__(self, config: uvicorn.Config, admission: Admission, drain_timeout_s: float) -> None:
         config.timeout_graceful_shutdown = _LAST_WORDS_S
@@ -31,10 +31,10 @@ class DrainingServer(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
-        self.num_cut = 0  # requests that were broken off
+        self.num_cut = 0  # requests that were cancelled
 
     def stop(self) -> None:
-        """End now. For an engine that has died: nothing that is in can go on."""
+        """Stop at once: the engine is dead, so no request can continue."""
         self.should_exit = True
 
     async def main_loop(self) -> None:
@@ -42,7 +42,7 @@ class DrainingServer(uvicorn.Server):
         await super().main_loop()
 
     def shut_down(self) -> None:
-        """Drain; called again, break off what still runs. In the event loop."""
+        """Drain; called again, cancel what still runs. Runs in the event loop."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
         else:

@@ -1,7 +1,7 @@
-"""Every answer that is not 2xx: one shape, `{"error": {"message", "type", "param", "code"}}`, for whatever went wrong.
+"""Errors on the wire: every response other than 2xx is `{"error": {"message", "type", "param", "code"}}`.
 
-`ApiError` is raised anywhere below a route; what else is raised becomes one in `as_api_error`. A client's fault is
-always 4xx: official clients repeat a 5xx twice, so a 500 for a bad request would cost three executions.
+`ApiError` is raised anywhere below a route; `as_api_error` converts other exceptions. A client's fault is always 4xx:
+official clients retry a 5xx twice, so a 500 for a bad request would cost three executions.
 """
 
 import logging
@@ -19,7 +19,7 @@ _MAX_SHOWN = 200  # characters of a client's value that an error repeats
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong. `param` is the dotted path of the field at fault, `code` a word for programs."""
+    """What went wrong. `param` is the dotted path of the field at fault, `code` is for programs."""
 
     message: str
     type: str
@@ -28,13 +28,13 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not 2xx."""
+    """The body of every response other than 2xx."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An answer other than 2xx, with all that it needs to be sent."""
+    """A response other than 2xx, ready to be sent."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
 
 
 def unavailable(message: str, code: str) -> ApiError:
-    """Not now: loading, draining, dead. Clients may try again."""
+    """Return a 503 (loading, draining, dead) that clients may retry."""
     return ApiError(503, message, code=code, headers={"Retry-After": RETRY_AFTER_S})
 
 
 def as_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
-    """Return what a client is told about an exception. `names` are wire names of fields that are spelt otherwise here.
+    """Return what a client is told about an exception. `names` maps fields to their names on the wire.
 
-    What is not an Octavo error is a fault of ours: it is logged, and the client learns nothing of its insides.
+    Anything but an Octavo error is a bug: it is logged, and the client learns no details.
     """
     if isinstance(error, ApiError):
         return error

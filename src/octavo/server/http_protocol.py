@@ -1,7 +1,6 @@
-"""uvicorn's HTTP protocol, with the limits that it lacks: how large a head is, how slowly a client sends and reads.
+"""uvicorn's HTTP protocol with limits that it lacks: the size of a head, and how slowly a client may send and read.
 
-What is refused here never becomes a request, so the answers are written to the connection directly. They have the
-shape of all other errors.
+What is refused here never becomes a request, so errors are written to the connection directly, in the usual shape.
 """
 
 import asyncio
@@ -17,22 +16,22 @@ from octavo.server.errors import ApiError, bad_request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpLimits:
-    """What one connection may ask of the server."""
+    """Limits on one connection."""
 
     max_header_bytes: int
     read_timeout_s: float  # for a head, and again for its body
-    write_timeout_s: float  # for the client to make room, where what it left unread fills all buffers
+    write_timeout_s: float  # for the client to read, once all buffers are full
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. Make a class of it with `limited_protocol`."""
+    """One connection. `limited_protocol` returns a subclass with limits."""
 
     limits: ClassVar[HttpLimits]
     metrics: ClassVar[HttpMetrics]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._reads_head = True  # else a body, or nothing as long as a request is served
+        self._reads_head = True  # else a body, or nothing while a request is served
         self._num_raw_bytes = 0  # received while the head is incomplete
         self._num_head_bytes = 0  # of the head's complete lines
         self._is_refused = False
@@ -100,15 +99,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._write_timer = None
 
     def _on_write_timeout(self) -> None:
-        """Nothing can be said to a client that does not read. Whoever writes to it learns that it has gone."""
+        """Drop a client that does not read; writers see a disconnect."""
         self.metrics.rejections["slow_reader"] += 1
         self.transport.abort()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Clients may offer HTTP/2 or WebSockets with every request; that is no news for the log."""
+        """Silent: clients may offer HTTP/2 or WebSockets with every request."""
 
     def send_400_response(self, msg: str) -> None:
-        """For what is not HTTP."""
+        """Refuse what is not HTTP."""
         self._refuse(bad_request(msg, code="invalid_http"))
 
     def _start_timer(self) -> None:
@@ -121,8 +120,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._read_timer = None
 
     def _on_timeout(self) -> None:
-        """The rest of a head or body did not come in time."""
-        if self.flow.read_paused:  # because of us, not of the client
+        """The rest of a head or body did not arrive in time."""
+        if self.flow.read_paused:  # our doing, not the client's
             self._start_timer()
         elif self._reads_head and self._num_raw_bytes == 0:  # nothing was asked, so nothing is answered
             self.transport.close()
@@ -131,12 +130,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(ApiError(408, message, kind="timeout_error", code="slow_request"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Close, after an answer where none is out or under way for the request in question."""
+        """Close the connection, after an error response if the current request has none yet."""
         self._is_refused = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or (cycle.response_complete and self._reads_head):
             self._write(error)
-        elif not cycle.response_started and not self._reads_head:  # somebody waits for a body that will not come
+        elif not cycle.response_started and not self._reads_head:  # a handler waits for a body that will not arrive
             self._write(error)
             cycle.disconnected = True
             cycle.message_event.set()
@@ -153,7 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def limited_protocol(limits: HttpLimits, metrics: HttpMetrics) -> type[LimitedHttpProtocol]:
-    """Return the protocol class to give to uvicorn, which makes one object of it for each connection."""
+    """Return the protocol class for uvicorn, which creates one object per connection."""
     return type("HttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "metrics": metrics})
 
 

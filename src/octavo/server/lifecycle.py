@@ -1,4 +1,4 @@
-"""From the command to the end: the engine loads while HTTP already answers, serves, and may die.
+"""The life of a server's engine: it loads while HTTP already answers, serves, and may die.
 
 loading -> ready -> dead
 loading -> failed
@@ -23,36 +23,36 @@ from octavo.server.openai.service import OpenAICompatibleService
 
 logger = logging.getLogger(__name__)
 
-DEATH_NOTICE_S = 3.0  # how long a server whose engine died still says so on /health
+DEATH_NOTICE_S = 3.0  # how long /health still reports a dead engine
 _OBJECTS_BETWEEN_LOOKS = 50_000
 Status = Literal["loading", "ready", "failed", "dead"]
 
 
 class EngineLifecycle:
-    """The one engine of a server, and how it is doing."""
+    """The one engine of a server, and its status."""
 
     def __init__(self, args: EngineArgs, server_args: ServerArgs) -> None:
         self._args = args
         self._server_args = server_args
         self._engine: AsyncLLMEngine | None = None
         self._service: OpenAICompatibleService | None = None
-        self.on_end: Callable[[], None] = lambda: None  # called when there is nothing left to serve
+        self.on_end: Callable[[], None] = lambda: None  # called when the server should stop
         self._loading: Future[AsyncLLMEngine] = Future()
         self.status: Status = "loading"
         self.failure: BaseException | None = None  # why it failed or died
 
     def start_loading(self) -> None:
-        """Begin, on a thread of its own. No event loop is needed yet."""
+        """Start loading on a thread; no event loop is needed yet."""
         Thread(target=self._load, name="octavo-loading", daemon=True).start()
 
     def _load(self) -> None:
         try:
             self._loading.set_result(AsyncLLMEngine.from_args(self._args))
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the engine
+        except BaseException as error:  # noqa: BLE001 - raised where the engine is awaited
             self._loading.set_exception(error)
 
     async def run(self) -> None:
-        """Wait for the engine, serve with it, and watch it until it dies; then say that the server should end."""
+        """Wait for the engine, serve with it until it dies, then call `on_end`."""
         try:
             self._engine = await asyncio.wrap_future(self._loading)
             self._service = self._make_service(self._engine)
@@ -62,18 +62,18 @@ class EngineLifecycle:
             self.status = "dead"
             logger.error("the engine has ended: %s", self.failure)
             await asyncio.sleep(DEATH_NOTICE_S)
-        except Exception as error:  # noqa: BLE001 - whoever serves raises it again when all is closed
+        except Exception as error:  # noqa: BLE001 - `serve` raises it again when all is closed
             self.status, self.failure = "failed", error
         self.on_end()
 
     async def close(self) -> None:
-        """Let the engine go. What still runs ends with an error."""
+        """Shut down the engine. Running requests end with an error."""
         if self._engine is not None:
             await asyncio.to_thread(self._engine.exit)
 
     @property
     def service(self) -> OpenAICompatibleService:
-        """What answers requests. Raises ApiError, 503, while there is none."""
+        """The service that answers requests. Raises ApiError, 503, while there is none."""
         refusal = self.refusal()
         if refusal is not None:
             raise refusal
@@ -96,7 +96,7 @@ class EngineLifecycle:
         return OpenAICompatibleService(engine, names, self._server_args)
 
     def refusal(self) -> ApiError | None:
-        """Return what requests are answered while there is no engine to serve them."""
+        """Return the error for requests while there is no engine; None when it is ready."""
         match self.status:
             case "ready":
                 return None
@@ -107,6 +107,6 @@ class EngineLifecycle:
 
 
 def _calm_collector() -> None:
-    """Streams make objects and let them go without cycles. Looking for cycles after each 700 cost 7 % of a token."""
+    """Collect garbage rarely: streams create no cycles, and collecting after every 700 objects cost 7 % of a token."""
     keep_what_is_loaded()
     gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 20, 20)

@@ -1,24 +1,31 @@
-"""`serve` runs a server from its first byte to its end."""
+"""`serve` runs a server from its listening socket to its shutdown."""
 
+import errno
 import logging
-from collections.abc import Callable
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 
-from octavo.errors import EngineError
+from octavo.errors import EngineError, InvalidParameterError
 from octavo.metrics.http import HttpMetrics
-from octavo.server.api_keys import load_api_keys
+from octavo.server.args import ServerArgs
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.settings import Settings
-from octavo.server.sockets import check_certificate, listening, url_of
 
 logger = logging.getLogger(__name__)
 
+BACKLOG = 2048
+
 
 def serve(settings: Settings, on_listening: Callable[[str], None] | None = None) -> None:
-    """Listen, load the model meanwhile, serve until a signal or the engine's end.
+    """Listen, load the model meanwhile, serve until a signal arrives or the engine dies.
 
     Raises:
-        InvalidParameterError: nothing can listen there; a file that an option names cannot be used.
-        OctavoError: the model could not be loaded, or the engine died; requests had to be broken off at the end.
+        InvalidParameterError: the address or a file named by an option cannot be used.
+        OctavoError: the model failed to load, the engine died, or requests were cancelled by the shutdown.
     """
     args = settings.server
     keys = load_api_keys(args)
@@ -26,9 +33,8 @@ def serve(settings: Settings, on_listening: Callable[[str], None] | None = None)
     with listening(args) as listener:
         lifecycle = EngineLifecycle(settings.engine, args)
         lifecycle.start_loading()
-        # Imported here: FastAPI, half a second of it, while the engine's process imports torch.
-        from octavo.server.app import create_app
-        from octavo.server.assembly import make_server
+        # Importing FastAPI takes half a second: do it while the engine process imports torch.
+        from octavo.server.app import create_app, make_server
 
         metrics = HttpMetrics()
         server = make_server(create_app(lifecycle, args, metrics), settings, keys, metrics)
@@ -43,3 +49,94 @@ def serve(settings: Settings, on_listening: Callable[[str], None] | None = None)
 
 def _log_url(url: str) -> None:
     logger.info("listening on %s", url)
+
+
+def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
+    """Return the API keys given as options and those in the file: one per line, except blank lines and # comments.
+
+    Raises:
+        InvalidParameterError: the file cannot be read, or holds no key, which would leave the server open.
+    """
+    if args.api_key_file is None:
+        return args.api_key
+    try:
+        lines = Path(args.api_key_file).read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameterError("api_key_file", args.api_key_file, f"cannot be read: {error}") from error
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise InvalidParameterError("api_key_file", args.api_key_file, "holds no key")
+    return (*args.api_key, *keys)
+
+
+@contextmanager
+def listening(args: ServerArgs) -> Generator[socket.socket, None, None]:
+    """Yield a listening socket: clients may connect while the rest is still being imported.
+
+    Raises:
+        InvalidParameterError: the address cannot be used.
+    """
+    listener = _unix_socket(args.uds) if args.uds is not None else _tcp_socket(args.host, args.port)
+    listener.listen(BACKLOG)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        if args.uds is not None:
+            Path(args.uds).unlink(missing_ok=True)
+
+
+def url_of(listener: socket.socket, args: ServerArgs) -> str:
+    """Return the server's URL."""
+    if args.uds is not None:
+        return f"unix:{args.uds}"
+    scheme = "https" if args.ssl_certfile is not None else "http"
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}{args.root_path}"
+
+
+def check_certificate(args: ServerArgs) -> None:
+    """Load certificate and key once, to fail before the model is loaded.
+
+    Raises:
+        InvalidParameterError: they cannot be read, are not PEM, or do not match.
+    """
+    if args.ssl_certfile is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
+        except (OSError, ssl.SSLError) as error:
+            files = f"{args.ssl_certfile} with {args.ssl_keyfile}"
+            raise InvalidParameterError("ssl_certfile", files, f"cannot be used: {error}") from error
+
+
+def _tcp_socket(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the first address of `host`."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise InvalidParameterError("port", f"{host}:{port}", f"cannot listen there: {error}") from error
+    return listener
+
+
+def _unix_socket(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_if_deserted(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise InvalidParameterError("uds", path, f"cannot listen there: {error}") from error
+    return listener
+
+
+def _remove_if_deserted(path: str) -> None:
+    """Remove a socket left behind by a crashed server; never one in use, or a file."""
+    if not Path(path).exists() or not stat.S_ISSOCK(Path(path).stat().st_mode):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(path) == errno.ECONNREFUSED:
+            Path(path).unlink()

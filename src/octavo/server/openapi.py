@@ -1,4 +1,4 @@
-"""The OpenAPI page. Routes take raw requests, so what bodies and answers are made of is added from the wire types.
+"""The OpenAPI page. Routes take raw requests, so the schemas of bodies and replies are added from the wire types.
 
 Source: the OpenAPI Specification 3.1; the schemas are msgspec's.
 """
@@ -35,7 +35,7 @@ _STREAMED = ("/v1/chat/completions", "/v1/completions")
 
 
 def describe(app: FastAPI) -> None:
-    """Let `app` show the whole page."""
+    """Let `app` serve the whole page."""
 
     def openapi() -> Page:
         if app.openapi_schema is None:
@@ -46,7 +46,7 @@ def describe(app: FastAPI) -> None:
 
 
 def make_page(app: FastAPI) -> Page:
-    """Return FastAPI's page of its routes with the bodies and answers of ours."""
+    """Return FastAPI's page of its routes, with our bodies and replies."""
     page: Page = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     types = [*_BODIES.values(), *_REPLIES.values(), ErrorReply]
     links, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -61,7 +61,7 @@ def make_page(app: FastAPI) -> Page:
 
 
 def _responses(path: str, responses: Page, link_of: dict[type, Page]) -> Page:
-    """Every answer other than a success has one shape; FastAPI's own, for its validation, never occurs."""
+    """All errors have one shape; FastAPI's own validation errors never occur."""
     success = dict(responses["200"])
     if path in _REPLIES:
         success["content"] = _json(link_of[_REPLIES[path]])

@@ -1,4 +1,4 @@
-"""What each route does: bytes to a wire type, the service, bytes again. Nothing of OpenAI's meaning is here."""
+"""The routes: from a body to a wire type, through the service, and back to bytes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,26 +8,33 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from octavo._version import __version__
+from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
-from octavo.server.accounting import note_reply, note_request
 from octavo.server.args import ServerArgs
-from octavo.server.errors import ApiError
-from octavo.server.exchange import Exchange
+from octavo.server.errors import ApiError, as_api_error
 from octavo.server.lifecycle import EngineLifecycle
-from octavo.server.openai.decode import decode
+from octavo.server.middleware.exchange import Exchange
 from octavo.server.openai.models import ModelList
-from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.server.openai.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+    decode,
+)
+from octavo.server.openai.replies import ChatCompletion, Completion
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
 Reply = msgspec.Struct | FrameSource
 
-LARGE_BODY = 64 * 1024  # from here on, what is done with a body is not done in the event loop
-CLIENT_GONE = 499  # nobody reads it; the access log does
+LARGE_BODY = 64 * 1024  # bytes; from here on, a body is processed outside the event loop
+CLIENT_GONE = 499  # only the access log sees it
 
 
 class Routes:
-    """Handlers. They take raw requests: what a body means is for `server/openai` to say."""
+    """Handlers of raw requests; `server/openai` knows what a body means."""
 
     def __init__(self, lifecycle: EngineLifecycle, args: ServerArgs, exposition: Exposition) -> None:
         self._lifecycle = lifecycle
@@ -53,7 +60,7 @@ class Routes:
             app.add_api_route(path, handler, methods=methods, response_model=None)
 
     async def health(self) -> Response:
-        """200 when requests are served, if by fewer replicas than there were; 503 while there is no engine."""
+        """200 when requests are served, even by fewer replicas than at start; 503 while there is no engine."""
         refusal = self._lifecycle.refusal()
         if refusal is None:
             lost = self._lifecycle.metrics.lost_replicas if self._lifecycle.metrics is not None else []
@@ -65,7 +72,7 @@ class Routes:
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        """What Prometheus reads."""
+        """Metrics in Prometheus' format."""
         text, content_type = self._exposition.render(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
@@ -88,7 +95,7 @@ class Routes:
         return await self._answer(request, DetokenizeRequest, self._lifecycle.service.detokenize)
 
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
-        """Decode the body, let `answer` see to it, encode the reply; all given up when the client leaves."""
+        """Decode the body, call `answer`, encode the reply. Cancelled when the client leaves."""
         body = await request.body()
         is_large = len(body) > LARGE_BODY
         wire = await asyncio.to_thread(decode, body, kind) if is_large else decode(body, kind)
@@ -120,3 +127,36 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 
 def error_response(error: ApiError) -> Response:
     return Response(error.body, error.status, error.headers, media_type="application/json")
+
+
+def note_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
+    """Count a request's samples in the queue, and apply its own deadline.
+
+    Raises:
+        ApiError: the deadline is not a positive number.
+    """
+    if isinstance(wire, GenerationRequest):
+        if wire.timeout is not None:
+            try:
+                exchange.limit_to(wire.timeout)
+            except InvalidParameterError as error:
+                raise as_api_error(error) from None
+        if exchange.ticket is not None:
+            exchange.ticket.resize(num_samples(wire, args))
+
+
+def note_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> None:
+    """Tell the access log how to count tokens, whole reply or stream."""
+    if isinstance(reply, ChatCompletion | Completion):
+        usage = reply.usage
+        exchange.count_tokens = lambda: (usage.prompt_tokens, usage.completion_tokens)
+    elif not isinstance(reply, msgspec.Struct):
+        exchange.count_tokens = reply.count_tokens
+
+
+def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:
+    """Return how many samples a request asks for, capped at the limits beyond which it will be refused."""
+    prompt = wire.prompt if isinstance(wire, CompletionRequest) else ""
+    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    num_prompts = min(len(prompt), args.max_prompts) if is_batch else 1
+    return num_prompts * min(max(wire.n or 1, 1), args.max_n)

@@ -6,17 +6,17 @@ All three are derived from the fields of `EngineArgs` and `ServerArgs`: the opti
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
+import yaml
 
 from octavo.config.args import EngineArgs, for_streaming
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.server.args import ServerArgs
-from octavo.server.settings_file import read_settings_file
 
 logger = logging.getLogger(__name__)
 
@@ -24,30 +24,20 @@ _ArgsT = TypeVar("_ArgsT", EngineArgs, ServerArgs)
 
 PREFIX = "OCTAVO_"
 CONFIG_VARIABLE = "OCTAVO_CONFIG"  # names the YAML file, where no flag does
-# Variables of Octavo's that are no options; the second is read where the C++ kernels are chosen, in
-# kernels/native_level.py.
+# Octavo's variables that are not options. kernels/native_level.py reads the second.
 _OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OCTAVO_CPU_LEVEL", "OCTAVO_CACHE"})
 HIDDEN = "(hidden)"
 _FIELDS: dict[str, "Field[Any]"] = {
     "model" if spec.name == "model_name" else spec.name: spec for spec in (*fields(EngineArgs), *fields(ServerArgs))
 }
-_SWITCH_WORDS = {
-    "true": True,
-    "1": True,
-    "yes": True,
-    "on": True,
-    "false": False,
-    "0": False,
-    "no": False,
-    "off": False,
-}
-# What Kubernetes puts into every container beside a Service that is named `octavo`.
+_SWITCH_WORDS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
+# Kubernetes sets these in every container next to a Service named `octavo`.
 _SERVICE_LINK = re.compile(r"OCTAVO_(SERVICE_(HOST|PORT)\w*|PORT_\d+_(TCP|UDP)\w*)$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """All options of one server, and for each of them where it came from."""
+    """All options of one server, and where each came from."""
 
     engine: EngineArgs
     server: ServerArgs
@@ -59,7 +49,7 @@ class Settings:
         return [f"{name}: {self._shown(name)}  # {self.origins.get(name, 'default')}" for name in names]
 
     def log(self) -> None:
-        """Say what was set, and where."""
+        """Log what was set, and where."""
         for line in self.lines():
             logger.info("setting %s", line)
 
@@ -71,7 +61,7 @@ class Settings:
 
 
 def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None) -> Settings:
-    """Put all options together. `flags` holds, by field name, what was given on the command line and nothing else.
+    """Merge all sources. `flags` holds, by field name, only what was given on the command line.
 
     Raises:
         UnknownOptionError: a variable or a key of the file that names no option; the message offers the nearest.
@@ -141,7 +131,7 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse(variable: str, text: str, annotation: Any) -> Any:
-    """Read the text of a variable as its option's type."""
+    """Parse the text of a variable as its option's type."""
     if get_origin(annotation) is tuple:
         return tuple(item for item in (part.strip() for part in text.split(",")) if item)
     kind = (get_args(annotation) or (annotation,))[0]
@@ -157,3 +147,31 @@ def _parse(variable: str, text: str, annotation: Any) -> Any:
                 variable, text, f"must be {'an integer' if kind is int else 'a number'}"
             ) from None
     return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses duplicate keys, of which YAML silently takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_settings_file(path: Path) -> dict[Any, Any]:
+    """Return the mapping in a YAML file; an empty file is an empty mapping.
+
+    Raises:
+        InvalidParameterError: the file cannot be read, is not YAML, or holds something else than a table.
+    """
+    try:
+        table = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidParameterError("config", str(path), f"cannot be read: {error}") from error
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise InvalidParameterError("config", str(path), "must be a table of options: `port: 8000`")
+    return table

@@ -1,23 +1,23 @@
 """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html): our own ASGI response.
 
-Frames are written the moment their source has news, by whoever brings the news: a token costs no task and no wake-up.
-Only where the client is behind does a task wait for it, and what comes meanwhile is merged.
+Frames are written as soon as their source has something new, in the engine's callback: a token costs no task and no
+wake-up. Only when the client falls behind does a task wait for it, and what comes meanwhile is merged.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+import types
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.eager import start_at_once
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.exchange import Exchange
+from octavo.server.middleware.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"  # a comment: clients pass over it
-PING_S = 10.0  # silence that proxies and clients are spared
+PING = b": ping\n\n"  # a comment, which clients ignore
+PING_S = 10.0  # the longest silence, for proxies and clients that time out
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -34,7 +34,7 @@ class FrameSource(Protocol):
         ...
 
     def take(self) -> bytes:
-        """Return the frames of all that is new, of which there may be none."""
+        """Return the frames of all that is new; empty if there are none."""
         ...
 
     @property
@@ -47,15 +47,15 @@ class FrameSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop, whether it is over or not. Called once, after `start` or without it."""
+        """Stop, whether it is over or not. Called once, with or without `start`."""
         ...
 
 
 class EventStreamResponse(Response):
     """Sends frames as they are made. When the client leaves, the source is closed, which aborts its requests.
 
-    Nothing is sent before the first frame: what goes wrong until then is raised and becomes an ordinary answer. What
-    goes wrong later becomes a frame with an error, and ends the stream.
+    Nothing is sent before the first frame: errors until then are raised and become an ordinary error response. Later
+    ones become a frame with an error, and end the stream.
     """
 
     media_type = "text/event-stream"
@@ -64,8 +64,8 @@ class EventStreamResponse(Response):
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._source = source
-        self._woken = asyncio.Event()  # there is something to do for the task
-        self._is_open = False  # headers are out: news is written at once
+        self._woken = asyncio.Event()  # the task has something to do
+        self._is_open = False  # headers are out: new frames are written at once
         self._is_quiet = True  # nothing was written since the timer last looked
         self._write: asyncio.Task[None] | None = None  # one that waits for the client
         self._error: Exception | None = None
@@ -86,7 +86,7 @@ class EventStreamResponse(Response):
             await cancel(leaving, pinging, *([self._write] if self._write else []))
 
     async def _first_frames(self, leaving: "asyncio.Future[None]") -> bytes:
-        """Wait for something to send: frames, or a sign of life where they are long in coming."""
+        """Wait for the first frames; return a ping if they take long."""
         while not leaving.done():
             data = self._source.take()
             if data or self._source.is_over:
@@ -111,13 +111,13 @@ class EventStreamResponse(Response):
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _on_news(self) -> None:
-        """Write what is new, unless the client is behind with what it has got. Raises nothing: the engine calls."""
+        """Write what is new, unless the client is behind. Raises nothing, as the engine calls it."""
         if not self._is_open:
             self._woken.set()
         elif self._write is None and self._error is None:
             try:
                 self._put(self._source.take())
-            except Exception as error:  # noqa: BLE001 - the task tells the client, and the log
+            except Exception as error:  # noqa: BLE001 - the task reports it to client and log
                 self._error = error
             if self._error is not None or self._source.is_over:
                 self._woken.set()
@@ -137,7 +137,7 @@ class EventStreamResponse(Response):
         self._on_news()
 
     async def _ping(self) -> None:
-        """Say something where nothing was said for a while."""
+        """Send a ping after each silence of `PING_S`."""
         while True:
             await asyncio.sleep(PING_S)
             if self._is_open and self._is_quiet and self._write is None:
@@ -146,13 +146,45 @@ class EventStreamResponse(Response):
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has gone. The request's body must have been read."""
+    """Return when the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def cancel(*tasks: "asyncio.Future[None]") -> None:
-    """End tasks and wait until they have. What they raised is not for us."""
+    """Cancel tasks and wait for their end, ignoring what they raise."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def start_at_once(work: Awaitable[None]) -> "asyncio.Task[None] | None":
+    """Run a coroutine until it first waits; return a task for the rest, or None if it has ended. Raises what it raises.
+
+    Most writes to a socket never wait, and so need no task.
+    """
+    steps = work.__await__()
+    try:
+        waits_for = steps.send(None)
+    except StopIteration:
+        return None
+    return asyncio.ensure_future(_rest(steps, waits_for))
+
+
+async def _rest(steps: Generator[Any, Any, None], waits_for: object) -> None:
+    await _go_on(steps, waits_for)
+
+
+@types.coroutine
+def _go_on(steps: Generator[Any, Any, None], waits_for: object) -> Generator[object, None, None]:
+    """Await what the coroutine awaits and resume it; exceptions are passed into it."""
+    try:
+        while True:
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - usually a cancellation, which the coroutine must see
+                waits_for = steps.throw(error)
+            else:
+                waits_for = steps.send(None)
+    except StopIteration:
+        return

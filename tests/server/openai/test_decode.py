@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.server.errors import ApiError
-from octavo.server.openai.decode import MAX_DEPTH, decode
-from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from octavo.server.openai.protocol import MAX_DEPTH, ChatCompletionRequest, CompletionRequest, decode
 
 
 def refusal(body: bytes, kind: type[object] = ChatCompletionRequest) -> ApiError:

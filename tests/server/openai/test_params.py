@@ -8,10 +8,15 @@ import pytest
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.openai.form import requested_form
 from octavo.server.openai.models import ModelNames
-from octavo.server.openai.params import chat_params, completion_params, wire_names
-from octavo.server.openai.prompts import split_prompts, truncated
+from octavo.server.openai.params import (
+    chat_params,
+    completion_params,
+    requested_constraint,
+    split_prompts,
+    truncated,
+    wire_names,
+)
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.structured_output import StructuredOutput
 
@@ -97,7 +102,7 @@ def test_an_error_names_the_field_as_the_client_spelt_it(fields: dict[str, Any],
     ],
 )
 def test_forms(fields: dict[str, Any], form: StructuredOutput | None) -> None:
-    assert requested_form(chat(**fields)) == form
+    assert requested_constraint(chat(**fields)) == form
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_forms(fields: dict[str, Any], form: StructuredOutput | None) -> None:
 )
 def test_forms_that_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        requested_form(chat(**fields))
+        requested_constraint(chat(**fields))
     assert (caught.value.status, caught.value.detail.param) == (400, param)
 
 

@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.parsers.support import cut, cut_places, make, parse_pieces
 
-from octavo.server.openai.parsers.base import Content, parse_all
-from octavo.server.openai.parsers.chain import Chain
+from octavo.server.openai.parsers.base import Chain, Content, SpecialTokenFilter, parse_all
 from octavo.server.openai.parsers.reasoning import ReasoningParser
 from octavo.server.openai.parsers.registry import TOOL_CALL_PARSERS
-from octavo.server.openai.parsers.special_tokens import SpecialTokenFilter
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
 
 PARTS = {

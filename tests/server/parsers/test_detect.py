@@ -4,10 +4,11 @@ import pytest
 
 from octavo.demo import demo_model_path
 from octavo.errors import UnknownOptionError
-from octavo.server.openai.parsers.detect import detect_reasoning_parser, detect_tool_call_parser
 from octavo.server.openai.parsers.registry import (
     REASONING_FORMATS,
     TOOL_CALL_PARSERS,
+    detect_reasoning_parser,
+    detect_tool_call_parser,
     reasoning_format,
     tool_call_parser,
 )

@@ -7,12 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.parsers.support import cut, cut_places, make, parse_pieces
 
-from octavo.server.openai.parsers.base import Content, ContentOnly, Reasoning, parse_all
-from octavo.server.openai.parsers.chain import Chain
+from octavo.server.openai.parsers.base import Chain, Content, ContentOnly, Reasoning, SpecialTokenFilter, parse_all
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.reasoning import ReasoningParser
 from octavo.server.openai.parsers.registry import REASONING_FORMATS
-from octavo.server.openai.parsers.special_tokens import SpecialTokenFilter
 
 
 @pytest.mark.parametrize(

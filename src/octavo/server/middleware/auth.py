@@ -12,7 +12,7 @@ from octavo.server.middleware.replies import OPEN_PATHS, refuse, route_path
 
 
 class ApiKeyMiddleware:
-    """Takes the key as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without keys of its own it lets all pass."""
+    """Takes the key as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without configured keys, all requests pass."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], metrics: HttpMetrics) -> None:
         self._app = app
@@ -33,13 +33,13 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
 
     def _is_valid(self, key: bytes) -> bool:
-        """Compare with every key, to the end: how long it takes tells neither which is near nor how near."""
+        """Compare with every key in constant time, so that timing leaks nothing about them."""
         digest = _digest(key)
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
 
 def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the key that a request brings; None where it brings none."""
+    """Return the key in a request's headers; None if there is none."""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, key = value.partition(b" ")
@@ -51,7 +51,7 @@ def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def _digest(key: bytes) -> bytes:
-    """Digests are of one length, so the comparison does not tell that of the key."""
+    """Digests have one length, so comparing them does not leak the key's."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,7 +1,7 @@
-"""Reads a request's body, within its limits, before anything further in is called.
+"""Reads a request's whole body, within its limits, before anything further in is called.
 
-Every route takes one JSON text, so there is nothing to gain from handing it on in pieces. How long the body may take
-is watched by `server/http_protocol.py`.
+Every route takes one JSON text, so passing it on in pieces would gain nothing. `server/http_protocol.py` limits how
+long the body may take to arrive.
 """
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +14,7 @@ _METHODS = ("POST", "PUT", "PATCH")
 
 
 class BodyMiddleware:
-    """413 for a body over the limit, announced or not; 415 for one that is not plain JSON."""
+    """Answers 413 to a body over the limit, announced or not, and 415 to one that is not plain JSON."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, metrics: HttpMetrics) -> None:
         self._app = app
@@ -35,7 +35,7 @@ class BodyMiddleware:
             await self._app(scope, _body_first(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Return the whole body; None where the client left before its end."""
+        """Return the whole body; None if the client left before its end."""
         parts: list[bytes] = []
         num_bytes = 0
         while True:
@@ -51,7 +51,7 @@ class BodyMiddleware:
 
 
 def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
-    """Judge a body by what its headers say.
+    """Check what the headers say about the body.
 
     Raises:
         ApiError: 413 or 415.
@@ -74,7 +74,7 @@ def too_large(max_bytes: int) -> ApiError:
 
 
 def _body_first(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that brings the body, then whatever the connection brings."""
+    """Return a `receive` that yields the body, then the connection's messages."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

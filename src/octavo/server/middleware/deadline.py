@@ -1,7 +1,7 @@
-"""Ends a request that takes too long: by the server's limit, or the client's own, whichever comes first.
+"""Ends a request at the server's time limit or the client's own, whichever comes first.
 
-The client's is the header `X-Request-Timeout` or the body's field `timeout`, in seconds from when the request came.
-Ending means cancelling its task, which aborts the engine's part. A server that shuts down ends requests the same way.
+The client's is the header `X-Request-Timeout` or the body's field `timeout`, in seconds since the request arrived.
+Ending cancels the request's task, which aborts it in the engine. Shutdown ends requests the same way.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.errors import InvalidParameterError
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError, as_api_error
-from octavo.server.exchange import Exchange
+from octavo.server.middleware.exchange import Exchange
 from octavo.server.middleware.replies import asks_for_work, refuse
 from octavo.server.sse import DONE, frame
 
@@ -19,7 +19,7 @@ HEADER = b"x-request-timeout"
 
 
 class DeadlineMiddleware:
-    """Answers 408 where nothing was sent yet; a stream that has begun gets an error as its last event."""
+    """Answers 408 if nothing was sent yet; a stream that has begun gets an error as its last event."""
 
     def __init__(self, app: ASGIApp, limit_s: float | None, metrics: HttpMetrics) -> None:
         self._app = app
@@ -56,13 +56,13 @@ class DeadlineMiddleware:
 
 
 def timed_out(elapsed_s: float) -> ApiError:
-    """The same request would end the same way, so clients are told not to repeat it."""
+    """The same request would time out again, so clients are told not to retry."""
     message = f"The request reached its time limit after {elapsed_s:.1f} s."
     return ApiError(408, message, kind="timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
 
 
 def _apply_header(scope: Scope, exchange: Exchange) -> ApiError | None:
-    """Apply the client's deadline, where there is one; return what is wrong with it."""
+    """Apply the deadline in the headers, if any; return what is wrong with it."""
     for name, value in scope["headers"]:
         if name == HEADER:
             try:

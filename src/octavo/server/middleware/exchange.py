@@ -1,27 +1,102 @@
-"""Outermost: gives each request its id, watches the answer go out, counts it and logs it.
+"""The outermost middleware: gives each request its id, watches its response go out, counts it and logs it.
 
-An exception that nobody further in has turned into an answer becomes a 500 here.
+An exception that nothing further in has turned into a response becomes a 500 here.
 """
 
+import asyncio
 import logging
 import re
+import time
 import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.errors import InvalidParameterError
 from octavo.metrics.http import HttpMetrics
-from octavo.server.errors import as_api_error
-from octavo.server.exchange import CLIENT_LEFT, Exchange
+from octavo.server.errors import ApiError, as_api_error
 from octavo.server.middleware.replies import OPEN_PATHS, route_path, send_error
+
+if TYPE_CHECKING:
+    from octavo.server.middleware.admission import Ticket
 
 access_logger = logging.getLogger("octavo.access")
 
-# Ids go into logs and headers, so what they are made of is bounded.
+# Ids go into logs and headers, so their length and characters are bounded.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+CLIENT_LEFT = 499  # the status in log and metrics when the client left before there was one
+
+_KEY = "exchange"
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One HTTP request and its response, as the access log and the metrics see them.
+
+    Lives in `scope["state"]`; middleware further in adds what it knows. Changed only in the event loop.
+    """
+
+    request_id: str
+    direct_send: Send  # the server's own, past all middleware; see `send_body`
+    started_s: float = field(default_factory=time.monotonic)
+    status: int | None = None  # None until the response has begun
+    is_event_stream: bool = False
+    is_complete: bool = False
+    was_abandoned: bool = False  # by the client, before the end of the response
+    num_bytes_sent: int = 0
+    count_tokens: Callable[[], tuple[int, int]] | None = None  # of the prompt, of the output so far
+    ticket: "Ticket | None" = None
+    end_error: ApiError | None = None  # why the request was ended early, other than by its deadline
+    _timeout: asyncio.Timeout | None = None
+
+    @classmethod
+    def of(cls, scope: Scope) -> "Exchange":
+        """Return the exchange that a scope belongs to."""
+        exchange = scope["state"][_KEY]
+        assert isinstance(exchange, Exchange)
+        return exchange
+
+    def attach(self, scope: Scope) -> None:
+        scope.setdefault("state", {})[_KEY] = self
+
+    def send_body(self, data: bytes) -> Awaitable[None]:
+        """Send more of a body, past the middleware: it would add nothing, and cost every token."""
+        self.num_bytes_sent += len(data)
+        return self.direct_send({"type": "http.response.body", "body": data, "more_body": True})
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def start_timeout(self, timeout: asyncio.Timeout) -> None:
+        """Set the timeout that `limit_to` and `end_now` bring forward."""
+        self._timeout = timeout
+
+    def limit_to(self, seconds: float) -> None:
+        """End the request `seconds` after it arrived, unless another limit is earlier.
+
+        Raises:
+            InvalidParameterError: not a number greater than 0.
+        """
+        if not 0.0 < seconds < float("inf"):
+            raise InvalidParameterError("timeout", seconds, "a finite number of seconds greater than 0")
+        assert self._timeout is not None, "only requests that the deadline middleware has seen"
+        end_s = asyncio.get_running_loop().time() + seconds - self.elapsed_s
+        current_s = self._timeout.when()
+        self._timeout.reschedule(end_s if current_s is None else min(end_s, current_s))
+
+    def end_now(self, error: ApiError) -> None:
+        """Cancel the request with this error."""
+        assert self._timeout is not None, "only requests that the deadline middleware has seen"
+        if not self._timeout.expired():  # else it is ending already
+            self.end_error = error
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class ExchangeMiddleware:
-    """`X-Request-Id` is echoed where the client sent a sound one, made where not."""
+    """Echoes the client's `X-Request-Id` if it is valid; otherwise generates one."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, *, logs_access: bool) -> None:
         self._app = app
@@ -40,10 +115,10 @@ class ExchangeMiddleware:
             await self._app(scope, _watching_receive(receive, exchange), watched_send)
         except Exception as error:
             if exchange.status is not None and not exchange.is_complete:
-                raise  # half an answer is out: the server logs this and closes the connection
+                raise  # half a response is out: the server logs this and closes the connection
             if exchange.status is None:
                 await send_error(watched_send, as_api_error(error))
-            # else: starlette has answered 500 and only shows the error to whoever is further out
+            # else: starlette has sent a 500 and re-raises for outer layers to see
         finally:
             self._conclude(scope, exchange)
 
@@ -66,7 +141,7 @@ def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
 
 
 def log_access(scope: Scope, exchange: Exchange, status: int) -> None:
-    """Write one line; the same facts ride along as fields for the JSON format."""
+    """Log one line; the JSON format gets the same facts as fields."""
     client = scope.get("client")
     tokens = exchange.count_tokens() if exchange.count_tokens is not None else None
     facts = {
@@ -84,7 +159,7 @@ def log_access(scope: Scope, exchange: Exchange, status: int) -> None:
     known = {name: fact for name, fact in facts.items() if fact is not None}
     rest = " ".join(f"{name}={known[name]}" for name in list(known)[4:])
     line = (known["client"], known["method"], repr(known["path"])[1:-1], status, rest)
-    level = logging.DEBUG if route_path(scope) in OPEN_PATHS else logging.INFO  # probes come for ever
+    level = logging.DEBUG if route_path(scope) in OPEN_PATHS else logging.INFO  # probes never stop
     access_logger.log(level, "%s %s %s %s %s", *line, extra={"facts": known})
 
 

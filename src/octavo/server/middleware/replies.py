@@ -1,4 +1,4 @@
-"""What the middlewares have in common: the path they judge by, and how they refuse."""
+"""Shared by the middleware: which requests are which, and how to refuse one."""
 
 from collections.abc import Mapping
 
@@ -8,12 +8,12 @@ from starlette.types import Scope, Send
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError, ErrorReply
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # what load balancers ask, who have no key and ask for ever
-API_PREFIX = "/v1/"  # what costs the engine work is a POST below this path
+OPEN_PATHS = frozenset({"/health", "/ready"})  # probes of load balancers, which have no key
+API_PREFIX = "/v1/"  # a POST below this path costs the engine work
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path as routes know it, without the prefix under which a proxy shows the server."""
+    """Return the path as routes know it, without the prefix of a proxy."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
@@ -36,7 +36,7 @@ async def refuse(send: Send, error: ApiError, metrics: HttpMetrics) -> None:
 
 
 async def send_json(send: Send, body: object, status: int, headers: Mapping[str, str]) -> None:
-    """Answer without a `Response`, which would want to be called with scope and receive."""
+    """Send a JSON response where there is no `Response` object to call."""
     data = msgspec.json.encode(body)
     pairs = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     pairs += [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]

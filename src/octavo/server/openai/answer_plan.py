@@ -1,49 +1,80 @@
-"""What calls and thoughts mean for one chat request: its prompt, its parameters, the reading of its answers."""
+"""What tool calls and reasoning mean for one chat request: its prompt, its parameters, how its answers are read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import bad_request
-from octavo.server.openai.answer_formats import AnswerFormats
-from octavo.server.openai.parsers.base import ContentOnly, OutputParser
-from octavo.server.openai.parsers.call_limit import CallLimit
-from octavo.server.openai.parsers.chain import Chain
-from octavo.server.openai.parsers.special_tokens import SpecialTokenFilter
+from octavo.server.openai.parsers.base import CallLimit, Chain, ContentOnly, OutputParser, SpecialTokenFilter
+from octavo.server.openai.parsers.reasoning import ReasoningParser
+from octavo.server.openai.parsers.registry import (
+    AUTO,
+    detect_reasoning_parser,
+    detect_tool_call_parser,
+    reasoning_format,
+    tool_call_parser,
+)
 from octavo.server.openai.protocol import ChatCompletionRequest
-from octavo.server.openai.thinking_tokens import ThinkingTokens
 from octavo.server.openai.tools import ToolUse, tool_use
 from octavo.structured_output import MAX_THOUGHT_TOKENS, StructuredOutput, Thoughts
+from octavo.tokenizer.tokenizer import Tokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_NUM_TAIL_TOKENS = 16  # enough of a prompt to see the tags that it ends in
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerReader:
-    """What reads one sample."""
+class AnswerFormats:
+    """How one model marks tool calls and reasoning, detected in its chat template or given by name.
 
-    parser: OutputParser = field(default_factory=ContentOnly)
-    thinking: ThinkingTokens | None = None
+    Raises:
+        UnknownOptionError: no parser has that name.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, tool_call_parser_name: str = AUTO, reasoning_parser_name: str = AUTO
+    ) -> None:
+        template = _template_text(tokenizer)
+        if tool_call_parser_name == AUTO:
+            tool_call_parser_name = detect_tool_call_parser(template)
+        if reasoning_parser_name == AUTO:
+            reasoning_parser_name = detect_reasoning_parser(template)
+        self.tool_calls = tool_call_parser(tool_call_parser_name)
+        self.reasoning = reasoning_format(reasoning_parser_name)
+        self.tokenizer = tokenizer
+        self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
+
+    @property
+    def thought_tags_are_tokens(self) -> bool:
+        """Whether the tags of reasoning are one token each, so that a grammar can recognize them."""
+        tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
+        return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
+
+    def starts_inside(self, prompt_token_ids: Sequence[int]) -> bool | None:
+        """Return whether answers to this prompt start inside reasoning; None if there is no reasoning to look for."""
+        if self.reasoning is None:
+            return None
+        tail = prompt_token_ids[-_NUM_TAIL_TOKENS:]
+        return self.reasoning.starts_inside(self.tokenizer.decode(tail, skip_special_tokens=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerPlan:
-    """One request, as far as calls and thoughts go. What depends on the prompt's end is settled by `after`."""
+    """The part of a chat request that concerns calls and reasoning. `after` adds what depends on the prompt's end."""
 
     formats: AnswerFormats
     tools: ToolUse | None
     params: SamplingParams
     prompt_options: Mapping[str, object]  # for the chat template
-    hidden: frozenset[str]  # special tokens that the engine shows, and the client must not see
+    hidden: frozenset[str]  # special tokens that the engine shows but the client must not see
     shows_reasoning: bool
     thinking_budget: int | None  # tokens
-    starts_inside: bool | None = None  # whether answers start among thoughts; None: there are none to look for
+    starts_inside: bool | None = None  # answers start inside reasoning; None: there is none
 
     @classmethod
     def of(cls, request: ChatCompletionRequest, params: SamplingParams, formats: AnswerFormats) -> Self:
-        """Return what `request`, of whose other fields `params` were made, comes to with this model.
+        """Return the plan of `request` for this model; `params` come from its other fields.
 
         Raises:
             ApiError: 400, naming the field.
@@ -68,7 +99,7 @@ class AnswerPlan:
         )
 
     def after(self, prompt_token_ids: Sequence[int]) -> Self:
-        """Return the plan for answers to this prompt: with thoughts before the form, and their budget.
+        """Return the plan for answers to this prompt: with reasoning and its budget before the constraint.
 
         Raises:
             ApiError: 400; a budget that cannot be kept.
@@ -86,20 +117,20 @@ class AnswerPlan:
         if self.thinking_budget is not None:
             text = f"This model's tokenizer has no token {reasoning.end!r}, so thoughts cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
-        return self  # the form begins at once: it leaves no room for thoughts
+        return self  # the constraint applies from the first token: no room for reasoning
 
-    def reader(self) -> AnswerReader:
-        """Return what reads one sample."""
-        parser, thinking = self._call_parser(), None
+    def readers(self) -> tuple[OutputParser, "ReasoningTokens | None"]:
+        """Return what reads one sample, and what counts its reasoning tokens where there may be any."""
+        parser, counter = self._call_parser(), None
         if self.starts_inside is not None:
             tokenizer, reasoning = self.formats.tokenizer, self.formats.reasoning
             assert reasoning is not None
             thoughts = reasoning.parser(starts_inside=self.starts_inside)
-            thinking = ThinkingTokens(tokenizer, thoughts, reasoning.end)
+            counter = ReasoningTokens(tokenizer, thoughts, reasoning.end)
             parser = Chain(thoughts, parser)
         if self.hidden:
             parser = Chain(SpecialTokenFilter(self.hidden), parser)
-        return AnswerReader(parser=parser, thinking=thinking)
+        return parser, counter
 
     def _call_parser(self) -> OutputParser:
         if self.tools is None:
@@ -109,7 +140,7 @@ class AnswerPlan:
 
 
 def _prompt_options(request: ChatCompletionRequest, tools: ToolUse | None) -> dict[str, object]:
-    """Return what the chat template is told beside the messages. The client's own variables go last, and so win.
+    """Return the chat template's variables besides the messages. The client's own go last, and so win.
 
     Raises:
         ApiError: 400, naming the field.
@@ -140,7 +171,40 @@ def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> 
 
 
 def _marks(formats: AnswerFormats, tools: ToolUse | None) -> frozenset[str]:
-    """Return the strings that the readers of an answer must see."""
+    """Return the marks that the parsers must see."""
     of_calls = () if tools is None else tools.own_parser.markers
     of_thoughts = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
     return frozenset((*of_calls, *of_thoughts))
+
+
+def _template_text(tokenizer: Tokenizer) -> str:
+    template = tokenizer.chat_template
+    return "" if template is None else template.source + (template.tool_use_source or "")
+
+
+class ReasoningTokens:
+    """Counts the tokens of one answer up to the tag that ends its reasoning, that tag included."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: ReasoningParser, end: str) -> None:
+        self._tokenizer, self._parser = tokenizer, parser
+        self._end = end.encode()
+        self._tail = b""
+        self._num_tokens = 0
+        self._has_ended = False
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Count tokens whose text the parser has read."""
+        if self._has_ended or self._parser.has_thoughts is False:
+            return
+        for token_id in token_ids:
+            self._num_tokens += 1
+            self._tail += self._tokenizer.token_bytes(token_id)
+            if self._end in self._tail:
+                self._has_ended = True
+                return
+            self._tail = self._tail[-len(self._end) :]
+
+    @property
+    def num_tokens(self) -> int:
+        """Reasoning tokens so far; 0 for an answer without reasoning."""
+        return self._num_tokens if self._parser.has_thoughts else 0

@@ -1,64 +1,231 @@
-"""Whole chat answers."""
+"""Chats: from a request to a plan, which finds all that is wrong with it, and from the plan to the reply."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.front import EngineFront
 from octavo.engine.request_state import CompletionDelta
-from octavo.server.openai.chat_answer import ChatAnswer, about_prompt
-from octavo.server.openai.chat_plan import ChatPlan
-from octavo.server.openai.deltas import wire_message
-from octavo.server.openai.parsers.base import ParsedMessage
-from octavo.server.openai.replies import ChatChoice, ChatCompletion, ChatLogprobs, TokenRow
-from octavo.server.openai.run import run_to_end
+from octavo.server.errors import bad_request
+from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
+from octavo.server.openai.logprobs import ChatRows, TokenNames
+from octavo.server.openai.messages import prompt_end, template_messages
+from octavo.server.openai.params import ResponseOptions, chat_params, process_prompt, truncated
+from octavo.server.openai.parsers.base import (
+    Content,
+    Delta,
+    ParsedMessage,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from octavo.server.openai.protocol import ChatCompletionRequest
+from octavo.server.openai.replies import (
+    AnswerCall,
+    AnswerFunction,
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    TokenRow,
+)
+from octavo.server.openai.reply_stream import Chunks, ReplyHead, ReplyPlan, ReplyStream
 
 
-async def whole_chat(engine: AsyncLLMEngine, plan: ChatPlan) -> ChatCompletion:
-    """Wait for all samples; return the reply."""
-    answers = [WholeAnswer(index, plan) for index in range(plan.prompt.params.n)]
-    run, deltas = await run_to_end(engine, [plan.prompt])
-    for delta in deltas:
-        answers[delta.index].add(delta)
-    run.num_reasoning_tokens = sum(answer.num_reasoning_tokens for answer in answers)
-    head = plan.head
-    return ChatCompletion(
-        id=head.id,
-        created=head.created,
-        model=head.model,
-        system_fingerprint=head.system_fingerprint,
-        choices=[answer.choice() for answer in answers],
-        usage=run.usage,
-        **about_prompt(run.states[0], plan),
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatPlan(ReplyPlan):
+    """One chat request, valid and ready to run."""
+
+    answers: AnswerPlan
+
+
+def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFront, formats: AnswerFormats) -> ChatPlan:
+    """Render, tokenize and validate. May take a while for long conversations.
+
+    Raises:
+        ApiError, UserError: naming what is wrong.
+    """
+    _refuse_unsupported(request)
+    options = ResponseOptions.of(request)
+    answers = AnswerPlan.of(request, chat_params(request, front.inputs.default_params), formats)
+    template_options = {**answers.prompt_options, **prompt_end(request)}
+    if request.documents is not None:
+        template_options["documents"] = request.documents
+    whole = front.inputs.chat_prompt(template_messages(request.messages, front.tokenizer), **template_options)
+    tokens = truncated(whole, request.truncate_prompt_tokens)
+    answers = answers.after(tokens["prompt_token_ids"])
+    return ChatPlan(
+        head=head,
+        prompts=[process_prompt(front, request, tokens, answers.params)],
+        options=options,
+        names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
+        num_top=(request.top_logprobs or 0) if request.logprobs else None,
+        answers=answers,
     )
 
 
-class WholeAnswer:
-    """Collects one answer."""
+def _refuse_unsupported(request: ChatCompletionRequest) -> None:
+    if request.add_special_tokens:
+        text = "The chat template writes all special tokens; none can be added."
+        raise bad_request(text, "add_special_tokens", "unsupported_parameter")
+    if request.chat_template is not None:  # a program, and this one would come from a stranger
+        raise bad_request("Templates in requests are refused.", "chat_template", "unsupported_parameter")
 
-    def __init__(self, index: int, plan: ChatPlan) -> None:
-        self._answer = ChatAnswer(index, plan)
-        self._message = ParsedMessage()
-        self._rows: list[TokenRow] | None = None if plan.make_rows is None else []
-        self._token_ids: list[int] | None = [] if plan.wishes.has_token_ids else None
+
+class ChatChunks(Chunks):
+    """`chat.completion.chunk`."""
+
+    kind = "chat.completion.chunk"
+    content_key = "delta"
+    text_opening, text_closing = b'"delta":{"content":', b"}"
+
+
+class ChatStream(ReplyStream[ChatCompletion]):
+    """The reply to a chat: roles first, then text, reasoning and calls as they come, how each sample ended, usage."""
+
+    def __init__(self, engine: AsyncLLMEngine, plan: ChatPlan) -> None:
+        chunks = ChatChunks(plan.head, plan.num_samples, include_usage=plan.options.include_usage)
+        super().__init__(engine, plan, chunks)
+        self._head, self._is_plain = plan.head, plan.is_plain
+        self._answers = [ChatAnswer(plan) for _ in range(plan.num_samples)]
+        self._has_begun = False
+
+    def _frames(self, delta: CompletionDelta) -> list[bytes]:
+        """Return the chunks of new text; the last says, with an empty delta, how the answer ended."""
+        frames = [] if self._has_begun else self._roles()
+        answer, chunks = self._answers[delta.index], self._chunks
+        pieces = answer.read(delta)
+        if not self._is_plain:
+            frames += self._rich(answer, delta, pieces)
+        else:
+            frames += [
+                chunks.text(delta.index, piece.text)
+                if isinstance(piece, Content)
+                else chunks.piece(delta.index, wire_delta(piece))
+                for piece in pieces
+            ]
+        if delta.finish_reason is not None:
+            frames.append(self._ending(delta, {}, answer.finish_reason(delta)))
+        return frames
+
+    def _roles(self) -> list[bytes]:
+        """Return the first chunk of each answer: who speaks."""
+        self._has_begun = True
+        role, about, usage = {"role": "assistant", "content": ""}, self._about_prompt(0), self._chunk_usage
+        return [self._chunks.piece(index, role, usage=usage, **about) for index in range(len(self._answers))]
+
+    def _rich(self, answer: "ChatAnswer", delta: CompletionDelta, pieces: Sequence[Delta]) -> list[bytes]:
+        """Token ids and logprobs go with the first chunk of their text, or alone."""
+        rows = answer.read_logprobs(delta)
+        more: dict[str, Any] = {"logprobs": ChatLogprobs(content=rows)} if rows else {}
+        if self._options.token_ids:
+            more["token_ids"] = delta.token_ids
+        usage = self._chunk_usage
+        frames = []
+        for wire in [wire_delta(piece) for piece in pieces] or ([{"content": ""}] if more else []):
+            frames.append(self._chunks.piece(delta.index, wire, usage=usage, **more))
+            more = {}
+        return frames
+
+    def _fold(self, deltas: Sequence[CompletionDelta]) -> ChatCompletion:
+        return ChatCompletion(
+            **msgspec.structs.asdict(self._head),
+            choices=[self._choice(self._answers[delta.index], delta) for delta in deltas],
+            usage=self._usage(),
+            **self._about_prompt(0),
+        )
+
+    def _choice(self, answer: "ChatAnswer", delta: CompletionDelta) -> ChatChoice:
+        message = ParsedMessage()
+        message.add(answer.read(delta))
+        return ChatChoice(
+            index=delta.index,
+            message=wire_message(message),
+            finish_reason=answer.finish_reason(delta),
+            stop_reason=delta.stop_reason,
+            logprobs=None if delta.logprobs is None else ChatLogprobs(content=answer.read_logprobs(delta)),
+            token_ids=delta.token_ids if self._options.token_ids else UNSET,
+        )
+
+    @property
+    def _num_reasoning_tokens(self) -> int:
+        return sum(answer.num_reasoning_tokens for answer in self._answers)
+
+
+class ChatAnswer:
+    """Reads the deltas of one sample, to its end."""
+
+    def __init__(self, plan: ChatPlan) -> None:
+        answers = plan.answers
+        self._parser, self._reasoning_tokens = answers.readers()
+        self._shows_reasoning = answers.shows_reasoning
+        skips = answers.params.skip_special_tokens
+        self._rows = None if plan.num_top is None else ChatRows(plan.names, plan.num_top, skips_special_tokens=skips)
+        self._has_calls = False
 
     @property
     def num_reasoning_tokens(self) -> int:
-        return self._answer.num_reasoning_tokens
+        return 0 if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
 
-    def add(self, delta: CompletionDelta) -> None:
-        self._message.add(self._answer.read(delta))
-        if self._rows is not None:
-            self._rows += self._answer.read_logprobs(delta)
-        if self._token_ids is not None:
-            self._token_ids += delta.token_ids
+    def read(self, delta: CompletionDelta) -> Sequence[Delta]:
+        """Return the pieces of the answer that new text settles."""
+        pieces = self._parser.push(delta.text)
+        if delta.finish_reason is not None:
+            pieces = [*pieces, *self._parser.finish()]
+        if self._reasoning_tokens is not None:
+            self._reasoning_tokens.push(delta.token_ids)
+        for piece in pieces:
+            if isinstance(piece, ToolCallStart):
+                self._has_calls = True
+        if not self._shows_reasoning:
+            pieces = [piece for piece in pieces if not isinstance(piece, Reasoning)]
+        return pieces
 
-    def choice(self) -> ChatChoice:
-        """Return it as the client sees it; it must have ended."""
-        assert self._answer.finish_reason is not None
-        return ChatChoice(
-            index=self._answer.index,
-            message=wire_message(self._message, shows_reasoning=True),
-            finish_reason=self._answer.finish_reason,
-            stop_reason=self._answer.stop_reason,
-            logprobs=None if self._rows is None else ChatLogprobs(content=self._rows),
-            token_ids=msgspec.UNSET if self._token_ids is None else self._token_ids,
-        )
+    def read_logprobs(self, delta: CompletionDelta) -> list[TokenRow]:
+        """Return the rows of the text that is shown with this delta, if rows were asked for."""
+        if self._rows is None or delta.logprobs is None:
+            return []
+        rows = self._rows.push(delta.token_ids, delta.logprobs, delta.text)
+        if delta.finish_reason is not None:
+            rows += self._rows.finish(is_cut=delta.finish_reason == "stop")
+        return rows
+
+    def finish_reason(self, last: CompletionDelta) -> str:
+        """Return how the answer ended, for clients; it must have been read."""
+        assert last.finish_reason is not None
+        return "tool_calls" if self._has_calls and last.finish_reason == "stop" else last.finish_reason
+
+
+def wire_delta(delta: Delta) -> dict[str, object]:
+    """Return the `delta` of a chunk. The first one of a call names it, later ones bring pieces of its arguments.
+
+    Reasoning goes under both names that clients look for.
+    """
+    match delta:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text, "reasoning": text}
+        case ToolCallStart(index, id_, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": id_, "type": "function", "function": function}]}
+        case ToolCallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def wire_message(message: ParsedMessage) -> AnswerMessage:
+    """Return a whole answer. Alongside calls, empty text is null; absent reasoning and calls are left out."""
+    calls = [
+        AnswerCall(id=call.id, function=AnswerFunction(name=call.name, arguments=call.arguments))
+        for call in message.tool_calls
+    ]
+    return AnswerMessage(
+        content=None if calls and not message.content else message.content,
+        reasoning_content=message.reasoning or UNSET,
+        reasoning=message.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

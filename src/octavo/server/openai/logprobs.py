@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of the API: rows of objects for chats, four lists for completions."""
+"""Logprobs in the two shapes of the API: rows of objects for chats, four lists for completions."""
 
 import codecs
 from collections import deque
@@ -10,29 +10,29 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 _LEAST = -9999.0  # JSON has no infinity; a masked token gets this
 
-Table = Mapping[int, Logprob]  # of one position: the token that stands there first, then the most likely
+Table = Mapping[int, Logprob]  # of one position: the chosen token first, then the most likely
 
 
 class TokenNames:
-    """How tokens are written in replies."""
+    """Names of tokens in replies."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what the token stands for; the bytes of a text's tokens, put together, are the text."""
+        """Return a token's bytes; joined, the bytes of a text's tokens are the text."""
         return self._tokenizer.token_bytes(token_id)
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._tokenizer.special_token_ids
 
     def readable(self, token_id: int) -> str:
-        """Return text for people: half a character shows as U+FFFD."""
+        """Return readable text; half a character shows as U+FFFD."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
     def unique(self, token_id: int) -> str:
-        """Return text that tells half characters apart, as `bytes:\\xe2\\x80`: keys of a map must not collide."""
+        """Return unique text, for keys of a map; half a character shows as `bytes:\\xe2\\x80`."""
         if self._as_ids:
             return f"token_id:{token_id}"
         data = self.bytes_of(token_id)
@@ -43,18 +43,18 @@ class TokenNames:
 
 
 class ChatRows:
-    """The rows of one chat answer. A row is shown when its text is: what a stop string takes back never appears."""
+    """The rows of one chat answer. A row appears with its text: what a stop string removes never does."""
 
     def __init__(self, names: TokenNames, num_top: int, *, skips_special_tokens: bool) -> None:
         self._names = names
         self._num_top = num_top
         self._skips_special_tokens = skips_special_tokens
-        self._waiting: deque[tuple[int, TokenRow]] = deque()  # with the number of bytes before each
+        self._waiting: deque[tuple[int, TokenRow]] = deque()  # each with the number of bytes before it
         self._num_row_bytes = 0
         self._num_text_bytes = 0
 
     def push(self, token_ids: Sequence[int], tables: Sequence[Table], text: str) -> list[TokenRow]:
-        """Take new tokens and new text; return the rows of text that has been shown."""
+        """Take new tokens and text; return the rows of the text shown so far."""
         for token_id, table in zip(token_ids, tables, strict=True):
             self._waiting.append((self._num_row_bytes, self._row(token_id, table)))
             if not (self._skips_special_tokens and self._names.is_special(token_id)):
@@ -66,7 +66,7 @@ class ChatRows:
         return shown
 
     def finish(self, *, is_cut: bool) -> list[TokenRow]:
-        """Return the rest: none where a stop string or an end token cut it off."""
+        """Return the remaining rows; none if a stop string or end token cut them off."""
         rest = [] if is_cut else [row for _, row in self._waiting]
         self._waiting.clear()
         return rest
@@ -88,7 +88,7 @@ class ChatRows:
 
 
 class CompletionRows:
-    """The lists of one completion: every token has its entry, the one that ended the text too."""
+    """The lists of one completion, with an entry for every token, the one that ended it included."""
 
     def __init__(self, names: TokenNames, num_top: int) -> None:
         self._names = names
@@ -113,7 +113,7 @@ class CompletionRows:
         )
 
     def _top(self, token_id: int, table: Table) -> dict[str, float]:
-        """Return the best, and the token that stands there, though it may not be among them."""
+        """Return the most likely tokens, and the chosen one even if it is not among them."""
         entries = {token_id: table[token_id], **dict(best(table, self._num_top))}
         top: dict[str, float] = {}
         for id_, entry in sorted(entries.items(), key=lambda item: item[1].rank):
@@ -127,7 +127,7 @@ class CompletionRows:
 
 
 def joined(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
-    """Return one set of lists from several."""
+    """Return several lists, concatenated."""
     whole = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for part in parts:
         whole.tokens.extend(part.tokens)

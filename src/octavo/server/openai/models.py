@@ -1,4 +1,4 @@
-"""What clients call the model."""
+"""The names under which clients find the model."""
 
 import time
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelNames:
-    """The one model under all its names. It is found by any of them, whatever the case, and by the last part of each:
-    `Qwen/Qwen3-0.6B` answers to `qwen3-0.6b`.
+    """The one model under all its names. Any of them finds it, and the last part of each, in any case: `qwen3-0.6b`
+    finds `Qwen/Qwen3-0.6B`.
     """
 
     def __init__(self, model_name: str, aliases: Sequence[str], max_model_len: int) -> None:
@@ -39,16 +39,16 @@ class ModelNames:
             ModelCard(id=name, created=int(time.time()), max_model_len=max_model_len, root=model_name)
             for name in self.names
         ]
-        self._by_key: dict[str, str] = {}  # lower case -> the name for replies; earlier ones win
+        self._by_key: dict[str, str] = {}  # case-folded -> the name for replies; the first wins
         for name in (*self.names, model_name):
             for key in (name.casefold(), Path(name).name.casefold()):
                 self._by_key.setdefault(key, name if name in self.names else self.names[0])
 
     def find(self, name: str | None) -> str:
-        """Return the model's name for replies; None asks for whatever is served.
+        """Return the model's name for replies; None finds the model served.
 
         Raises:
-            ApiError: 404, with the names that there are.
+            ApiError: 404, listing the known names.
         """
         if name is None:
             return self.names[0]

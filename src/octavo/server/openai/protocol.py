@@ -1,16 +1,27 @@
 """Requests as they come over the wire: OpenAI's fields, and the extras that vLLM's and SGLang's clients send.
 
-Fields that are not named here are accepted and ignored, as official clients send more with every version. `null`
-stands for "not given" everywhere. Types are checked here, values where they are used.
+Unknown fields are ignored, as official clients send more with every version. `null` means "not given" everywhere.
+`decode` checks types; values are checked where they are used.
 """
 
-from typing import Any
+import re
+from typing import Any, TypeVar
 
 import msgspec
 
+from octavo.server.errors import ApiError, bad_request
+
+MAX_DEPTH = 128  # nested lists and objects
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_WRONG = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+_WORDS = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "array": "an array",
+          "object": "an object", "null": "null"}  # fmt: skip
+
+T = TypeVar("T")
+
 
 class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of a message. Text is understood; for the rest the answer says that it is not."""
+    """A part of a message. Text is supported; other types are refused."""
 
     type: str
     text: str | None = None
@@ -18,7 +29,7 @@ class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What an earlier answer called; `arguments` is JSON in a string."""
+    """A call in an earlier answer; `arguments` is JSON in a string."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -68,21 +79,21 @@ class NamedFunction(msgspec.Struct, kw_only=True):
 
 
 class AllowedTool(msgspec.Struct, kw_only=True):
-    """One of several that may be called."""
+    """One tool of a subset."""
 
     function: NamedFunction
     type: str = "function"
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    """These, and no others; `mode` is `auto` or `required`."""
+    """A subset of the tools; `mode` is `auto` or `required`."""
 
     tools: list[AllowedTool]
     mode: str = "auto"
 
 
 class ToolChoiceObject(msgspec.Struct, kw_only=True):
-    """This function, and no other; or some of the tools, with the type `allowed_tools`."""
+    """One function, or some of the tools with the type `allowed_tools`."""
 
     type: str = "function"
     function: NamedFunction | None = None
@@ -99,7 +110,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`text`, `json_object` or `json_schema`; `schema` beside `json_object` is llama.cpp's spelling."""
+    """`text`, `json_object` or `json_schema`; `schema` next to `json_object` is llama.cpp's spelling."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -117,20 +128,20 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream tells beside the text."""
+    """What a stream reports besides the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common."""
+    """Fields shared by chats and completions."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    timeout: float | None = None  # seconds from arrival after which the request is broken off
+    timeout: float | None = None  # seconds from arrival until the request is cancelled
     n: int | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -222,3 +233,52 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     tokens: list[int]
     model: str | None = None
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Return a request.
+
+    Raises:
+        ApiError: 400; malformed JSON, too many levels of it, a field that is missing or has another type.
+    """
+    if _is_too_deep(body):
+        raise bad_request(f"The request's JSON is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The request's body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def _is_too_deep(body: bytes) -> bool:
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:  # nearly always
+        return False
+    depth = 0
+    for match in _STRUCTURE.finditer(body):
+        mark = match[0]
+        if mark in (b"[", b"{"):
+            depth += 1
+            if depth > MAX_DEPTH:
+                return True
+        elif mark in (b"]", b"}"):
+            depth -= 1
+    return False
+
+
+def _type_error(text: str) -> ApiError:
+    """Translate an error of msgspec: "Expected `int | null`, got `str` - at `$.n`"."""
+    found = _WRONG.fullmatch(text)
+    assert found is not None
+    what, path = found["what"], (found["path"] or "").lstrip(".")
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        param = f"{path}.{missing[1]}".lstrip(".")
+        return bad_request(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    what = re.sub(r"`([^`]*)`", lambda quoted: _in_words(quoted[1]), what)
+    where = f"Invalid type for '{path}'" if path else "Invalid request body"
+    return bad_request(f"{where}: {what[:1].lower()}{what[1:]}.", path or None, "invalid_type")
+
+
+def _in_words(types: str) -> str:
+    names = [_WORDS.get(name, name) for name in types.split(" | ")]
+    return " or ".join(name for name in names if name != "null" or len(names) == 1)

@@ -1,4 +1,4 @@
-"""Answers as they go over the wire, whole. Streamed chunks are put together from bytes in `chunks.py`."""
+"""Whole replies as they go over the wire. `reply_stream.py` encodes the chunks of streams."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import msgspec
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Where prompt tokens came from."""
+    """Prompt tokens by source."""
 
     cached_tokens: int = 0
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What output tokens were for."""
+    """Output tokens by purpose."""
 
     reasoning_tokens: int = 0
 
@@ -28,7 +28,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A token that might have stood here."""
+    """An alternative token."""
 
     token: str
     logprob: float
@@ -36,7 +36,7 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One token of a chat answer; the bytes of all rows are the text."""
+    """One token of a chat answer; joined, the bytes of all rows are the text."""
 
     token: str
     logprob: float
@@ -52,14 +52,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call calls; `arguments` is JSON text as the model wrote it."""
+    """A function call; `arguments` is JSON text as the model wrote it."""
 
     name: str
     arguments: str
 
 
 class AnswerCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that the model makes."""
+    """A tool call by the model."""
 
     id: str
     function: AnswerFunction
@@ -67,7 +67,7 @@ class AnswerCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the assistant said. Thoughts go under both names that clients look for."""
+    """The assistant's message. Reasoning goes under both names that clients look for."""
 
     content: str | None
     role: str = "assistant"
@@ -104,7 +104,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Four lists of equal length; at the start of an echoed prompt there is nothing to rate."""
+    """Four lists of equal length; the first token of an echoed prompt has no logprob."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

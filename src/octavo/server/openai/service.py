@@ -5,22 +5,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from octavo._version import __version__
 from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.front import EngineFront
 from octavo.errors import UserError
 from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
-from octavo.server.openai.answer_formats import AnswerFormats
-from octavo.server.openai.chat import whole_chat
-from octavo.server.openai.chat_plan import plan_chat
-from octavo.server.openai.chat_stream import ChatStream
-from octavo.server.openai.chunks import ReplyHead
-from octavo.server.openai.completion_plan import plan_completion
-from octavo.server.openai.completion_stream import CompletionStream
-from octavo.server.openai.completions import whole_completion
-from octavo.server.openai.form import needs_grammar
+from octavo.server.openai.answer_plan import AnswerFormats
+from octavo.server.openai.chat import ChatStream, plan_chat
+from octavo.server.openai.completion import CompletionStream, plan_completion
+from octavo.server.openai.messages import prompt_end, template_messages
 from octavo.server.openai.models import ModelNames
-from octavo.server.openai.params import wire_names
+from octavo.server.openai.params import needs_grammar, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -29,7 +27,7 @@ from octavo.server.openai.protocol import (
     TokenizeRequest,
 )
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
-from octavo.server.openai.tokens import detokenize, tokenize
+from octavo.server.openai.reply_stream import ReplyHead
 
 T = TypeVar("T")
 
@@ -38,10 +36,10 @@ _MAX_ID_CHARACTERS = 128
 
 
 class OpenAICompatibleService:
-    """Built once, when the engine is ready, and passed to whoever serves.
+    """Built once, when the engine is ready.
 
-    `is_large` says that a request's body is so long that working on it would keep the event loop from its streams.
-    All methods raise ApiError: for a stream, before its first frame only what can be known then.
+    `is_large` marks a body so long that processing it in the event loop would stall the streams. All methods raise
+    ApiError; errors of a stream that only show while it runs are raised by its `take`.
     """
 
     def __init__(self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs) -> None:
@@ -58,18 +56,20 @@ class OpenAICompatibleService:
     async def chat_completions(
         self, request: ChatCompletionRequest, *, is_large: bool = False
     ) -> ChatCompletion | ChatStream:
-        """Answer a conversation: a reply, or a stream that is yet to start if the request wants one."""
+        """Answer a conversation: with a whole reply, or a stream that has yet to start."""
         head = self._begin(request, "chatcmpl")
         plan = await _settle(partial(plan_chat, request, head, self._engine.front, self._formats), request, is_large)
-        return ChatStream(self._engine, plan) if request.stream else await whole_chat(self._engine, plan)
+        stream = ChatStream(self._engine, plan)
+        return stream if request.stream else await stream.whole()
 
     async def completions(self, request: CompletionRequest, *, is_large: bool = False) -> Completion | CompletionStream:
-        """Go on with one prompt or many: a reply, or a stream that is yet to start if the request wants one."""
+        """Continue one prompt or many: with a whole reply, or a stream that has yet to start."""
         head = self._begin(request, "cmpl")
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
         work = partial(plan_completion, request, head, self._engine.front, max_prompts=self._args.max_prompts)
         plan = await _settle(work, request, is_large)
-        return CompletionStream(self._engine, plan) if request.stream else await whole_completion(self._engine, plan)
+        stream = CompletionStream(self._engine, plan)
+        return stream if request.stream else await stream.whole()
 
     async def tokenize(self, request: TokenizeRequest, *, is_large: bool = False) -> TokenizeReply:
         """Return the ids of a text or of a conversation."""
@@ -90,10 +90,37 @@ class OpenAICompatibleService:
 
 
 async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
-    """Do what comes before the engine: render, tokenise, validate. What may take a while leaves the event loop."""
+    """Do what comes before the engine: render, tokenize, validate. What may take a while leaves the event loop."""
     is_slow = is_large or (isinstance(request, GenerationRequest) and needs_grammar(request))
     try:
         return await asyncio.to_thread(work) if is_slow else work()
     except UserError as error:
         names = wire_names(request) if isinstance(request, GenerationRequest) else {}
         raise as_api_error(error, names) from error
+
+
+def tokenize(request: TokenizeRequest, front: EngineFront) -> TokenizeReply:
+    """Return the ids of a text, or of a conversation as the model's chat template writes it."""
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_request("Exactly one of 'prompt' and 'messages' is needed.", "prompt")
+    tokenizer = front.tokenizer
+    if request.messages is not None:
+        tools = None if request.tools is None else [msgspec.to_builtins(tool) for tool in request.tools]
+        options = {**(request.chat_template_kwargs or {}), "tools": tools, **prompt_end(request)}
+        token_ids = tokenizer.encode_chat(template_messages(request.messages, tokenizer), **options)
+    else:
+        token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)
+    texts = [tokenizer.token_text(token_id) for token_id in token_ids] if request.return_token_strs else None
+    return TokenizeReply(
+        count=len(token_ids), max_model_len=front.config.model.max_model_len, tokens=token_ids, token_strs=texts
+    )
+
+
+def detokenize(request: DetokenizeRequest, front: EngineFront) -> DetokenizeReply:
+    """Return the text of token ids."""
+    vocab_size = front.config.model.vocab_size
+    for index, token_id in enumerate(request.tokens):
+        if not 0 <= token_id < vocab_size:
+            text = f"tokens[{index}]={token_id}: token ids of this model are 0 to {vocab_size - 1}"
+            raise bad_request(text, f"tokens[{index}]")
+    return DetokenizeReply(prompt=front.tokenizer.decode(request.tokens, skip_special_tokens=False))

@@ -1,42 +1,48 @@
-"""The tools of a chat request: checked, and what follows from them for prompt, grammar and parser."""
+"""The tools of a chat request: checks, and what follows for prompt, grammar and parser.
+
+Formats that write arguments as JSON can be constrained to any schema; the others (`pythonic`, `qwen3_coder`) to most.
+Where one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` says which it is.
+"""
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from octavo.errors import InvalidParameterError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.openai.parsers.forced_calls import call_or_answer, forced_parser, may_call, must_call
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
-from octavo.server.openai.protocol import ChatCompletionRequest, ToolDefinition
-from octavo.server.openai.tool_choice import tool_choice
-from octavo.structured_output import StructuredOutput
+from octavo.server.openai.parsers.hermes import HermesParser
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
+from octavo.server.openai.protocol import ChatCompletionRequest, ToolChoiceObject, ToolDefinition
+from octavo.structured_output import StructuralTag, StructuredOutput
 
 logger = logging.getLogger(__name__)
 
 MAX_TOOLS = 1_000
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+_ANY_ARGUMENTS: Mapping[str, object] = {"type": "object"}
+_WORDS = ("auto", "none", "required")
+_PARAM = "tool_choice"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolUse:
-    """What the tools of a request come to. One that exists is valid."""
+    """The tools of a request, validated."""
 
     prompt_tools: Sequence[Mapping[str, object]]  # as chat templates read them
     schemas: Mapping[str, Mapping[str, Any]]  # of those that may be called, by name
     strict: frozenset[str]  # names of tools whose calls must match their schemas
     is_required: bool
-    is_subset: bool  # the prompt shows further tools, which must not be called
+    is_subset: bool  # the prompt shows more tools, which must not be called
     is_parallel: bool  # whether one answer may call more than once
     own_parser: type[ToolCallParser]  # of the model
 
     def form(self, answer: StructuredOutput | None) -> StructuredOutput | None:
-        """Return the form of the whole answer, where `answer` is what a reply that is not a call must look like.
+        """Return the constraint on the whole answer; `answer` is the one on replies that are not calls.
 
         Raises:
             InvalidParameterError: a schema is too large, too deep or no JSON.
@@ -55,14 +61,14 @@ class ToolUse:
         return form
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
-        """Return what reads the answer, now that its form is settled."""
+        """Return the parser for answers under the final constraint in `params`."""
         form = params.structured_output
         is_free = form is None or form.kind != "tags" or form.free_text
         return self.own_parser if is_free else forced_parser(self.own_parser, self.schemas)
 
 
 def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | None) -> ToolUse | None:
-    """Check the tools of a request; return None when it wants none to be called.
+    """Check the tools of a request; return None if none may be called.
 
     Raises:
         ApiError: 400, naming the field.
@@ -86,8 +92,63 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolChoice:
+    """The resolved `tool_choice`; its names are those of existing tools."""
+
+    mode: Literal["auto", "none", "required"]
+    names: tuple[str, ...]  # that may be called
+    is_subset: bool = False  # of the tools shown to the model
+    is_named: bool = False  # one named call must be made
+
+
+def tool_choice(request: ChatCompletionRequest, names: Sequence[str]) -> ToolChoice:
+    """Return the choice that a request makes among the tools called `names`.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    choice = request.tool_choice
+    if isinstance(choice, ToolChoiceObject):
+        return _chosen(choice, names)
+    if choice not in (None, *_WORDS):
+        raise bad_request(f"tool_choice must be one of {', '.join(_WORDS)}, or an object.", _PARAM)
+    if choice == "required" and not names:
+        raise bad_request("'tool_choice' needs 'tools' to choose from.", _PARAM)
+    return ToolChoice(mode=_mode(choice, _PARAM), names=tuple(names))
+
+
+def _chosen(choice: ToolChoiceObject, names: Sequence[str]) -> ToolChoice:
+    match choice:
+        case ToolChoiceObject(type="function", function=function) if function is not None:
+            return ToolChoice(mode="required", names=_among((function.name,), names), is_subset=True, is_named=True)
+        case ToolChoiceObject(type="allowed_tools", allowed_tools=allowed) if allowed is not None:
+            chosen = _among([tool.function.name for tool in allowed.tools], names)
+            return ToolChoice(mode=_mode(allowed.mode, f"{_PARAM}.allowed_tools.mode"), names=chosen, is_subset=True)
+    missing = f"{_PARAM}.{choice.type}"
+    raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+
+
+def _among(chosen: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    for name in chosen:
+        if name not in names:
+            raise bad_request(f"'tool_choice' names '{name}', which is not among the tools.", _PARAM)
+    if not chosen:
+        raise bad_request("'tool_choice' must leave at least one tool.", _PARAM)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _mode(mode: str | None, param: str) -> Literal["auto", "none", "required"]:
+    match mode:
+        case None | "auto":
+            return "auto"
+        case "none" | "required":
+            return mode
+    raise bad_request(f"{param} must be auto or required.", param)
+
+
 def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
-    """Return a tool as models saw them in training: always with parameters, and nothing about who enforces them."""
+    """Return a tool as models saw it in training: always with parameters, and without `strict`."""
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
     function = msgspec.structs.replace(tool.function, strict=None, parameters=parameters)
     plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(tool, function=function))
@@ -122,21 +183,79 @@ def _check_tool(tool: ToolDefinition, path: str) -> None:
 
 
 def _schema_of(answer: StructuredOutput) -> str | None:
-    """Return the JSON schema that `answer` comes to; None if it is another kind of form."""
+    """Return the JSON schema equivalent to `answer`; None for other kinds of constraints."""
     if answer.json_object:
         return '{"type":"object"}'
     return None if answer.json_schema is None else str(answer.json_schema)
 
 
 def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
-    """Return the wire names of what the engine may refuse about tools: the schema of a tag is that of a tool."""
+    """Return the wire names of what the engine may refuse about tools: a tag's schema is that of a tool."""
     names = [tool.function.name for tool in request.tools or []]
     try:
         chosen: Sequence[str] = tool_choice(request, names).names
-    except ApiError:  # then the engine is never asked
+    except ApiError:  # then nothing reaches the engine
         chosen = ()
     return {
         f"structured_output.tags[{number}].{content}": f"tools[{names.index(name)}].function.parameters"
         for number, name in enumerate(chosen)
         for content in ("json_schema", "grammar")
     }
+
+
+def forced_parser(kind: type[ToolCallParser], schemas: Schemas) -> type[ToolCallParser]:
+    """Return the format in which a model with the format `kind` can be forced to call these tools."""
+    return HermesParser if _tags(kind, schemas) is None else kind
+
+
+def must_call(kind: type[ToolCallParser], schemas: Schemas, *, parallel: bool) -> StructuredOutput:
+    """Constrain an answer to one call, or with `parallel` one or more, and nothing else.
+
+    Raises:
+        InvalidParameterError: a schema is too large, too deep or no JSON.
+    """
+    kind, tags = _forced_tags(kind, schemas)
+    return StructuredOutput(
+        tags=tags, free_text=False, separator=kind.separator, min_tags=1, max_tags=None if parallel else 1
+    )
+
+
+def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: str) -> StructuredOutput:
+    """Constrain an answer to either one call or JSON that matches `answer_schema`.
+
+    Raises:
+        InvalidParameterError: a schema is too large, too deep or no JSON.
+    """
+    _, tags = _forced_tags(kind, schemas)
+    answer = StructuralTag(json_schema=answer_schema)
+    return StructuredOutput(tags=[*tags, answer], free_text=False, min_tags=1, max_tags=1)
+
+
+def may_call(
+    kind: type[ToolCallParser], schemas: Schemas, strict: Collection[str], *, parallel: bool
+) -> StructuredOutput | None:
+    """Constrain calls in free text: those of the tools in `strict` match their schemas.
+
+    None if the format cannot be constrained to one of the schemas.
+
+    Raises:
+        InvalidParameterError: a schema is too large, too deep or no JSON.
+    """
+    enforced = {
+        name: schema if name in strict or not kind.writes_json else _ANY_ARGUMENTS for name, schema in schemas.items()
+    }
+    tags = _tags(kind, enforced)
+    return None if tags is None else StructuredOutput(tags=tags, max_tags=None if parallel else 1)
+
+
+def _forced_tags(kind: type[ToolCallParser], schemas: Schemas) -> tuple[type[ToolCallParser], list[StructuralTag]]:
+    kind = forced_parser(kind, schemas)
+    tags = _tags(kind, schemas)
+    assert tags is not None
+    return kind, tags
+
+
+def _tags(kind: type[ToolCallParser], schemas: Schemas) -> list[StructuralTag] | None:
+    tags = [kind.tag(name, schema) for name, schema in schemas.items()]
+    whole = [tag for tag in tags if tag is not None]
+    return whole if len(whole) == len(tags) else None

@@ -1,1 +1,1 @@
-"""Text of a model to content, reasoning and tool calls, as it streams. Pure: no engine, no wire format."""
+"""Parse a model's text into content, reasoning and tool calls as it streams. Pure: no engine, no wire format."""

@@ -1,6 +1,7 @@
-"""What a parser gives: pieces of an answer, each saying what it is a piece of."""
+"""Deltas, the typed pieces of an answer, and parsers that wrap or filter others."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,13 +9,13 @@ import msgspec
 
 
 class Content(msgspec.Struct, frozen=True):
-    """More text for the reader."""
+    """More text for the user."""
 
     text: str
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning before it answers."""
 
     text: str
 
@@ -28,7 +29,7 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ToolCallArguments(msgspec.Struct, frozen=True):
-    """More of the arguments of call `index`: the pieces, put together, are JSON text as the model wrote it."""
+    """More of the arguments of call `index`: joined, the pieces are JSON text as the model wrote it."""
 
     index: int
     text: str
@@ -38,9 +39,9 @@ Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 class OutputParser(Protocol):
-    """Reads one answer. However its text is cut into pieces, the deltas put together are the same.
+    """Parses one answer. However its text is cut into pieces, the joined deltas are the same.
 
-    Text is held back only while it may still turn out to be something else; `finish` gives what is left.
+    Text is held back only while it may still turn out to be something else; `finish` returns what is left.
     """
 
     def push(self, text: str) -> Sequence[Delta]: ...
@@ -49,7 +50,7 @@ class OutputParser(Protocol):
 
 
 class ContentOnly:
-    """The parser of models that neither think nor call: all text is content."""
+    """Parses plain answers: all text is content."""
 
     def push(self, text: str) -> Sequence[Delta]:
         return [Content(text)] if text else []
@@ -76,7 +77,7 @@ class ParsedMessage:
     tool_calls: list[ParsedCall] = field(default_factory=list)
 
     def add(self, deltas: Iterable[Delta]) -> None:
-        """Put more pieces where they belong."""
+        """Append deltas."""
         for delta in deltas:
             match delta:
                 case Content(text):
@@ -90,8 +91,94 @@ class ParsedMessage:
 
 
 def parse_all(parser: OutputParser, text: str) -> ParsedMessage:
-    """Return what `parser` makes of a whole text."""
+    """Return the message that `parser` reads from a whole text."""
     message = ParsedMessage()
     message.add(parser.push(text))
     message.add(parser.finish())
     return message
+
+
+class Chain:
+    """`second` reads what `first` leaves as content: reasoning first, then tool calls."""
+
+    def __init__(self, first: OutputParser, second: OutputParser) -> None:
+        self._first, self._second = first, second
+
+    def push(self, text: str) -> Sequence[Delta]:
+        return self._pass_on(self._first.push(text))
+
+    def finish(self) -> Sequence[Delta]:
+        return [*self._pass_on(self._first.finish()), *self._second.finish()]
+
+    def _pass_on(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        result: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, Content):
+                result.extend(self._second.push(delta.text))
+            else:
+                result.append(delta)
+        return result
+
+
+class CallLimit:
+    """Drops the calls of `parser` beyond the first `max_calls`."""
+
+    def __init__(self, parser: OutputParser, max_calls: int) -> None:
+        self._parser, self._max_calls = parser, max_calls
+
+    def push(self, text: str) -> Sequence[Delta]:
+        return self._within(self._parser.push(text))
+
+    def finish(self) -> Sequence[Delta]:
+        return self._within(self._parser.finish())
+
+    def _within(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        return [delta for delta in deltas if not self._is_beyond(delta)]
+
+    def _is_beyond(self, delta: Delta) -> bool:
+        return isinstance(delta, (ToolCallStart, ToolCallArguments)) and delta.index >= self._max_calls
+
+
+class SpecialTokenFilter:
+    """Drops the special tokens in `hidden`, of which there may be thousands, from text.
+
+    Usually the detokenizer does that. But a model may have made the marks of its calls or reasoning special tokens
+    (`[TOOL_CALLS]`, `<|python_tag|>`): then the engine shows all of them, and this filter, ahead of the parsers, drops
+    those that are not marks. Of two that overlap the first counts, of two that begin alike the longer.
+    """
+
+    def __init__(self, hidden: Collection[str]) -> None:
+        self._first_characters = frozenset(token[0] for token in hidden)
+        self._prefixes = frozenset(token[:size] for token in hidden for size in range(1, len(token) + 1))
+        self._longest = max(map(len, hidden), default=0)
+        self._hidden = re.compile("|".join(map(re.escape, sorted(hidden, key=len, reverse=True))) or r"\Z.")
+        self._held = ""
+
+    def push(self, text: str) -> Sequence[Delta]:
+        if not self._held and self._first_characters.isdisjoint(text):  # nearly always
+            return _content(text)
+        return self._filtered(self._held + text, is_last=False)
+
+    def finish(self) -> Sequence[Delta]:
+        return self._filtered(self._held, is_last=True)
+
+    def _filtered(self, text: str, is_last: bool) -> Sequence[Delta]:
+        num_open = 0 if is_last else self._open_tail(text)
+        shown: list[str] = []
+        position = 0
+        while (found := self._hidden.search(text, position)) and found.start() < len(text) - num_open:
+            shown.append(text[position : found.start()])
+            position = found.end()
+        shown_end = max(position, len(text) - num_open)
+        shown.append(text[position:shown_end])
+        self._held = text[shown_end:]
+        return _content("".join(shown))
+
+    def _open_tail(self, text: str) -> int:
+        """Return how much of the end of `text` may become a token, or a longer one."""
+        sizes = range(min(self._longest, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self._prefixes), 0)
+
+
+def _content(text: str) -> Sequence[Delta]:
+    return [Content(text)] if text else []

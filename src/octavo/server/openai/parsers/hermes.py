@@ -12,7 +12,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolCallParser):
-    """Text, and among it calls in tags. A call that lacks its end tag, at the end or before the next, is still one."""
+    """Parses text with calls in tags. A call may lack its end tag."""
 
     markers = (BEGIN, END)
     separator = "\n"
@@ -31,16 +31,9 @@ class HermesParser(ToolCallParser):
 
     def _read_call(self) -> Steps[None]:
         reader = self._reader
-        yield from reader.skip_space()
-        yield from reader.expect(BEGIN)
+        yield from reader.expect_next(BEGIN)
         yield from reader.skip_space()
         sink = CallSink(start=self._start, arguments=self._arguments)
         if not (yield from read_json_call(reader, sink)):
             yield from copy_until(reader, (END,), self._arguments)
-        yield from self._take_end()
-
-    def _take_end(self) -> Steps[None]:
-        self._reader.mark()
-        yield from self._reader.skip_space()
-        if not (yield from self._reader.takes(END)):
-            self._reader.rewind()
+        yield from self._attempt(reader.expect_next(END))

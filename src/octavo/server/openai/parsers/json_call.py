@@ -1,30 +1,38 @@
-"""Reads one call written as an object: `{"name": "f", "arguments": {...}}`, in whatever order of keys."""
+"""Reads JSON in text that is still arriving: values, and calls as `{"name": "f", "arguments": {...}}`.
+
+Lenient where models are careless and it does no harm (a line break inside a string), strict where a mistake must not
+swallow what follows: brackets match, and outside strings only characters that JSON has there are allowed.
+"""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.server.openai.parsers.json_value import copy_json, read_json_text, read_string
-from octavo.server.openai.parsers.reader import Emit, MalformedError, Steps, TextReader
+from octavo.server.openai.parsers.reader import Emit, MalformedError, Steps, TextReader, read_while
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("name", "id", "type")
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]|[^\s\w:,.+\-]')
+_SCALAR = re.compile(r"[\w.+\-]*")
+_CLOSING = {"{": "}", "[": "]"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallSink:
-    """Where a call goes, and what is asked of it."""
+    """Where a call goes, and what makes it valid."""
 
     start: Callable[[str], None]  # takes the name
     arguments: Emit
     allows: Callable[[str], object] = str.isprintable  # whether a name can be that of a call
-    is_strict: bool = False  # no tag says that a call comes: other keys, or no arguments, and it is none
+    is_strict: bool = False  # for calls without a tag: other keys, or no arguments, and it is none
 
 
 def read_json_call(reader: TextReader, sink: CallSink) -> Steps[bool]:
-    """Read the object that begins here. Arguments behind the name are handed on as they come.
+    """Read the object that begins here. Arguments after the name are emitted as they come.
 
-    Returns whether they were whole; if not, what is wrong with them comes next.
+    Returns whether they were complete; if not, the malformed part comes next.
 
     Raises:
         MalformedError: when it is no call; never after `sink.start`.
@@ -62,7 +70,7 @@ def _stream_arguments(reader: TextReader, sink: CallSink, name: str) -> Steps[bo
             yield from _read_key(reader, sink)
             yield from read_json_text(reader)
     except MalformedError:
-        reader.rewind()  # the call is complete; what is odd about its end stays in the text
+        reader.rewind()  # the call is complete; its malformed end stays in the text
     reader.unmark()
     return True
 
@@ -72,8 +80,7 @@ def _read_key(reader: TextReader, sink: CallSink) -> Steps[str]:
     key = yield from read_string(reader)
     if sink.is_strict and key not in (*ARGUMENT_KEYS, *OTHER_KEYS):
         raise MalformedError(key)
-    yield from reader.skip_space()
-    yield from reader.expect(":")
+    yield from reader.expect_next(":")
     yield from reader.skip_space()
     return key
 
@@ -94,7 +101,7 @@ def _has_more_keys(reader: TextReader) -> Steps[bool]:
 
 
 def _arguments_text(arguments: str | None, are_needed: bool) -> str:
-    """Return the arguments as the text of an object: some models write the object as a string, or leave it out."""
+    """Return the arguments as an object's JSON: some models write it as a string, or leave it out."""
     if arguments is None or arguments == "null":
         if are_needed:
             raise MalformedError("arguments")
@@ -107,3 +114,95 @@ def _arguments_text(arguments: str | None, are_needed: bool) -> str:
     except (ValueError, RecursionError) as error:
         raise MalformedError("arguments") from error
     return str(text)
+
+
+class JsonScanner:
+    """Follows one object, array or string to its end: `complete` there, `broken` at what cannot be JSON."""
+
+    __slots__ = ("_awaited", "_escaped", "_in_string", "broken", "complete")
+
+    def __init__(self) -> None:
+        self._awaited: list[str] = []  # the brackets that are still to be closed
+        self._in_string = False
+        self._escaped = False
+        self.complete = False
+        self.broken = False
+
+    def scan(self, text: str) -> int:
+        """Return how many characters of `text`, which continues the last, belong to the value."""
+        position = 0
+        while position < len(text):
+            if self._escaped:
+                self._escaped = False
+                position += 1
+                continue
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position)
+            if found is None:
+                return len(text)
+            self._step(found[0])
+            if self.broken:
+                return found.start()
+            position = found.end()
+            if self.complete:
+                return position
+        return position
+
+    def _step(self, character: str) -> None:
+        if self._in_string:
+            self._escaped = character == "\\"
+            self._in_string = self._escaped
+        elif character == '"':
+            self._in_string = True
+        elif character in _CLOSING:
+            self._awaited.append(_CLOSING[character])
+        elif self._awaited and character == self._awaited[-1]:
+            self._awaited.pop()
+        else:
+            self.broken = True
+        self.complete = not (self._awaited or self._in_string or self.broken)
+
+
+def copy_json(reader: TextReader, emit: Emit) -> Steps[bool]:
+    """Emit the object, array or string that begins here. Returns whether it was complete; if not, the malformed part or
+    the end of the text comes next."""
+    scanner = JsonScanner()
+    while True:
+        text = reader.rest
+        size = scanner.scan(text)
+        reader.skip(size)
+        emit(text[:size])
+        if scanner.complete or scanner.broken or reader.closed:
+            return scanner.complete
+        yield
+
+
+def read_json_text(reader: TextReader) -> Steps[str]:
+    """Return the text of the value that begins here, of any type.
+
+    Raises:
+        MalformedError: when there is none, or it does not end.
+    """
+    pieces: list[str] = []
+    if (yield from reader.peek()) in ('"', "{", "["):
+        if not (yield from copy_json(reader, pieces.append)):
+            raise MalformedError("value")
+        return "".join(pieces)
+    scalar = yield from read_while(reader, _SCALAR)
+    if not scalar:
+        raise MalformedError("value")
+    return scalar
+
+
+def read_string(reader: TextReader) -> Steps[str]:
+    """Return the string that the JSON string here stands for.
+
+    Raises:
+        MalformedError: when there is no valid one.
+    """
+    if (yield from reader.peek()) != '"':
+        raise MalformedError("string")
+    text = yield from read_json_text(reader)
+    try:
+        return str(json.loads(text, strict=False))
+    except ValueError as error:
+        raise MalformedError("string") from error

@@ -1,8 +1,7 @@
 """Calls of Llama 3.1 and later: the answer is JSON, `{"name": "f", "parameters": {...}}`, several joined by `;`.
 
-There is no tag around them, at most `<|python_tag|>` before, or `<|python_start|>` and `<|python_end|>` in Llama 4.
-So an answer is a call only if it begins as one and names a tool of the request: any other JSON is what the user asked
-for.
+They have no tags, at most `<|python_tag|>` before them, or `<|python_start|>` and `<|python_end|>` in Llama 4. So an
+answer is a call only if it begins as one and names a tool of the request: other JSON may be what the user asked for.
 """
 
 import json
@@ -18,7 +17,7 @@ END = "<|python_end|>"
 
 
 class Llama3JsonParser(ToolCallParser):
-    """Calls from the beginning of the text or from the tag on; what follows the last is text."""
+    """Parses calls at the beginning of the text or after a tag; what follows the last is text."""
 
     markers = (*TAGS, END)
     separator = "; "
@@ -36,7 +35,7 @@ class Llama3JsonParser(ToolCallParser):
         while is_call:
             is_call = yield from self._attempt(self._read_next_call())
         if self._num_calls:
-            yield from self._attempt(self._read_end())
+            yield from self._attempt(self._reader.expect_next(END))
         yield from copy_until(self._reader, (), self._content)
         self._close_text()
 
@@ -44,10 +43,6 @@ class Llama3JsonParser(ToolCallParser):
         yield from self._reader.skip_space()
         yield from self._reader.takes(";")
         yield from self._read_call()
-
-    def _read_end(self) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.expect(END)
 
     def _read_call(self) -> Steps[None]:
         reader = self._reader

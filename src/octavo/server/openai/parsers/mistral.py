@@ -1,7 +1,7 @@
-"""Calls of Mistral models, behind `[TOOL_CALLS]`: a JSON list of `{"name": ..., "arguments": ...}`, or, in newer ones,
+"""Calls of Mistral models, after `[TOOL_CALLS]`: a JSON list of `{"name": ..., "arguments": ...}`, or, in newer ones,
 `name[ARGS]{...}`, each call with a mark of its own.
 
-Their chat templates insist on ids of nine letters and digits, so those are what calls get here.
+Their chat templates insist on ids of nine letters and digits.
 """
 
 import json
@@ -9,8 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 
-from octavo.server.openai.parsers.json_call import CallSink, read_json_call
-from octavo.server.openai.parsers.json_value import copy_json
+from octavo.server.openai.parsers.json_call import CallSink, copy_json, read_json_call
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_rest, copy_until, read_while
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_tag
 from octavo.structured_output import StructuralTag
@@ -21,12 +20,12 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 def new_mistral_id() -> str:
-    """Return an id that no other call is likely to have: 53 random bits."""
+    """Return a random id of 53 bits."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(9))
 
 
 class MistralParser(ToolCallParser):
-    """Text, and calls behind marks."""
+    """Parses text with calls after marks."""
 
     markers = (BEGIN, CALL_ID, ARGS)
 
@@ -47,8 +46,7 @@ class MistralParser(ToolCallParser):
         self._close_text()
 
     def _read_marked(self) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.expect(BEGIN)
+        yield from self._reader.expect_next(BEGIN)
         yield from self._reader.skip_space()
         if (yield from self._reader.peek()) == "[":
             yield from self._read_list()
@@ -59,19 +57,14 @@ class MistralParser(ToolCallParser):
         yield from self._read_list_item("[")
         while (yield from self._attempt(self._read_list_item(","))):
             pass
-        yield from self._attempt(self._read_list_end())
+        yield from self._attempt(self._reader.expect_next("]"))
 
     def _read_list_item(self, before: str) -> Steps[None]:
         reader = self._reader
-        yield from reader.skip_space()
-        yield from reader.expect(before)
+        yield from reader.expect_next(before)
         yield from reader.skip_space()
         if not (yield from read_json_call(reader, CallSink(start=self._start, arguments=self._arguments))):
             yield from copy_rest(reader, self._arguments)
-
-    def _read_list_end(self) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.expect("]")
 
     def _read_named_call(self) -> Steps[None]:
         reader = self._reader
@@ -87,7 +80,7 @@ class MistralParser(ToolCallParser):
 
 
 class MistralArgsParser(MistralParser):
-    """The same for the newer models: they read both forms, and write the one with `[ARGS]`."""
+    """The same for newer models, which write calls with `[ARGS]`; both forms are parsed."""
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:

@@ -1,26 +1,30 @@
-"""Calls written as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
+"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
 
-Values become JSON, so a call is shown once it is whole. Without a tag, an answer is a call only if it begins as one
+Values become JSON, so a call is shown once it is complete. Without a tag, an answer is a call only if it begins as one
 and names a tool of the request.
 """
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from keyword import iskeyword
 
-from octavo.server.openai.parsers.parameters import parameters_of, quoted
-from octavo.server.openai.parsers.python_literals import keyword_arguments, read_parentheses
-from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.reader import MalformedError, Steps, TextReader, copy_until, read_while
+from octavo.server.openai.parsers.tool_calls import ToolCallParser, parameters_of, quoted
 from octavo.structured_output import StructuralTag
 
 TAGS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 _NAME = re.compile(r"[\w.\-]*")
+_PLAIN = re.compile(r"[^()\[\]{}\"']*")
+_PLAIN_IN_STRING = re.compile(r"[^\\\"']*")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_JSON_NAMES: dict[str, object] = {"true": True, "false": False, "null": None}  # models mix Python and JSON
 
 
 class PythonicParser(ToolCallParser):
-    """A list of calls at the beginning of the text or behind a tag; what follows it is text."""
+    """Parses a list of calls at the beginning of the text or after a tag; what follows it is text."""
 
     markers = (*TAGS, *TAGS.values())
     separator = "\n"
@@ -53,7 +57,7 @@ class PythonicParser(ToolCallParser):
     def _read_rest_of_list(self) -> Steps[None]:
         while (yield from self._attempt(self._read_item(","))):
             pass
-        if (yield from self._attempt(self._read_end())):
+        if (yield from self._attempt(self._reader.expect_next("]"))):
             yield from self._attempt(self._read_end_tag())
 
     def _read_item(self, before: str) -> Steps[None]:
@@ -70,10 +74,6 @@ class PythonicParser(ToolCallParser):
         arguments = _json_text(keyword_arguments((yield from read_parentheses(reader))))
         self._start(name)
         self._arguments(arguments)
-
-    def _read_end(self) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.expect("]")
 
     def _read_end_tag(self) -> Steps[None]:
         yield from self._reader.skip_space()
@@ -108,3 +108,94 @@ def _list_of(num_arguments: int, num_required: int) -> str:
         return ' ", " '.join(f"a{index}" for index in range(num_required)) + " " + " ".join(optional)
     starts = [" ".join([f"a{index}", *optional[index + 1 :]]) for index in range(num_arguments)]
     return f"({' | '.join(starts)})?" if starts else '""'
+
+
+def read_parentheses(reader: TextReader) -> Steps[str]:
+    """Return the text of the bracketed expression that begins here, brackets included.
+
+    Raises:
+        MalformedError: when brackets do not match, or the text ends before.
+    """
+    pieces: list[str] = []
+    awaited: list[str] = []
+    while awaited or not pieces:
+        pieces.append((yield from read_while(reader, _PLAIN)))
+        character = yield from reader.peek()
+        if character in ('"', "'"):
+            pieces.append((yield from _read_quoted(reader, character)))
+            continue
+        if character in _CLOSING:
+            awaited.append(_CLOSING[character])
+        elif not awaited or awaited.pop() != character:
+            raise MalformedError("bracket")
+        reader.skip(1)
+        pieces.append(character)
+    return "".join(pieces)
+
+
+def keyword_arguments(text: str) -> dict[str, object]:
+    """Return the arguments in `text`, such as `(a=1, b=["x"])`, by name, as JSON values.
+
+    Raises:
+        MalformedError: for anything else, such as positional arguments or values other than literals.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # models write unknown escapes
+            call = ast.parse(f"f{text}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        if call.args:
+            raise MalformedError("argument without a name")
+        return {_key(keyword.arg): _argument(f"f{text}", keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedError("arguments") from error
+
+
+def _read_quoted(reader: TextReader, quote: str) -> Steps[str]:
+    quote = quote * 3 if (yield from reader.takes(quote * 3)) else quote
+    if len(quote) == 1:
+        reader.skip(1)
+    pieces = [quote]
+    while True:
+        pieces.append((yield from read_while(reader, _PLAIN_IN_STRING)))
+        if (yield from reader.takes(quote)):
+            return "".join([*pieces, quote])
+        character = yield from _read_character(reader)
+        pieces += [character, (yield from _read_character(reader)) if character == "\\" else ""]
+
+
+def _read_character(reader: TextReader) -> Steps[str]:
+    character = yield from reader.peek()
+    if not character:
+        raise MalformedError("string")
+    reader.skip(1)
+    return character
+
+
+def _argument(source: str, node: ast.expr) -> object:
+    """Return the value of one argument. Text that is JSON is read as such: the two differ in escapes."""
+    try:
+        return json.loads(ast.get_source_segment(source, node) or "")
+    except ValueError:
+        return _value(node)
+
+
+def _value(node: ast.expr) -> object:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            names = [_key(_value(key) if key is not None else None) for key in keys]
+            return dict(zip(names, map(_value, values), strict=True))
+        case ast.Name(id=name) if name in _JSON_NAMES:
+            return _JSON_NAMES[name]
+    raise MalformedError("value")
+
+
+def _key(name: object) -> str:
+    if not isinstance(name, str):
+        raise MalformedError("key")
+    return name

@@ -2,17 +2,16 @@
 
     <tool_call><function=f><parameter=a>text</parameter></function></tool_call>
 
-One line break at either end of a value belongs to the tags. A value has no type of its own: what the tool's schema
-calls a string is one as it stands (and streams), anything else is read as JSON if it can be.
+One line break at either end of a value belongs to the tags. Values have no type: those that the tool's schema calls
+strings are taken verbatim (and stream), others are parsed as JSON if possible.
 """
 
 import json
 import re
 from collections.abc import Mapping
 
-from octavo.server.openai.parsers.parameters import Parameter, parameters_of, quoted
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import ToolCallParser
+from octavo.server.openai.parsers.tool_calls import Parameter, ToolCallParser, parameters_of, quoted
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -22,7 +21,7 @@ _NAME = re.compile(r"[^<>\n]*")
 
 
 class Qwen3CoderParser(ToolCallParser):
-    """Text, and among it calls in tags."""
+    """Parses text with calls in tags."""
 
     markers = (BEGIN, END)
     separator = "\n"
@@ -30,7 +29,7 @@ class Qwen3CoderParser(ToolCallParser):
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """See `ToolCallParser.tag`. Strings stand without quotes, so patterns and lengths cannot be told."""
+        """See `ToolCallParser.tag`. Strings have no quotes, so patterns and lengths cannot be enforced."""
         parameters = parameters_of(schema)
         if parameters is None or not all(_is_tellable(parameter) for parameter in parameters):
             return None
@@ -48,15 +47,14 @@ class Qwen3CoderParser(ToolCallParser):
         self._close_text()
 
     def _read_call(self) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.expect(BEGIN)
+        yield from self._reader.expect_next(BEGIN)
         name = yield from self._read_tag(_FUNCTION)
         self._start(name)
         self._arguments("{")
         if (yield from self._read_parameters(name)):
             self._arguments("}")
         for tag in (_FUNCTION_END, END):
-            yield from self._attempt(self._take(tag))
+            yield from self._attempt(self._reader.expect_next(tag))
 
     def _read_parameters(self, name: str) -> Steps[bool]:
         """Read all parameters; False if the text ends within one."""
@@ -104,16 +102,12 @@ class Qwen3CoderParser(ToolCallParser):
 
     def _read_tag(self, opening: str) -> Steps[str]:
         """Read `<opening=name>` and return the name."""
-        yield from self._take(opening)
+        yield from self._reader.expect_next(opening)
         name = (yield from read_while(self._reader, _NAME)).strip()
         yield from self._reader.expect(">")
         if not name or not name.isprintable():
             raise MalformedError(opening)
         return name
-
-    def _take(self, tag: str) -> Steps[None]:
-        yield from self._reader.skip_space()
-        yield from self._reader.expect(tag)
 
 
 def _is_tellable(parameter: Parameter) -> bool:

@@ -1,25 +1,28 @@
 """Reads text that is still arriving, as if all of it were there.
 
-A format is written as a generator over a `TextReader`, top down, like any parser of whole texts. Where it needs a
-character that has not come yet it yields, and the next piece resumes it there. What it sees is the text and never the
-cuts, so that the cuts cannot change the outcome.
+A format is a generator over a `TextReader`, written top down like a parser of whole texts. Where it needs a character
+that has not arrived yet it yields, and the next piece resumes it there. It sees the text and never the cuts, so they
+cannot change the result.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeAlias, TypeVar
 
+from octavo.server.openai.parsers.base import Content, Delta
+
 T = TypeVar("T")
-Steps: TypeAlias = Generator[None, None, T]  # a part of a parser: yields for more text, returns what it read
+Steps: TypeAlias = Generator[None, None, T]  # yields to wait for text, returns what it read
 Emit: TypeAlias = Callable[[str], None]
 
 
 class MalformedError(Exception):
-    """The text is not of the format after all; internal to the parsers."""
+    """The text does not follow the format; internal to the parsers."""
 
 
 class TextReader:
-    """The text that has come and is not read yet, with one place to go back to."""
+    """Text that has arrived but is not read yet, with one position to go back to."""
 
     __slots__ = ("_closed", "_mark", "_position", "_text")
 
@@ -36,7 +39,7 @@ class TextReader:
 
     @property
     def rest(self) -> str:
-        """All that is here and not read."""
+        """All unread text."""
         return self._text[self._position :]
 
     def feed(self, text: str) -> None:
@@ -47,7 +50,7 @@ class TextReader:
         self._mark = None if self._mark is None else 0
 
     def close(self) -> None:
-        """Say that the text has ended."""
+        """Mark the text as complete."""
         self._closed = True
 
     def skip(self, num_characters: int) -> None:
@@ -55,11 +58,11 @@ class TextReader:
         self._position += num_characters
 
     def mark(self) -> None:
-        """Remember this place."""
+        """Remember this position."""
         self._mark = self._position
 
     def unmark(self) -> None:
-        """Forget the place: from now on there is no way back, and no need to keep the text."""
+        """Forget the position, so that the text before need not be kept."""
         self._mark = None
 
     def rewind(self) -> None:
@@ -86,7 +89,7 @@ class TextReader:
             yield
 
     def takes(self, marker: str) -> Steps[bool]:
-        """Read `marker` if it comes next; otherwise read nothing. Waits only while it still may."""
+        """Read `marker` if it comes next, otherwise nothing. Waits only while it still may."""
         while not self._text.startswith(marker, self._position):
             if self._closed or not marker.startswith(self.rest):
                 return False
@@ -103,12 +106,46 @@ class TextReader:
         if not (yield from self.takes(marker)):
             raise MalformedError(marker)
 
+    def expect_next(self, marker: str) -> Steps[None]:
+        """Read `marker` and any white space before it. Raises as `expect`."""
+        yield from self.skip_space()
+        yield from self.expect(marker)
+
+
+class GeneratorParser(ABC):
+    """Implements `OutputParser` by the generator `_read`, which appends to `_deltas`."""
+
+    def __init__(self) -> None:
+        self._reader = TextReader()
+        self._deltas: list[Delta] = []
+        self._steps = self._read()
+
+    def push(self, text: str) -> Sequence[Delta]:
+        self._reader.feed(text)
+        return self._advance()
+
+    def finish(self) -> Sequence[Delta]:
+        self._reader.close()
+        return self._advance()
+
+    @abstractmethod
+    def _read(self) -> Steps[None]:
+        """Read the whole text, to its end."""
+
+    def _advance(self) -> Sequence[Delta]:
+        next(self._steps, None)
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _content(self, text: str) -> None:
+        if text:
+            self._deltas.append(Content(text))
+
 
 def copy_until(reader: TextReader, markers: Sequence[str], emit: Emit) -> Steps[bool]:
-    """Hand on text up to the first of `markers` and the white space before it, which stay unread.
+    """Emit text up to the first of `markers` and the white space before it, which stay unread.
 
-    Returns False if the text ends without one; the white space and the part of a marker that it may end in are then
-    unread, and all there is.
+    Returns False if the text ends without one; only trailing white space and part of a marker are then unread.
     """
     while True:
         text = reader.rest
@@ -123,7 +160,7 @@ def copy_until(reader: TextReader, markers: Sequence[str], emit: Emit) -> Steps[
 
 
 def copy_rest(reader: TextReader, emit: Emit) -> Steps[None]:
-    """Hand on all text to the end."""
+    """Emit all text to the end."""
     while True:
         text = reader.rest
         reader.skip(len(text))

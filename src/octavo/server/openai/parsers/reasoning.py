@@ -1,42 +1,29 @@
-"""Separates what a model thinks, between two tags at the beginning of its answer, from the answer itself.
+"""Separates a model's reasoning, between two tags at the beginning of its answer, from the answer itself.
 
-White space at either side of a tag belongs to the tag. Many chat templates put the opening tag into the prompt: then
-the answer starts inside. Thinking happens once, first: a tag further on is text.
+White space on either side of a tag belongs to the tag. Many chat templates put the opening tag into the prompt: then
+the answer starts inside. Reasoning comes once, first: a tag further on is text.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo.server.openai.parsers.base import Content, Delta, Reasoning
-from octavo.server.openai.parsers.reader import Steps, TextReader, copy_until
+from octavo.server.openai.parsers.reader import GeneratorParser, Steps, copy_until
 
 
-class ReasoningParser:
-    """One answer of a model that thinks between `begin` and `end`."""
+class ReasoningParser(GeneratorParser):
+    """Reads one answer of a model that reasons between `begin` and `end`."""
 
     def __init__(self, begin: str, end: str, *, starts_inside: bool) -> None:
+        super().__init__()
         self._begin, self._end, self._starts_inside = begin, end, starts_inside
-        self.has_thoughts: bool | None = None  # None until that is clear
-        self._is_over = False  # all that is still to come is the answer
-        self._reader = TextReader()
-        self._deltas: list[Delta] = []
-        self._steps = self._read()
+        self.has_thoughts: bool | None = None  # None until known
+        self._is_over = False  # the rest is the answer
 
     def push(self, text: str) -> Sequence[Delta]:
-        """Read on; see `OutputParser`."""
         if self._is_over:
             return [Content(text)] if text else []
-        self._reader.feed(text)
-        return self._advance()
-
-    def finish(self) -> Sequence[Delta]:
-        """Read the end; see `OutputParser`."""
-        self._reader.close()
-        return self._advance()
-
-    def _advance(self) -> Sequence[Delta]:
-        next(self._steps, None)
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        return super().push(text)
 
     def _read(self) -> Steps[None]:
         reader = self._reader
@@ -50,8 +37,7 @@ class ReasoningParser:
         else:
             reader.rewind()
         self._is_over = True
-        if reader.rest:
-            self._deltas.append(Content(reader.rest))
+        self._content(reader.rest)
 
     def _read_thoughts(self) -> Steps[None]:
         reader = self._reader
@@ -60,10 +46,29 @@ class ReasoningParser:
             self._reasoning(reader.rest)
             reader.skip(len(reader.rest))
             return
-        yield from reader.skip_space()
-        yield from reader.expect(self._end)
+        yield from reader.expect_next(self._end)
         yield from reader.skip_space()
 
     def _reasoning(self, text: str) -> None:
         if text:
             self._deltas.append(Reasoning(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReasoningFormat:
+    """How one family of models marks its reasoning."""
+
+    begin: str
+    end: str
+    always_starts_inside: bool = False  # with or without an opening tag
+
+    def starts_inside(self, prompt: str) -> bool | None:
+        """Return whether the answer to `prompt` starts inside reasoning; None when the prompt has closed it already."""
+        ending = prompt.rstrip()
+        if ending.endswith(self.end):
+            return None
+        return self.always_starts_inside or ending.endswith(self.begin)
+
+    def parser(self, *, starts_inside: bool) -> ReasoningParser:
+        """Return what reads one answer."""
+        return ReasoningParser(self.begin, self.end, starts_inside=starts_inside)

@@ -1,7 +1,11 @@
-"""The formats that Octavo reads, by the names that `--tool-call-parser` and `--reasoning-parser` take."""
+"""The formats that Octavo reads, by the names that `--tool-call-parser` and `--reasoning-parser` take.
+
+A chat template shows a model's format: it writes earlier calls as the model was trained to write them. Formats that
+Octavo does not read are listed too, so that they are not mistaken for one that it does.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TypeVar
 
 from octavo.errors import UnknownOptionError
 from octavo.server.openai.parsers.hermes import HermesParser
@@ -9,8 +13,10 @@ from octavo.server.openai.parsers.llama3_json import Llama3JsonParser
 from octavo.server.openai.parsers.mistral import MistralArgsParser, MistralParser
 from octavo.server.openai.parsers.pythonic import PythonicParser
 from octavo.server.openai.parsers.qwen3_coder import Qwen3CoderParser
-from octavo.server.openai.parsers.reasoning import ReasoningParser
+from octavo.server.openai.parsers.reasoning import ReasoningFormat
 from octavo.server.openai.parsers.tool_calls import ToolCallParser
+
+T = TypeVar("T")
 
 AUTO, NONE = "auto", "none"  # what the chat template shows; no parser at all
 
@@ -23,33 +29,33 @@ TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "qwen3_coder": Qwen3CoderParser,
 }
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReasoningFormat:
-    """How one family marks what it thinks."""
-
-    begin: str
-    end: str
-    always_starts_inside: bool = False  # the model thinks from its first token on, whether or not a tag says so
-
-    def starts_inside(self, prompt: str) -> bool | None:
-        """Return whether the answer to `prompt` starts among thoughts; None when the prompt has closed them already."""
-        ending = prompt.rstrip()
-        if ending.endswith(self.end):
-            return None
-        return self.always_starts_inside or ending.endswith(self.begin)
-
-    def parser(self, *, starts_inside: bool) -> ReasoningParser:
-        """Return what reads one answer."""
-        return ReasoningParser(self.begin, self.end, starts_inside=starts_inside)
-
-
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "think": ReasoningFormat(begin="<think>", end="</think>"),
     "qwen3": ReasoningFormat(begin="<think>", end="</think>"),
     "deepseek_r1": ReasoningFormat(begin="<think>", end="</think>", always_starts_inside=True),
     "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
 }
+
+# The first line that fits wins: all marks of a line must be in the template.
+_TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (NONE, ("<arg_key>",)),  # GLM
+    (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan
+    ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    ("hermes", ("<tool_call>", "arguments")),
+    ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("pythonic", ("[func_name1(",)),  # Llama 3.2 and 4, when told to
+    ("llama3_json", ("<|start_header_id|>", '"parameters"')),
+    ("llama3_json", ("<|header_start|>", '"parameters"')),  # Llama 4
+    ("pythonic", ("<|python_start|>",)),  # Llama 4
+    ("pythonic", ("<|tool_call_start|>",)),  # LFM2
+)
+
+_REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("think", ("<think>",)),
+    ("think", ("</think>",)),  # cuts earlier reasoning off; the model opens its own
+    ("mistral", ("[THINK]",)),
+)
 
 
 def tool_call_parser(name: str) -> type[ToolCallParser] | None:
@@ -58,17 +64,29 @@ def tool_call_parser(name: str) -> type[ToolCallParser] | None:
     Raises:
         UnknownOptionError: which offers the nearest name.
     """
-    if name not in (NONE, *TOOL_CALL_PARSERS):
-        raise UnknownOptionError("tool call parser", name, (AUTO, NONE, *TOOL_CALL_PARSERS))
-    return TOOL_CALL_PARSERS.get(name)
+    return _look_up("tool call parser", name, TOOL_CALL_PARSERS)
 
 
 def reasoning_format(name: str) -> ReasoningFormat | None:
-    """Return the format called `name`; None for `none`.
+    """Return the format called `name`; None for `none`. Raises as `tool_call_parser`."""
+    return _look_up("reasoning parser", name, REASONING_FORMATS)
 
-    Raises:
-        UnknownOptionError: which offers the nearest name.
-    """
-    if name not in (NONE, *REASONING_FORMATS):
-        raise UnknownOptionError("reasoning parser", name, (AUTO, NONE, *REASONING_FORMATS))
-    return REASONING_FORMATS.get(name)
+
+def detect_tool_call_parser(template: str) -> str:
+    """Return the name of the tool call parser for models with this chat template; `none` if there is none."""
+    return _first_fitting(template, _TOOL_CALL_SIGNS)
+
+
+def detect_reasoning_parser(template: str) -> str:
+    """Return the name of the reasoning parser for models with this chat template; `none` if there is none."""
+    return _first_fitting(template, _REASONING_SIGNS)
+
+
+def _look_up(kind: str, name: str, known: Mapping[str, T]) -> T | None:
+    if name not in (NONE, *known):
+        raise UnknownOptionError(kind, name, (AUTO, NONE, *known))
+    return known.get(name)
+
+
+def _first_fitting(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> str:
+    return next((name for name, marks in signs if all(mark in template for mark in marks)), NONE)

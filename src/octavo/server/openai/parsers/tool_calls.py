@@ -1,82 +1,63 @@
-"""`ToolCallParser`: what the parsers of all tool-calling formats share.
+"""`ToolCallParser`, which all tool-calling formats share, and the parameters of tools for formats other than JSON.
 
-A call is announced as soon as its name is sure and its arguments have begun; from there on its arguments stream. What
-turns out not to be a call before that is content, as it was written. A call that breaks off after it was announced
-keeps what was said of it.
+A call is announced once its name is certain and its arguments have begun; from then on its arguments stream. Text that
+turns out not to be a call before that is content. A call that breaks off later keeps what was streamed of it.
 """
 
+import json
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from octavo.server.openai.parsers.base import Content, Delta, ToolCallArguments, ToolCallStart
-from octavo.server.openai.parsers.reader import MalformedError, Steps, TextReader
+from octavo.server.openai.parsers.base import ToolCallArguments, ToolCallStart
+from octavo.server.openai.parsers.reader import GeneratorParser, MalformedError, Steps
+from octavo.structured.schema import compiler_schema
 from octavo.structured_output import StructuralTag
 
+_REMARKS = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
+_UNDERSTOOD = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_PLAIN_STRING = _REMARKS | {"type", "enum", "const"}
+MAX_OPTIONAL = 64  # grammars with commas grow with the square of it
 _NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
 
 
 def new_call_id() -> str:
-    """Return an id that no other call has."""
+    """Return a unique id."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str) -> StructuralTag:
-    """Return the form of a call whose arguments are one JSON object. No parameters are an empty object."""
+    """Constrain a call whose arguments are one JSON object, empty for tools without parameters."""
     return StructuralTag(begin=begin, json_schema=schema or _NO_ARGUMENTS, end=end, trigger=trigger)
 
 
-class ToolCallParser(ABC):
-    """Reads one answer; a subclass is one format, written as the generator `_read`."""
+class ToolCallParser(GeneratorParser):
+    """Parses one answer; a subclass is one format."""
 
     markers: ClassVar[tuple[str, ...]] = ()  # strings of the format that may be special tokens of the model
     separator: ClassVar[str] = ""  # between two calls
     writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
 
     def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_call_id) -> None:
+        super().__init__()
         self._schemas = schemas
         self._new_id = new_id
         self._num_calls = 0
-        self._reader = TextReader()
-        self._deltas: list[Delta] = []
-        self._steps = self._read()
-
-    def push(self, text: str) -> Sequence[Delta]:
-        """Read on; see `OutputParser`."""
-        self._reader.feed(text)
-        return self._advance()
-
-    def finish(self) -> Sequence[Delta]:
-        """Read the end; see `OutputParser`."""
-        self._reader.close()
-        return self._advance()
 
     @classmethod
     @abstractmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
-        """Return the form of one call of `name` with arguments that match `schema`; None where a format cannot tell.
+        """Constrain a call of `name` to arguments that match `schema`; None if the format cannot express that.
 
         Raises:
             InvalidParameterError: the schema is too large, too deep or no JSON.
         """
 
-    @abstractmethod
-    def _read(self) -> Steps[None]:
-        """Read the whole text, to its end."""
-
-    def _advance(self) -> Sequence[Delta]:
-        next(self._steps, None)
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def _content(self, text: str) -> None:
-        if text:
-            self._deltas.append(Content(text))
-
     def _start(self, name: str, call_id: str | None = None) -> None:
-        """Announce a call: from here on there is no way back."""
+        """Announce a call; from here on there is no backtracking."""
         self._reader.unmark()
         self._deltas.append(ToolCallStart(self._num_calls, call_id or self._new_id(), name))
         self._num_calls += 1
@@ -86,7 +67,7 @@ class ToolCallParser(ABC):
             self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Read a call; if it turns out to be none, go back to where it began and return False."""
+        """Try to read a call; if it is malformed, go back to where it began and return False."""
         self._reader.mark()
         try:
             yield from call
@@ -97,15 +78,68 @@ class ToolCallParser(ABC):
         return True
 
     def _pass_over(self, *markers: str) -> None:
-        """Show the marker that opened no call, and the white space before it, as the text that they are."""
+        """Emit the marker that opened no call, and the white space before it, as content."""
         text = self._reader.rest
         end, _ = min((text.index(marker) + len(marker), marker) for marker in markers if marker in text)
         self._content(text[:end])
         self._reader.skip(end)
 
     def _close_text(self) -> None:
-        """Show what the text ends in; white space behind a call belongs to the call."""
+        """Emit the rest of the text; white space after a call belongs to the call."""
         rest = self._reader.rest
         if rest.strip() or not self._num_calls:
             self._content(rest)
         self._reader.skip(len(rest))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One parameter; `schema` is self-contained, with all definitions that it may refer to."""
+
+    name: str
+    schema: Mapping[str, object]
+    is_required: bool
+
+    @property
+    def is_string(self) -> bool:
+        """Whether formats without quotes write it verbatim."""
+        return self.schema.get("type") == "string"
+
+    @property
+    def strings(self) -> list[str] | None:
+        """The strings allowed; empty if any is, None if that cannot be told."""
+        if not self.is_string or set(self.schema) - _PLAIN_STRING - {"$defs", "definitions"}:
+            return None
+        values = self.schema.get("enum", [])
+        if "const" in self.schema:
+            values = [self.schema["const"]]
+        return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
+
+    @property
+    def json_grammar(self) -> str:
+        """Grammar of its value as JSON."""
+        return f"%json {compiler_schema(json.dumps(self.schema))}"
+
+
+def parameters_of(schema: Mapping[str, object]) -> list[Parameter] | None:
+    """Return the parameters of a tool, required ones first; None if they depend on one another."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if set(schema) - _UNDERSTOOD or not isinstance(properties, dict) or not isinstance(required, list):
+        return None
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    if not all(isinstance(each, dict) for each in properties.values()):
+        return None
+    if not all(isinstance(name, str) and name in properties for name in required):
+        return None
+    parameters = [
+        Parameter(name=name, schema={**shared, **each}, is_required=name in required)
+        for name, each in properties.items()
+    ]
+    if sum(not parameter.is_required for parameter in parameters) > MAX_OPTIONAL:
+        return None
+    return sorted(parameters, key=lambda parameter: not parameter.is_required)
+
+
+def quoted(text: str) -> str:
+    """Return text as a literal of a grammar."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

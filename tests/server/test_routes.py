@@ -2,9 +2,9 @@
 
 import pytest
 
-from octavo.server.accounting import num_samples
 from octavo.server.args import ServerArgs
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, CompletionRequest
+from octavo.server.routes import num_samples
 
 ARGS = ServerArgs(max_n=8, max_prompts=4)
 

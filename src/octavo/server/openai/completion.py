@@ -1,0 +1,172 @@
+"""Text completions: from a request to a plan, which finds all that is wrong with it, and from the plan to the reply."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.front import EngineFront
+from octavo.engine.input_processor import ProcessedRequest
+from octavo.engine.request_state import CompletionDelta
+from octavo.inputs import Prompt
+from octavo.server.errors import bad_request
+from octavo.server.openai.logprobs import CompletionRows, TokenNames, joined
+from octavo.server.openai.params import ResponseOptions, completion_params, process_prompt, split_prompts, truncated
+from octavo.server.openai.protocol import CompletionRequest
+from octavo.server.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, make_usage
+from octavo.server.openai.reply_stream import Chunks, ReplyHead, ReplyPlan, ReplyStream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionPlan(ReplyPlan):
+    """One completion request, valid and ready to run."""
+
+    echoed: Sequence[str]  # the texts of the prompts; empty where they are not asked for
+    has_output: bool  # False: a cap of 0, only the prompt is wanted
+
+
+def plan_completion(
+    request: CompletionRequest, head: ReplyHead, front: EngineFront, *, max_prompts: int
+) -> CompletionPlan:
+    """Tokenize and validate all prompts. May take a while for long ones.
+
+    Raises:
+        ApiError, UserError: naming what is wrong.
+    """
+    _refuse_unsupported(request)
+    params = completion_params(request, front.inputs.default_params)
+    options = ResponseOptions.of(request)
+    prompts = [
+        process_prompt(front, request, _with_ids(prompt, front, request), params)
+        for prompt in split_prompts(request.prompt, max_prompts)
+    ]
+    return CompletionPlan(
+        head=head,
+        prompts=prompts,
+        options=options,
+        names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
+        num_top=request.logprobs,
+        echoed=[_text_of(prompt, front) for prompt in prompts] if request.echo else (),
+        has_output=request.max_tokens != 0,
+    )
+
+
+def _refuse_unsupported(request: CompletionRequest) -> None:
+    if request.suffix:
+        raise bad_request("This model does not fill in the middle.", "suffix", "unsupported_parameter")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise bad_request("'best_of' is not offered; it may only equal 'n'.", "best_of", "unsupported_parameter")
+
+
+def _with_ids(prompt: Prompt, front: EngineFront, request: CompletionRequest) -> Prompt:
+    """Return the prompt as it is unless the request says more about its tokens."""
+    adds_special_tokens = request.add_special_tokens is not False
+    if isinstance(prompt, str) and (request.truncate_prompt_tokens is not None or not adds_special_tokens):
+        prompt = {"prompt_token_ids": front.tokenizer.encode(prompt, adds_special_tokens)}
+    return prompt if isinstance(prompt, str) else truncated(prompt, request.truncate_prompt_tokens)
+
+
+def _text_of(prompt: ProcessedRequest, front: EngineFront) -> str:
+    if prompt.prompt is not None:
+        return prompt.prompt
+    return front.tokenizer.decode(prompt.prompt_token_ids, skip_special_tokens=False)
+
+
+class CompletionChunks(Chunks):
+    """`text_completion`."""
+
+    kind = "text_completion"
+    content_key = "text"
+    text_opening, text_closing = b'"text":', b""
+
+
+class CompletionStream(ReplyStream[Completion]):
+    """The reply to a completion: of each sample the echo, text as it comes, how it ended; then usage."""
+
+    def __init__(self, engine: AsyncLLMEngine, plan: CompletionPlan) -> None:
+        num_choices = len(plan.prompts) * plan.num_samples
+        super().__init__(
+            engine, plan, CompletionChunks(plan.head, num_choices, include_usage=plan.options.include_usage)
+        )
+        self._plan = plan
+        self._is_plain = plan.is_plain
+        self._rows = [
+            None if plan.num_top is None else CompletionRows(plan.names, plan.num_top) for _ in range(num_choices)
+        ]
+        self._begun: set[int] = set()  # choices whose echo is out
+
+    def _frames(self, delta: CompletionDelta) -> list[bytes]:
+        index, frames = delta.index, []
+        if index not in self._begun:
+            self._begun.add(index)
+            frames += self._chunk(index, *self._echo(index), self._about_prompt(index // self._plan.num_samples))
+        text, logprobs = self._read(delta)
+        if self._is_plain:
+            frames += [self._chunks.text(index, text)] if text else []
+        else:
+            frames += self._chunk(
+                index, text, logprobs, {"token_ids": delta.token_ids} if self._options.token_ids else {}
+            )
+        if delta.finish_reason is not None:
+            frames.append(self._ending(delta, "", self._finish_reason(delta)))
+        return frames
+
+    def _chunk(self, index: int, text: str, logprobs: CompletionLogprobs | None, more: dict[str, Any]) -> list[bytes]:
+        """Return a chunk if there is anything to say."""
+        if not (text or more or (logprobs is not None and logprobs.tokens)):
+            return []
+        return [self._chunks.piece(index, text, logprobs=logprobs, usage=self._chunk_usage, **more)]
+
+    def _fold(self, deltas: Sequence[CompletionDelta]) -> Completion:
+        return Completion(
+            **msgspec.structs.asdict(self._plan.head),
+            choices=[self._choice(delta) for delta in deltas],
+            usage=self._usage(),
+        )
+
+    def _choice(self, delta: CompletionDelta) -> CompletionChoice:
+        parts = (self._echo(delta.index), self._read(delta))
+        rows = [logprobs for _, logprobs in parts if logprobs is not None]
+        return CompletionChoice(
+            index=delta.index,
+            text="".join(text for text, _ in parts),
+            finish_reason=self._finish_reason(delta),
+            stop_reason=delta.stop_reason,
+            logprobs=None if self._plan.num_top is None else joined(rows),
+            token_ids=delta.token_ids if self._options.token_ids else UNSET,
+            **self._about_prompt(delta.index // self._plan.num_samples),
+        )
+
+    def _echo(self, index: int) -> tuple[str, CompletionLogprobs | None]:
+        """Return the prompt as the beginning of a choice's text, once; empty where it is not wanted."""
+        if not self._plan.echoed:
+            return "", None
+        number, rows = index // self._plan.num_samples, self._rows[index]
+        text, state = self._plan.echoed[number], self._lives[number].state
+        if rows is None:
+            return text, None
+        assert state.prompt_logprobs is not None
+        return text, rows.push(state.prompt_token_ids, state.prompt_logprobs)
+
+    def _read(self, delta: CompletionDelta) -> tuple[str, CompletionLogprobs | None]:
+        """Return new text and its logprobs; nothing of either where only the prompt was wanted."""
+        if not self._plan.has_output:
+            return "", None
+        rows = self._rows[delta.index]
+        if rows is None or delta.logprobs is None:
+            return delta.text, None
+        return delta.text, rows.push(delta.token_ids, delta.logprobs)
+
+    def _finish_reason(self, delta: CompletionDelta) -> str:
+        assert delta.finish_reason is not None
+        return delta.finish_reason if self._plan.has_output else "length"
+
+    def _usage(self) -> Usage:
+        """Return the tokens so far, without the one that is computed where only the prompt was wanted."""
+        usage = super()._usage()
+        if self._plan.has_output:
+            return usage
+        return make_usage(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens)

@@ -1,0 +1,82 @@
+"""Messages as chat templates read them: text only, earlier calls as objects, reasoning under one name."""
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from octavo.server.errors import bad_request
+from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest, ToolCall
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+def prompt_end(request: ChatCompletionRequest | TokenizeRequest) -> dict[str, object]:
+    """Return how the chat template is to end the prompt.
+
+    Raises:
+        ApiError: 400; both ways at once.
+    """
+    if request.continue_final_message and request.add_generation_prompt:
+        raise bad_request("Only one of 'add_generation_prompt' and 'continue_final_message'.", "continue_final_message")
+    return {
+        "continue_final_message": bool(request.continue_final_message),
+        "add_generation_prompt": request.add_generation_prompt is not False,
+    }
+
+
+def template_messages(messages: Sequence[ChatMessage], tokenizer: Tokenizer) -> list[dict[str, object]]:
+    """Return the conversation for `ChatTemplate.render`; a template without a role `developer` gets `system`.
+
+    Raises:
+        ApiError: 400; a part of a message that is not text.
+    """
+    template = tokenizer.chat_template
+    knows_developer = template is not None and "developer" in template.source
+    return [
+        _template_message(message, f"messages[{index}].content", knows_developer)
+        for index, message in enumerate(messages)
+    ]
+
+
+def _template_message(message: ChatMessage, path: str, knows_developer: bool) -> dict[str, object]:
+    role = "system" if message.role == "developer" and not knows_developer else message.role
+    text = _text_of(message.content, path)
+    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, role=role, content=text))
+    plain.pop("reasoning", None)
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        plain["reasoning_content"] = reasoning
+    plain.pop("tool_calls", None)
+    calls = [_template_call(call) for call in message.tool_calls or ()]
+    return plain | {"tool_calls": calls} if calls else plain  # templates ask whether there is such a field
+
+
+def _text_of(content: str | list[ContentPart] | None, path: str) -> str | None:
+    if not isinstance(content, list):
+        return content
+    for index, part in enumerate(content):
+        if part.type not in ("text", "refusal"):
+            text = f"This model reads text only, not '{part.type}'."
+            raise bad_request(text, f"{path}[{index}].type", "unsupported_content")
+        if (part.text or part.refusal) is None:
+            missing = f"{path}[{index}].{part.type}"
+            raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _template_call(call: ToolCall) -> dict[str, object]:
+    """Templates write arguments with `tojson`, so they need the object; text that is none stays text."""
+    plain: dict[str, object] = msgspec.to_builtins(call)
+    plain["type"] = "function"
+    plain["function"] = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return plain
+
+
+def _arguments(arguments: object) -> object:
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
