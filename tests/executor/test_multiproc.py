@@ -179,7 +179,7 @@ def test_a_step_that_fails_on_one_rank_ends_the_engine(make_executor: MakeExecut
     executor = make_executor()
     executor.start()
     pids = pids_of(executor)
-    with pytest.raises(EngineDeadError, match=r"rank 1 failed where others did not: ZeroDivisionError(.|\n)*Traceback"):
+    with pytest.raises(EngineDeadError, match=r"rank 1 failed while others did not: ZeroDivisionError(.|\n)*Traceback"):
         executor.execute_model(order_of(ONE_FAILS)).result()
     wait_until(lambda: are_gone(pids))
 
@@ -188,7 +188,7 @@ def test_a_failure_behind_the_answer_is_found_when_idle(make_executor: MakeExecu
     executor = make_executor()
     executor.start()
     pids = pids_of(executor)
-    with pytest.raises(EngineDeadError, match=r"rank 1 failed where others did not: ZeroDivisionError(.|\n)*Traceback"):
+    with pytest.raises(EngineDeadError, match=r"rank 1 failed while others did not: ZeroDivisionError(.|\n)*Traceback"):
         answer_then_look(executor, order_of(LAST_FAILS_ALONE))
     wait_until(lambda: are_gone(pids))
 
