@@ -133,4 +133,4 @@ def test_every_server_option_has_a_flag_and_its_help() -> None:
     words = " ".join(serve("--help")[2].split())
     for spec in fields(ServerArgs):
         assert f"--{spec.name.replace('_', '-')} " in words
-        assert "".join(spec.metadata["help"].split()) in words
+        assert " ".join(spec.metadata["help"].split()) in words

@@ -127,6 +127,6 @@ class _View:
     def _logit_at(self, counts: Tensor) -> Tensor:
         """Return the logit of the `counts`-th most likely token, counted from 1: [R] -> [R].
 
-        If a row has no finite logits, counts are 0 and the result is unused.
+        If all logits of a row are NaN, its count is 0 and the result is unused.
         """
         return self.logits.gather(-1, (counts - 1).clamp(min=0)[:, None]).squeeze(-1)
