@@ -53,11 +53,11 @@ class SamplingParams:
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: up to the end of the model's context
     min_tokens: int = 0
-    seed: int | None = None  # None: one is drawn at the front door and reported
-    logprobs: int | None = None  # how many of the most likely, beside the sampled one
+    seed: int | None = None  # None: a random one is generated and reported
+    logprobs: int | None = None  # number of top tokens, in addition to the sampled one
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
-    structured_output: StructuredOutput | None = None  # the form that the answer must have
+    structured_output: StructuredOutput | None = None  # constraint on the output
 
     def __post_init__(self) -> None:
         self._store_tuples()
@@ -69,7 +69,7 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """Build from loose keyword options; a misspelt one is an error that names the nearest."""
+        """Build from keyword options; for an unknown name, the error suggests the closest known one."""
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:

@@ -280,7 +280,7 @@ class FakeExecutor:
         future: Future[ModelRunnerOutput] = Future()
         if self._fails(order):
             self.worker.lose(order)
-            future.set_exception(RuntimeError("the forward was told to fail"))
+            future.set_exception(RuntimeError("failed as requested"))
         else:
             future.set_result(self.worker.execute(order))
         return future

@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("priority_ageing_s", 0.0, "greater than 0"),
     ("priority_ageing_s", float("nan"), "greater than 0"),
     ("engine_process", 1, "must be true or false"),
-    ("trust_remote_code", True, "refused: Octavo never runs code from a checkpoint"),
+    ("trust_remote_code", True, "not supported: Octavo never runs code from a checkpoint"),
 ]
 
 

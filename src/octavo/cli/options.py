@@ -88,7 +88,7 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     derived = [flag for flags in groups.values() for flag in flags.values()]
     signature = inspect.Signature([*(p for name, p in parameters.items() if name not in groups), *derived])
-    run.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads
+    run.__signature__ = signature  # type: ignore[attr-defined]  # read by typer
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     return run
 

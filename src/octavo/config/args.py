@@ -125,7 +125,7 @@ class EngineArgs:
     eep_scale_up: bool = option(False, "not supported: the number of ranks is fixed at start-up")
     enable_elastic_ep: bool = option(False, "not supported: the number of ranks is fixed at start-up")
     stats_interval_s: float = option(10.0, "seconds between log lines with engine statistics; 0: none")
-    trust_remote_code: bool = option(False, "refused: Octavo never runs code from a checkpoint")
+    trust_remote_code: bool = option(False, "not supported: Octavo never runs code from a checkpoint")
 
     def __post_init__(self) -> None:
         if self.load_format in LATER_LOAD_FORMATS:
@@ -215,7 +215,9 @@ class EngineArgs:
 
     def _check_rest(self) -> None:
         if self.trust_remote_code:
-            raise InvalidParameterError("trust_remote_code", True, "refused: Octavo never runs code from a checkpoint")
+            raise InvalidParameterError(
+                "trust_remote_code", True, "not supported: Octavo never runs code from a checkpoint"
+            )
         for name in ("eep_scale_up", "enable_elastic_ep"):
             if getattr(self, name):
                 limit = "not supported: the number of ranks is fixed at start-up; start another engine instead"

@@ -48,9 +48,7 @@ class MoEConfig:
     num_experts: int
     top_k: int  # experts per token
     intermediate_size: int  # of one expert
-    shared_intermediate_size: int | None = (
-        None  # of the expert that every token has beside its own; None: there is none
-    )
+    shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
     renormalises: bool  # the weights of the chosen experts are normalized to sum to 1
     is_sparse: tuple[bool, ...]  # per layer; False: a dense MLP of the model's intermediate_size
 

@@ -102,10 +102,10 @@ class DeviceManager:
         return self._kind.peak_bytes(run)
 
     def kernels(self, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False) -> Kernels:
-        """Return the ops for layers of this dtype, whose weights they are to quantise; see `select_kernels`.
+        """Return the ops for layers of this dtype, with weights quantized as given; see `select_kernels`.
 
         Raises:
-            InvalidParameterError: this device, with this dtype, does not compute with weights quantised so.
+            InvalidParameterError: this device and dtype do not support this quantization.
         """
         return select_kernels(self.device, dtype, quantization, deterministic=deterministic)
 
@@ -131,7 +131,7 @@ class DeviceManager:
     def _describe_dtype(self, dtype: torch.dtype) -> str:
         kernels, attention = self.kernels(dtype), self.attention(dtype)
         is_invariant = kernels.is_row_invariant and attention.is_row_invariant
-        promise = "the same bits in any batch" if is_invariant else "the last bits may depend on the batch"
+        promise = "batch-invariant" if is_invariant else "not batch-invariant"
         return f"{kernels.name}, {attention.name}: {promise}"
 
 

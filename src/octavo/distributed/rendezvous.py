@@ -1,4 +1,4 @@
-"""How the ranks of one replica find each other. Created by whoever starts the ranks; groups are made from it."""
+"""How the ranks of one replica find each other. Created by the executor; groups are made from it."""
 
 from dataclasses import dataclass
 

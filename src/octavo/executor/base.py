@@ -69,7 +69,7 @@ def make_executor(config: EngineConfig) -> Executor:
     """
     parallel = config.parallel
     if parallel.backend == "uniproc" and parallel.world_size > 1:
-        limit = f"mp or ray for {parallel.world_size} ranks; uniproc runs one"
+        limit = f"must be mp or ray for {parallel.world_size} ranks; uniproc runs only one"
         raise InvalidParameterError("distributed_executor_backend", parallel.backend, limit)
     match parallel.backend:
         case "uniproc":

@@ -68,7 +68,7 @@ class DistributedExecutor:
             num_blocks = min(int(count or 0) for count in self._call("count_kv_blocks"))
             self._call("initialize_kv_cache", num_blocks)
         except BaseException as error:
-            self._watch.give_up(EngineDeadError(f"the ranks did not start: {error}"))
+            self._watch.give_up(EngineDeadError(f"the ranks failed to start: {error}"))
             self.exit()
             raise
         logger.info("%d ranks ready in %.2f s", self._num_ranks, time.perf_counter() - start_s)
@@ -123,7 +123,7 @@ class DistributedExecutor:
             raise self._watch.wait_for_death() from None
 
     def _wait_beside(self, fd: int) -> None:
-        """Wait until `fd` is readable and receive replies meanwhile, as ranks block while nobody reads theirs."""
+        """Wait until `fd` is readable and receive replies meanwhile, because ranks block while theirs are not read."""
         self._receive(None, fd)
 
     def _call(self, method: RankMethod, *arguments: int) -> list[int | str | None]:

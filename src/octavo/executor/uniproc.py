@@ -56,14 +56,14 @@ class UniProcExecutor:
         future: Future[ModelRunnerOutput] = Future()
         try:
             future.set_result(self.worker.execute_model(order))
-        except Exception as error:  # noqa: BLE001 - whatever the forward raises belongs to the requests of this step
+        except Exception as error:  # noqa: BLE001 - any exception of the forward pass fails the requests of this step
             future.set_exception(error)
         return future
 
     def _begin(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:
             return LaterAnswer(self.worker.begin(order))
-        except Exception as error:  # noqa: BLE001 - whatever a launch raises belongs to the requests of this step
+        except Exception as error:  # noqa: BLE001 - any exception of a launch fails the requests of this step
             failed: Future[ModelRunnerOutput] = Future()
             failed.set_exception(error)
             return failed

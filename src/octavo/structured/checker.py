@@ -92,5 +92,5 @@ def _start() -> "subprocess.Popen[bytes]":
 
 def _death(form: StructuredOutput, returncode: int) -> GrammarTooComplexError | RequestError:
     if returncode in _KILLED_BY_A_FORM:
-        return GrammarTooComplexError(f"structured_output.{form.kind}: takes too much time or memory to compile")
-    return RequestError(f"structured_output could not be checked: the process for it ended with {returncode}")
+        return GrammarTooComplexError(f"structured_output.{form.kind}: compilation takes too much time or memory")
+    return RequestError(f"structured_output could not be checked: the checker process exited with {returncode}")
