@@ -117,7 +117,7 @@ class EngineArgs:
         None, "how ranks are run: uniproc, mp (local processes) or ray; default: uniproc for one rank, mp for several"
     )
     step_timeout_s: float = option(
-        300.0, "maximum duration of a step on ranks in other processes; then they are considered hung and killed"
+        300.0, "maximum duration of a step on ranks in other processes; then they are considered stuck and killed"
     )
     engine_process: bool | None = option(
         None, "run the engine core in a separate process; default: yes for async programs, no for offline batches"

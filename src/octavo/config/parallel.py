@@ -15,7 +15,7 @@ class ParallelConfig:
     data_parallel_size: int = 1  # replicas, each with its own scheduler and KV memory
     enable_expert_parallel: bool = False  # distribute whole experts over tensor-parallel ranks instead of sharding each
     distributed_executor_backend: ExecutorBackend | None = None  # None: uniproc for one rank, mp for several
-    step_timeout_s: float = 300.0  # silence after which ranks in other processes are considered hung
+    step_timeout_s: float = 300.0  # silence after which ranks in other processes are considered stuck
 
     @property
     def world_size(self) -> int:

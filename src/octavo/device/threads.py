@@ -1,8 +1,8 @@
 """How CPU threads wait between ops. Must be set before torch is imported, so this module does not import it.
 
-A parallel op ends when its last thread does. Threads that are done keep spinning, by default for about 15 ms, on the
-core that another process might have used instead of that of the last thread. So after 1 ms they should sleep. Measured
-on two cores, four layers of Qwen3-0.6B in bfloat16, ms per step at batch 1 and 32:
+A parallel op ends when its last thread does. Threads that are done keep spinning, by default for about 15 ms, and
+occupy cores that other processes could use; those then compete with the last thread instead. So after 1 ms they should
+sleep. Measured on two cores, four layers of Qwen3-0.6B in bfloat16, ms per step at batch 1 and 32:
 
     spins before sleeping     300,000 (default)   20,000      0
     quiet machine             7.4 and 23          - and 23    9.0 and 40

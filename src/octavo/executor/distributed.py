@@ -171,7 +171,7 @@ class DistributedExecutor:
                 raise TimeoutError
             if now_s >= stuck_s:
                 waited = f"{self._config.parallel.step_timeout_s:g} s"
-                stuck = f"step {step.order.step}: no reply from the ranks in {waited}; they are hung"
+                stuck = f"step {step.order.step}: no reply from the ranks in {waited}; they are stuck"
                 raise self._watch.give_up(EngineDeadError(stuck))
             self._receive(min(timeout_at_s, stuck_s, self._steps.deadline_s()) - now_s)
 
