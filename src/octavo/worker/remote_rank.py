@@ -86,7 +86,7 @@ def answer_rank(line: socket.socket, token: bytes) -> int | None:
     while len(said) < TOKEN_BYTES + _RANK_BYTES:
         piece = line.recv(TOKEN_BYTES + _RANK_BYTES - len(said))
         if not piece:
-            raise ConnectionResetError("stuck up before it said who it is")
+            raise ConnectionResetError("hung up before it said who it is")
         said += piece
     is_ours = hmac.compare_digest(bytes(said[:TOKEN_BYTES]), token)
     return int.from_bytes(said[TOKEN_BYTES:], "little") if is_ours else None
