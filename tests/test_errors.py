@@ -56,7 +56,7 @@ def test_messages_name_field_value_and_limit() -> None:
         "top_p=2.0: between 0 and 1",
         "prompt=5000: at most 4096 tokens",
         "unknown engine option 'blok_size'; did you mean 'block_size'?",
-        "4 KV blocks wanted, 3 free",
+        "4 KV blocks requested, 3 free",
         "killed by signal 9",
     ]
 

@@ -93,7 +93,7 @@ def test_the_largest_that_fits() -> None:
         ({"tags": [TAG], "free_text": None}, "free_text", "true or false"),
         ({"tags": [TAG], "separator": ","}, "separator", "free_text=False"),
         ({"tags": [StructuralTag(grammar="start: /a/")]}, "tags.begin", "empty"),
-        ({"regex": "a", "min_tags": 1}, "min_tags, max_tags, free_text", "together with tags"),
+        ({"regex": "a", "min_tags": 1}, "min_tags, max_tags, free_text", "requires tags"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], field: str, limit: str) -> None:

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: one model for many concurrent tasks of an async program."""
+"""`AsyncLLM`: one model serving many concurrent asyncio tasks."""
 
 import asyncio
 import contextlib
@@ -15,18 +15,18 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class AsyncLLM:
-    """A language model for `async` code. The core runs in a process of its own, so the event loop stays free.
+    """A language model for asyncio programs. The core runs in a separate process, so it never blocks the event loop.
 
         async with AsyncLLM("Qwen/Qwen3-0.6B") as llm:
             result = await llm.generate("Hello, world!")
             async for output in llm.stream("Tell me more"):
                 print(output.text)
 
-    The model is loaded when the block is entered, or at the first request. Keyword options are those of
-    `octavo.config.args.EngineArgs`; `engine_process=False` keeps the core in this process, on a thread.
+    The model is loaded on entering the block, or on the first request. The keyword options are those of
+    `octavo.config.args.EngineArgs`; `engine_process=False` runs the core on a thread of this process.
 
     Raises:
-        UserError: a misspelt or unfit option; what concerns the model is raised when it is loaded.
+        UserError: a misspelled or invalid option. Errors about the model are raised when it is loaded.
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
@@ -37,18 +37,18 @@ class AsyncLLM:
         self._loading = asyncio.Lock()
 
     async def engine(self) -> AsyncLLMEngine:
-        """Return the engine, loading the model first where that has not happened."""
+        """Return the engine; load the model first if necessary."""
         async with self._loading:
             if self._engine is None:
                 self._engine = await asyncio.to_thread(AsyncLLMEngine.from_args, self._args)
             return self._engine
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the model's tokenizer. The model must have been loaded."""
+        """Return the model's tokenizer. Raises RuntimeError if the model is not loaded yet."""
         return self._loaded().front.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request gets that brings no `SamplingParams`. The model must have been loaded."""
+        """Return the default parameters of requests. Raises RuntimeError if the model is not loaded yet."""
         return self._loaded().front.inputs.default_params
 
     @overload
@@ -68,10 +68,10 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
     ) -> RequestOutput | list[RequestOutput]:
-        """Continue one prompt (returns one output) or a list of prompts (returns a list, in their order).
+        """Complete one prompt (returns one output) or a list of prompts (returns a list, in order).
 
         Raises:
-            InvalidParameterError: naming field, value and limit.
+            InvalidParameterError: names the field, its value and the limit.
         """
         outputs = await (await self.engine()).generate_async(prompts, sampling_params, priority)
         return outputs[0] if _is_single(prompts) else outputs
@@ -83,7 +83,7 @@ class AsyncLLM:
         priority: int = RequestPriority.NORMAL,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield everything so far, whenever there is more. Leaving early aborts the request."""
+        """Yield the output so far whenever there are new tokens. Closing the generator early aborts the request."""
         engine = await self.engine()
         stream = engine.stream(prompt, sampling_params, request_id=request_id, priority=priority)
         async with contextlib.aclosing(stream) as outputs:
@@ -97,7 +97,7 @@ class AsyncLLM:
         priority: int = RequestPriority.NORMAL,
         **template_options: Any,
     ) -> RequestOutput:
-        """Answer one conversation. Without `sampling_params`, the answer may run to the end of the context.
+        """Reply to one conversation. Without `sampling_params`, `max_tokens` is the rest of the context.
 
         Raises:
             InvalidParameterError: malformed messages, or a model without a chat template.
@@ -113,7 +113,7 @@ class AsyncLLM:
         priority: int = RequestPriority.NORMAL,
         **template_options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one conversation piece by piece; see `chat` and `stream`."""
+        """Stream the reply to one conversation; see `chat` and `stream`."""
         engine = await self.engine()
         prompt = engine.chat_prompt(messages, **template_options)
         stream = engine.stream(prompt, _chat_params(engine, sampling_params), priority=priority)
@@ -122,11 +122,11 @@ class AsyncLLM:
                 yield output
 
     async def abort(self, request_id: str) -> None:
-        """End a request; whoever waits for it gets what there is, with finish_reason `abort`."""
+        """Abort a request. Its waiter gets the output so far, with finish_reason `abort`."""
         await (await self.engine()).abort_request(request_id)
 
     async def exit(self) -> None:
-        """Let the model and its memory go. May be called twice."""
+        """Release the model and its memory. Idempotent."""
         if self._engine is not None:
             await asyncio.to_thread(self._engine.exit)
 

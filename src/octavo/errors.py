@@ -1,8 +1,8 @@
-"""Every error that Octavo raises on purpose.
+"""Every error that Octavo raises deliberately.
 
-Two families, because two different people read them. `UserError` is a mistake in what was asked: the caller can mend
-it (HTTP 4xx, exit code 2). `EngineError` is trouble on our side (HTTP 5xx, exit code 1). Nothing else is raised
-deliberately; an `AssertionError` is a bug in Octavo itself.
+There are two families. `UserError` is a mistake in the request or the settings, which the caller can fix (HTTP 4xx,
+exit code 2). `EngineError` is a failure on our side (HTTP 5xx, exit code 1). Nothing else is raised deliberately; an
+`AssertionError` is a bug in Octavo.
 """
 
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ from difflib import get_close_matches
 
 
 class OctavoError(Exception):
-    """Root of all errors raised on purpose."""
+    """Base class of all deliberate errors."""
 
 
 class UserError(OctavoError):
-    """The request or the configuration is wrong; nothing was started and nothing else is disturbed."""
+    """The request or the configuration is invalid. Nothing was started and no other request is affected."""
 
 
 class EngineError(OctavoError):
-    """The engine could not do what it should have done."""
+    """The engine failed."""
 
 
 class InvalidParameterError(UserError, ValueError):
-    """A value outside its limits. `field`, `value` and `limit` are attributes, for callers with a text of their own."""
+    """A value out of range. `field`, `value` and `limit` are attributes, for callers that word their own message."""
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         super().__init__(f"{field}={value!r}: {limit}")
@@ -33,7 +33,7 @@ class InvalidParameterError(UserError, ValueError):
 
 
 class UnknownOptionError(UserError, TypeError):
-    """A name that does not exist; the message offers the nearest one that does."""
+    """An unknown name; the message suggests the closest known one."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -49,50 +49,50 @@ class PromptTooLongError(InvalidParameterError):
 
 
 class ModelNotFoundError(UserError):
-    """No such folder, and no such model on the hub."""
+    """No such folder, and no such model on the Hub."""
 
 
 class CheckpointError(UserError):
-    """A model folder that cannot be used: a missing, truncated or malformed file, a wrong shape, an unknown dtype."""
+    """An unusable model folder: a missing, truncated or malformed file, a wrong shape, an unknown dtype."""
 
 
 class UnsupportedModelError(UserError):
-    """A well-formed checkpoint that this version does not serve; the message names what it does serve."""
+    """A valid checkpoint that this version does not support; the message lists what it supports."""
 
 
 class InsufficientMemoryError(UserError):
-    """The model, or one request of full length, does not fit the memory that Octavo may use."""
+    """The model, or one request of maximum length, does not fit into the memory that Octavo may use."""
 
 
 class DeviceUnavailableError(UserError):
-    """A device was named that this machine does not have."""
+    """The requested device is not present on this machine."""
 
 
 class RequestError(EngineError):
-    """One request failed; the others, and the engine, go on."""
+    """One request failed; the engine and all other requests continue."""
 
 
 class StepError(EngineError):
-    """A step's forward failed on another rank; the message is what that rank said. Its requests end, others go on."""
+    """A forward pass failed on another rank, with that rank's message. The step's requests end; all others continue."""
 
 
 class GrammarTooComplexError(UserError):
-    """The form that an answer must have is over the limits on time or memory. Only the request that asked ends."""
+    """Compiling a structured output constraint exceeded its time or memory limit. Only this request ends."""
 
 
 class GrammarError(EngineError):
-    """An answer and its grammar do not go together any more."""
+    """The sampled tokens no longer match the request's grammar."""
 
 
 class EngineDeadError(EngineError):
-    """The engine process is gone; the message says how it ended."""
+    """The engine process has died; the message says how."""
 
 
 class OutOfBlocksError(EngineError):
-    """`allocate_blocks` was asked for more than there is."""
+    """More KV blocks were requested than are free."""
 
     def __init__(self, num_wanted: int, num_free: int) -> None:
-        super().__init__(f"{num_wanted} KV blocks wanted, {num_free} free")
+        super().__init__(f"{num_wanted} KV blocks requested, {num_free} free")
         self.num_wanted, self.num_free = num_wanted, num_free
 
     def __reduce__(self) -> tuple[type, tuple[int, int]]:
@@ -100,13 +100,13 @@ class OutOfBlocksError(EngineError):
 
 
 def nearest_hint(name: str, known: list[str]) -> str:
-    """Return "did you mean 'x'?" for the closest of `known`, or the list of all when none is close."""
+    """Return "did you mean 'x'?" for the closest of `known`, or list all of them when none is close."""
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
 
 
 def named_error(type_name: str, message: str) -> OctavoError:
-    """Rebuild an error that crossed a process line as its class name and its text."""
+    """Rebuild an error that crossed a process boundary as its class name and message."""
     kind = globals().get(type_name)
     if not (isinstance(kind, type) and issubclass(kind, OctavoError)):
         return EngineDeadError(f"{type_name}: {message}")

@@ -1,4 +1,4 @@
-"""What a user may pass as a prompt, and the one place that sorts out which of the forms it is."""
+"""The kinds of prompt that users can pass, and the one place that tells them apart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from octavo.errors import InvalidParameterError
 
 
 class TokensPrompt(TypedDict):
-    """A prompt that is already tokenised."""
+    """A prompt that is already tokenized."""
 
     prompt_token_ids: list[int]
 
 
 class TextPrompt(TypedDict):
-    """The long form of a plain string."""
+    """A text prompt in dict form."""
 
     prompt: str
 
@@ -25,17 +25,17 @@ ChatMessage = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedPrompt:
-    """Exactly one of the two is set."""
+    """Exactly one of the two fields is set."""
 
     text: str | None = None
     token_ids: list[int] | None = None
 
 
 def parse_prompt(prompt: object) -> ParsedPrompt:
-    """Recognise one prompt.
+    """Determine which kind of prompt this is.
 
     Raises:
-        InvalidParameterError: when it is neither a string nor a known mapping.
+        InvalidParameterError: neither a string nor a known mapping.
     """
     if isinstance(prompt, str):
         return ParsedPrompt(text=prompt)
@@ -51,7 +51,7 @@ def as_prompt_list(prompts: object) -> list[Prompt]:
     """Return `prompts` as a list; a single prompt becomes a list of one.
 
     Raises:
-        InvalidParameterError: for a bare list of token ids, which could be meant either way.
+        InvalidParameterError: for a bare list of integers, which is ambiguous.
     """
     if isinstance(prompts, (str, Mapping)):
         return [prompts]  # type: ignore[list-item]  # parse_prompt checks the mapping's keys

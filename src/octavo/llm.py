@@ -1,4 +1,4 @@
-"""`LLM`: offline batches. The engine core runs in the caller's own process and thread."""
+"""`LLM`: offline batches. The engine core runs in the caller's process and thread."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -14,15 +14,15 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class LLM:
-    """A language model, loaded and ready.
+    """A loaded language model for offline use.
 
-        llm = LLM("Qwen/Qwen3-0.6B")            # a hub id, a checkpoint folder, or nothing: the bundled demo model
+        llm = LLM("Qwen/Qwen3-0.6B")            # Hub id, checkpoint folder, or nothing: the demo model
         llm.generate("Hello, world!")[0].text
 
     Keyword options are those of `octavo.config.args.EngineArgs` (`dtype`, `max_model_len`, ...).
 
     Raises:
-        UserError: a misspelt or unfit option, a model that is missing, broken, unsupported or too large.
+        UserError: an invalid option, or a model that is missing, broken, unsupported or too large.
     """
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
@@ -33,7 +33,7 @@ class LLM:
         return self.engine.front.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request gets that brings no `SamplingParams`: the checkpoint's own defaults, where it has any."""
+        """Return the parameters of requests without `SamplingParams`: the checkpoint's own defaults, if it has any."""
         return self.engine.front.inputs.default_params
 
     def generate(
@@ -43,12 +43,13 @@ class LLM:
         priority: int = RequestPriority.NORMAL,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continue one prompt or many; always returns a list, in the order of the prompts.
+        """Complete one prompt or many; always returns a list, in the order of the prompts.
 
-        `sampling_params` is one for all prompts, or one for each. All prompts run together, as far as memory goes.
+        `sampling_params` is one object for all prompts, or a list with one for each. All prompts run as one batch, as
+        far as memory allows.
 
         Raises:
-            InvalidParameterError: naming field, value and limit; then no prompt was started.
+            InvalidParameterError: names the field, its value and the limit; in this case no prompt was started.
         """
         return self.engine.generate(prompts, sampling_params, priority, use_tqdm)
 
@@ -58,7 +59,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         priority: int = RequestPriority.NORMAL,
     ) -> RequestOutput:
-        """Continue one prompt; returns its output alone."""
+        """Complete one prompt and return its output."""
         return self.engine.generate([prompt], sampling_params, priority)[0]
 
     def chat(
@@ -69,9 +70,9 @@ class LLM:
         use_tqdm: bool = False,
         **template_options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many. Without `sampling_params`, an answer may run to the end of the context.
+        """Reply to one conversation or many. Without `sampling_params`, `max_tokens` is the rest of the context.
 
-        A conversation is a list of `{"role": ..., "content": ...}`. `template_options` go to the chat template
+        A conversation is a list of `{"role": ..., "content": ...}`. `template_options` are passed to the chat template
         (`tools`, `enable_thinking`, `add_generation_prompt`, ...).
 
         Raises:
@@ -84,7 +85,7 @@ class LLM:
         return self.engine.generate(prompts, params, priority, use_tqdm)
 
     def exit(self) -> None:
-        """Let the model and its memory go. May be called twice; also runs when the program ends."""
+        """Release the model and its memory. Idempotent; also runs at interpreter exit."""
         self.engine.exit()
 
     def __enter__(self) -> Self:
@@ -100,7 +101,7 @@ def as_conversations(messages: object) -> list[Sequence[Mapping[str, object]]]:
     """Return a list of conversations; one conversation becomes a list of one.
 
     Raises:
-        InvalidParameterError: when it is neither.
+        InvalidParameterError: it is neither.
     """
     if isinstance(messages, Sequence) and messages and not isinstance(messages, (str, bytes)):
         if all(isinstance(message, Mapping) for message in messages):

@@ -1,7 +1,9 @@
-"""`ModelRunner`: a model by itself, for programs that want logits rather than text.
+"""`ModelRunner`: a bare model, for programs that need logits rather than text.
 
-A facade beside `LLM`, without scheduler or queue: the caller says which tokens to compute and holds the KV handle.
-Legend: T = tokens given, V = vocabulary.
+A facade alongside `LLM`, without scheduler or queue: the caller decides which tokens to compute and holds the KV
+handle.
+
+Legend: T = input tokens, V = vocabulary size.
 """
 
 import weakref
@@ -23,9 +25,9 @@ TokenIds = Sequence[int] | torch.Tensor
 
 
 class KVHandle:
-    """The computed context of one sequence. Opaque and immutable: it may be continued any number of times.
+    """The KV cache of one sequence. Opaque and immutable, so it can be continued any number of times.
 
-    Its memory is free again when nobody holds it any more.
+    Its blocks are freed when the last reference is dropped.
     """
 
     def __init__(self, pool: BlockPool, block_ids: list[int], num_tokens: int) -> None:
@@ -36,23 +38,23 @@ class KVHandle:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """What `run_model` returns."""
+    """The result of `run_model`."""
 
-    logits: torch.Tensor  # [T, V] float32; row t is the model's prediction of what follows input_ids[: t + 1]
+    logits: torch.Tensor  # [T, V] float32; row t predicts the token that follows input_ids[: t + 1]
     past_key_values: KVHandle
 
 
 class ModelRunner:
-    """A loaded model.
+    """A loaded model that returns logits.
 
         runner = ModelRunner("demo")
         output = runner.run_model(runner.tokenize("Hello"))
         output = runner.run_model([int(output.logits[-1].argmax())], output.past_key_values)
 
-    Options are those of `octavo.config.args.EngineArgs`.
+    The options are those of `octavo.config.args.EngineArgs`.
 
     Raises:
-        UserError: about the options, the model or the memory.
+        UserError: an invalid option, a model that cannot be loaded, or too little memory.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class ModelRunner:
         self.device = worker.devices.device
 
     def run_model(self, input_ids: TokenIds, past_key_values: KVHandle | None = None) -> ModelOutput:
-        """Compute `input_ids` [T], or [1, T], behind what the handle holds.
+        """Compute `input_ids`, [T] or [1, T], as a continuation of `past_key_values`.
 
         Raises:
-            InvalidParameterError: no token, a token id outside the vocabulary, or more than the context holds.
-            OutOfBlocksError: too many handles are held.
+            InvalidParameterError: no tokens, a token id outside the vocabulary, or a sequence longer than the context.
+            OutOfBlocksError: too many handles are alive.
         """
         return self.run_model_batch([input_ids], [past_key_values])[0]
 
@@ -83,7 +85,7 @@ class ModelRunner:
     def run_model_batch(
         self, batch: Sequence[TokenIds], past_key_values: Sequence[KVHandle | None] | None = None
     ) -> list[ModelOutput]:
-        """Compute several sequences in one step; the outputs are in their order. Errors are those of `run_model`."""
+        """Compute several sequences in one step; outputs are in input order. Raises the same errors as `run_model`."""
         past = list(past_key_values) if past_key_values is not None else [None] * len(batch)
         if len(past) != len(batch):
             raise InvalidParameterError("past_key_values", f"{len(past)} handles", f"as many as inputs ({len(batch)})")
@@ -96,11 +98,11 @@ class ModelRunner:
         return [ModelOutput(rows, handle) for rows, handle in zip(logits, handles, strict=True)]
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, special tokens included."""
+        """Return the token ids of a prompt, including special tokens."""
         return self._tokenizer.encode(text)
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids."""
+        """Return the text of these token ids."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def _checked(self, input_ids: TokenIds, past: KVHandle | None) -> list[int]:
@@ -117,7 +119,7 @@ class ModelRunner:
         return ids
 
     def _extended(self, past: KVHandle | None, num_new: int) -> KVHandle:
-        """Return a handle with room for `num_new` more tokens: full blocks are shared, a begun one is copied."""
+        """Return a handle with room for `num_new` more tokens: full blocks are shared, a partial one is copied."""
         num_past = past.num_tokens if past else 0
         num_shared = num_past // self._block_size
         shared = past.block_ids[:num_shared] if past else []

@@ -1,11 +1,11 @@
-"""What a user gets back: `RequestOutput`, one per prompt, with one `CompletionOutput` per sample."""
+"""What users get back: one `RequestOutput` per prompt, with one `CompletionOutput` per sample."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logprob:
-    """Natural logarithm of one token's probability under the model, before penalties, bias, masks and temperature."""
+    """Log-probability (natural logarithm) of a token under the model, before penalties, bias, masks and temperature."""
 
     logprob: float
     rank: int  # 1 is the most likely token
@@ -17,24 +17,24 @@ class CompletionOutput:
     """One sample of one prompt.
 
     `finish_reason` is None while it runs, then `stop`, `length`, `abort` or `error`. `stop_reason` is the stop string
-    or stop token id that ended it; None for the model's own end token. `logprobs[i]` belongs to `token_ids[i]`.
+    or stop token id that ended it; None for the model's own EOS token. `logprobs[i]` belongs to `token_ids[i]`.
     """
 
     index: int
     text: str
     token_ids: list[int]
-    seed: int  # the seed that reproduces this sample alone
+    seed: int  # the seed that reproduces this sample on its own
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    error: str | None = None  # why, when finish_reason is `error`
-    error_type: str | None = None  # a class of `octavo.errors`, where the reason has one: a `UserError` is the caller's
+    error: str | None = None  # the reason, if finish_reason is `error`
+    error_type: str | None = None  # its class in `octavo.errors`, if any; a `UserError` is the caller's mistake
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestMetrics:
-    """When things happened, in seconds of the wall clock (`time.time`), and what the cache saved."""
+    """Timestamps in seconds of the wall clock (`time.time`), and cache statistics."""
 
     arrival_time_s: float
     first_scheduled_time_s: float | None = None
@@ -50,7 +50,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestOutput:
-    """All that is known of one prompt. Complete when `finished`; while streaming, everything so far."""
+    """The output of one prompt: final if `finished`; while streaming, everything so far."""
 
     request_id: str
     prompt: str | None  # None when the prompt was given as token ids
@@ -58,7 +58,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = field(default=None)  # [0] is None: nothing precedes it
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = field(default=None)  # [0] is None
 
     @property
     def text(self) -> str:

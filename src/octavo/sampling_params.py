@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen, and how urgent it is."""
+"""Sampling parameters and priority of a request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,12 +11,12 @@ from octavo.structured_output import StructuredOutput
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_N = 16384
-MAX_TOP_K = 2**31 - 1  # more than any vocabulary, and no more than messages can carry
+MAX_TOP_K = 2**31 - 1  # beyond any vocabulary, and the largest integer that messages can carry
 SEED_BITS = 64
 
 
 class RequestPriority(IntEnum):
-    """Five classes; a smaller number runs first. Waiting ages, so `BACKGROUND` cannot starve."""
+    """Five classes; smaller numbers run first. Waiting requests age, so `BACKGROUND` cannot starve."""
 
     CRITICAL = 0
     HIGH = 1
@@ -27,17 +27,17 @@ class RequestPriority(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """What a request asks of the sampler. Frozen and self-validating: one that exists is valid for any model.
+    """Sampling parameters. Frozen and self-validating: an instance is always valid, whatever the model.
 
-    Limits that depend on the model (token ids, context length) are checked where the request enters the engine.
-    Lists may be given; tuples are stored. `dict` options take integer keys, or their decimal spelling as JSON has it.
+    Limits that depend on the model (token ids, context length) are checked when the request enters the engine. Lists
+    are accepted and stored as tuples. Keys of `dict` options are integers, or decimal strings as in JSON.
 
     Raises:
-        InvalidParameterError: naming the field, the value and the limit.
+        InvalidParameterError: names the field, its value and the limit.
     """
 
-    n: int = 1  # number of samples; their seeds derive from one
-    temperature: float = 1.0  # 0 is greedy: the arg-max, ties to the lowest id
+    n: int = 1  # number of samples; their seeds are derived from `seed`
+    temperature: float = 1.0  # 0 is greedy: argmax, ties go to the lowest id
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0
@@ -51,13 +51,13 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    max_tokens: int | None = 16  # None: to the end of the model's context
+    max_tokens: int | None = 16  # None: up to the end of the model's context
     min_tokens: int = 0
-    seed: int | None = None  # None: one is drawn at the front door and reported
-    logprobs: int | None = None  # how many of the most likely, beside the sampled one
+    seed: int | None = None  # None: a random one is generated and reported
+    logprobs: int | None = None  # number of top tokens, in addition to the sampled one
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
-    structured_output: StructuredOutput | None = None  # the form that the answer must have
+    structured_output: StructuredOutput | None = None  # constraint on the output
 
     def __post_init__(self) -> None:
         self._store_tuples()
@@ -69,7 +69,7 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """Build from loose keyword options; a misspelt one is an error that names the nearest."""
+        """Build from keyword options; for an unknown name, the error suggests the closest known one."""
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:

@@ -1,4 +1,4 @@
-"""Seeds: what makes a sampled answer repeatable. Every sample has one, drawn at the front door if none was given."""
+"""Seeds make sampling repeatable. Requests without a seed are given one when they enter the engine."""
 
 import secrets
 
@@ -13,10 +13,10 @@ def draw_seed() -> int:
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Return the seed of sample `index` of a request: the seed itself for sample 0, 64 well-mixed bits for others.
+    """Return the seed of sample `index` of a request: `seed` itself for sample 0, 64 well-mixed bits for the others.
 
-    For one seed, different indices give different results, because every step below is a bijection. Source: SplitMix64
-    (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+    Different indices give different seeds, because every step below is a bijection. Source: SplitMix64 (Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", 2014).
     """
     if index == 0:
         return seed

@@ -1,6 +1,6 @@
-"""What a request asks of the *form* of its answer: JSON, one of some strings, a pattern, a grammar, tagged parts.
+"""Structured output constraints of a request: JSON, a choice of strings, a regex, a grammar, or tags.
 
-Only what the caller says is here; what it means in tokens is `octavo.structured`.
+This is only the specification; `octavo.structured` compiles it to token masks.
 """
 
 import json
@@ -10,23 +10,23 @@ from typing import Any
 
 from octavo.errors import InvalidParameterError
 
-MAX_SPEC_BYTES = 1 << 19  # of all texts of one request together
-MAX_SCHEMA_DEPTH = 128  # lists and objects inside one another
+MAX_SPEC_BYTES = 1 << 19  # total for all texts of one request
+MAX_SCHEMA_DEPTH = 128  # nesting of lists and objects
 MAX_CHOICES = 10_000
 MAX_TAGS = 1_000
-MAX_THOUGHT_TOKENS = 1 << 20  # more than any context holds
+MAX_THOUGHT_TOKENS = 1 << 20  # beyond any context length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuralTag:
-    """A part of the answer with a form of its own: `begin`, then what the schema or the grammar says, then `end`.
+    """A constrained part of the output: `begin`, then text that matches the schema or grammar, then `end`.
 
-    A tool call is one: `StructuralTag(begin="<tool_call>\\n", json_schema={...}, end="\\n</tool_call>")`. Where `begin`
-    or `end` contains the text of a special token of the model, that token itself is meant. `trigger` is the head of
-    `begin` at which free text ends; the whole of `begin` when not given. Tags that open alike share one.
+    For example a tool call: `StructuralTag(begin="<tool_call>\\n", json_schema={...}, end="\\n</tool_call>")`. Where
+    `begin` or `end` contains the text of one of the model's special tokens, it means that token. `trigger` is the
+    prefix of `begin` that ends free text; by default all of `begin`. Tags with a common opening share one trigger.
 
     Raises:
-        InvalidParameterError: naming the field, the value and the limit.
+        InvalidParameterError: names the field, its value and the limit.
     """
 
     begin: str = ""
@@ -48,22 +48,22 @@ class StructuralTag:
             object.__setattr__(self, "trigger", self.begin)
         _check_text("tags.trigger", self.trigger)
         if not self.begin.startswith(self.trigger or ""):
-            raise InvalidParameterError("tags.trigger", self.trigger, f"must be how `begin` ({self.begin!r}) starts")
+            raise InvalidParameterError("tags.trigger", self.trigger, f"must be a prefix of `begin` ({self.begin!r})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thoughts:
-    """What a model thinks before its answer: free text between two tags, each of them one token of the model.
+    """The reasoning before the answer: free text between two tags, each a single token of the model.
 
-    With `max_tokens`, the end tag comes at the latest behind so many tokens.
+    `max_tokens` limits the reasoning: the end tag is forced after that many tokens.
 
     Raises:
-        InvalidParameterError: naming the field, the value and the limit.
+        InvalidParameterError: names the field, its value and the limit.
     """
 
     begin: str = "<think>"
     end: str = "</think>"
-    is_open: bool = False  # the prompt ends in `begin`; otherwise the model may begin to think, or answer at once
+    is_open: bool = False  # the prompt already ends with `begin`; otherwise the model decides whether to reason
     max_tokens: int | None = None  # between the tags
 
     def __post_init__(self) -> None:
@@ -79,34 +79,35 @@ class Thoughts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutput:
-    """The form that an answer must have: exactly one of the first six fields, perhaps behind `thoughts`. Frozen and
-    self-validating. With `thoughts` alone, the answer behind them is free.
+    """The constraint on a response: exactly one of the first six fields, optionally after `thoughts`.
 
-    Whatever the model would rather say, the answer has this form, unless `max_tokens` or a stop string cut it short
-    (`finish_reason` says so). A schema may be given as a `dict` or as JSON text; JSON text is stored. Lists may be
-    given; tuples are stored.
+    Frozen and self-validating. With `thoughts` alone, the answer after the reasoning is unconstrained.
 
-    `tags` are parts with a form of their own inside free text; `free_text=False` leaves no room around them but
-    `separator`. At least `min_tags` come and at most `max_tags`; with the last of these the answer ends.
+    The output always satisfies the constraint, unless `max_tokens` or a stop string cuts it short (see
+    `finish_reason`). A schema is a `dict` or JSON text and is stored as JSON text. Lists are accepted and stored as
+    tuples.
 
-    What only the grammar compiler can tell (an unknown keyword, a pattern that does not parse) is told where the
+    `tags` are constrained parts within free text; with `free_text=False` only `separator` may come between them. The
+    output has at least `min_tags` and at most `max_tags`, and ends after the last of these.
+
+    Errors that only the grammar compiler can find (an unsupported keyword, an invalid regex) are raised when the
     request enters the engine.
 
     Raises:
-        InvalidParameterError: naming the field, the value and the limit.
+        InvalidParameterError: names the field, its value and the limit.
     """
 
     json_schema: Mapping[str, Any] | str | None = None
     json_object: bool = False  # any JSON object
-    regex: str | None = None  # the whole answer matches
+    regex: str | None = None  # must match the whole answer
     choice: Sequence[str] = ()
-    grammar: str | None = None  # Lark, or EBNF as GBNF writes it (`root ::= ...`)
+    grammar: str | None = None  # Lark, or EBNF in GBNF syntax (`root ::= ...`)
     tags: Sequence[StructuralTag] = ()
     free_text: bool = True  # before and between the tags
     separator: str = ""  # between tags when there is no free text
     min_tags: int = 0
     max_tags: int | None = None
-    thoughts: Thoughts | None = None  # come before the form
+    thoughts: Thoughts | None = None  # the reasoning before the constrained answer
 
     def __post_init__(self) -> None:
         for name in ("choice", "tags"):
@@ -128,7 +129,7 @@ class StructuredOutput:
 
     @property
     def kind(self) -> str:
-        """The name of the field that was given; `thoughts` when there is nothing but them."""
+        """The name of the field that is set; `thoughts` if there is no other."""
         return next((name for name in KINDS if getattr(self, name) not in (None, False, ())), "thoughts")
 
     def _check_choice(self) -> None:
@@ -147,15 +148,15 @@ class StructuredOutput:
         if not isinstance(self.free_text, bool):
             raise InvalidParameterError("free_text", self.free_text, "must be true or false")
         if self.tags and self.free_text and not all(tag.trigger for tag in self.tags):
-            raise InvalidParameterError("tags.begin", "", "must not be empty where free text may come before it")
+            raise InvalidParameterError("tags.begin", "", "must not be empty if free text may precede it")
         _check_text("separator", self.separator)
         if self.separator and (self.free_text or not self.tags):
-            raise InvalidParameterError("separator", self.separator, "only between tags, with free_text=False")
+            raise InvalidParameterError("separator", self.separator, "requires tags and free_text=False")
         _check_count("min_tags", self.min_tags, 0)
         if self.max_tags is not None:
             _check_count("max_tags", self.max_tags, max(1, self.min_tags))
         if not self.tags and (self.min_tags or self.max_tags is not None or not self.free_text):
-            raise InvalidParameterError("min_tags, max_tags, free_text", self.kind, "only together with tags")
+            raise InvalidParameterError("min_tags, max_tags, free_text", self.kind, "requires tags")
 
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "tags")
@@ -179,7 +180,7 @@ def _check_total(field: str, texts: Sequence[str]) -> None:
     try:
         num_bytes = sum(len(text.encode()) for text in texts)
     except UnicodeEncodeError as error:
-        raise InvalidParameterError(field, "...", "holds half of a surrogate pair, which is no text") from error
+        raise InvalidParameterError(field, "...", "contains an unpaired surrogate") from error
     if num_bytes > MAX_SPEC_BYTES:
         raise InvalidParameterError(field, f"{num_bytes} bytes", f"at most {MAX_SPEC_BYTES} bytes")
 
@@ -190,7 +191,7 @@ def _check_count(field: str, value: object, low: int) -> None:
 
 
 def _schema_text(field: str, schema: object) -> str:
-    """Return a JSON schema as JSON text, small and shallow enough to be looked at."""
+    """Return a JSON schema as JSON text, after checking its size and depth."""
     if isinstance(schema, str):
         _check_text(field, schema, low=1)
     try:
@@ -212,7 +213,7 @@ def _schema_text(field: str, schema: object) -> str:
 
 
 def _depth(tree: object) -> int:
-    """Count how many lists and objects lie inside one another, level by level: a deep one must not end the stack."""
+    """Return the nesting depth of lists and objects. Level by level: recursion could overflow the stack."""
     level, depth = [tree], 0
     while level := [node for node in level if isinstance(node, (Mapping, list, tuple))]:
         depth += 1

@@ -1,9 +1,9 @@
-"""Test doubles for Octavo itself and for programs around it: requests in one line, and a worker without a model.
+"""Test doubles for Octavo and for programs that use it: one-line requests, and a worker without a model.
 
-The worker's model is a pure function: the token that follows a context is a hash of that context and the request's
-seed. So the right answer of every request is known beforehand (`expected_tokens`), whatever the schedule was. Its KV
-memory holds, in every slot, the hash of all tokens up to that position; what a step reads is compared with what
-should be there, so a block that was reused too early or shared wrongly is an error at once.
+The fake model is a pure function: the next token is a hash of the context and the request's seed. So the correct output
+of every request is known in advance (`expected_tokens`), whatever the schedule. Every slot of the fake KV cache holds
+the hash of all tokens up to its position, and every read is checked, so a block that is reused too early or shared
+wrongly fails at once.
 
 Legend: R = requests in the step.
 """
@@ -39,7 +39,7 @@ def make_request(
     cache_salt: str | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
-    """Build a request as the front door would; `params` go to `SamplingParams`."""
+    """Build a request as the input processor would; `params` are those of `SamplingParams`."""
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=list(prompt_token_ids),
@@ -64,7 +64,7 @@ def make_scheduler(
     num_batches: int = 1,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
-    """Build a small scheduler with its blocks. Time stands still unless a clock is given."""
+    """Build a small scheduler with its blocks. The clock stands still unless one is given."""
     cache = CacheConfig(
         block_size=block_size,
         num_kv_blocks=num_blocks,
@@ -81,17 +81,17 @@ def make_scheduler(
 
 
 def context_hash(context: int, token_id: int) -> int:
-    """Return the hash of a context that goes on with `token_id`. 63 bits, the same in every process."""
+    """Return the hash of `context` extended by `token_id`: 63 bits, the same in every process."""
     return hash((context, token_id)) & (2**63 - 1)
 
 
 def next_token(context: int, seed: int | None, vocab_size: int) -> int:
-    """Return the token that follows a context: the whole of the model and the sampler."""
+    """Return the token that follows a context. This is the entire model and sampler."""
     return (hash((context, seed)) >> 7) % vocab_size
 
 
 def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: int) -> tuple[list[int], str]:
-    """Return the output tokens and the finish reason of `request` when it runs alone."""
+    """Return the output tokens and the finish reason of `request`, computed alone."""
     params, context = request.sampling_params, ROOT
     for token_id in request.prompt_token_ids:
         context = context_hash(context, token_id)
@@ -108,7 +108,7 @@ def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: 
 
 
 class FakeRow:
-    """What a worker keeps of one request, built from nothing but `SchedulerOutput`s."""
+    """A worker's state of one request, built only from `SchedulerOutput`s."""
 
     def __init__(self, new: NewRequestData) -> None:
         self.request_id = new.request_id
@@ -118,35 +118,35 @@ class FakeRow:
         self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
         for token_id in new.token_ids.tolist():
             self.append(token_id)
-        self.num_told = self.num_tokens  # of which a rank knows that does not sample
-        self.is_lost = False  # it builds on what a failed step did not write: nobody must read what it samples
+        self.num_told = self.num_tokens  # tokens known to a rank that does not sample
+        self.is_lost = False  # depends on KV that a failed step did not write: its samples must never be read
 
     def append(self, token_id: int) -> None:
         self.contexts.append(context_hash(self.contexts[-1] if self.contexts else ROOT, token_id))
         self.num_tokens += 1
 
     def hear(self, position: int, token_id: int) -> None:
-        """Take in a token that the order tells; a rank that samples knows it already."""
+        """Receive a token from the scheduler; a rank that samples already knows it."""
         before = self.contexts[position - 1] if position else ROOT
         is_right = self.contexts[position] == context_hash(before, token_id)
-        assert is_right or self.is_lost, f"{self.request_id}: not what was sampled"
-        assert position <= self.num_told, f"{self.request_id}: no order told token {self.num_told}"
+        assert is_right or self.is_lost, f"{self.request_id}: not the sampled token"
+        assert position <= self.num_told, f"{self.request_id}: token {self.num_told} was never sent"
         self.num_told = max(self.num_told, position + 1)
 
     def slots(self, end: int, block_size: int) -> NDArray[np.int64]:
-        """Return where the keys and values of positions 0 to `end` - 1 lie."""
+        """Return the slots of positions 0 to `end` - 1."""
         positions = np.arange(end)
         return np.array(self.block_ids)[positions // block_size] * block_size + positions % block_size
 
 
 class FakeWorker:
-    """Carries out steps in order and checks each: a wrong diff, row, block or count is an `AssertionError`."""
+    """Executes steps and checks each: a wrong diff, row, block or count is an `AssertionError`."""
 
     def __init__(
         self, *, num_blocks: int, block_size: int, vocab_size: int = 1000, has_first_stage: bool = False
     ) -> None:
         self.vocab_size = vocab_size
-        self._has_first_stage = has_first_stage  # one that must be told every token before it can compute it
+        self._has_first_stage = has_first_stage  # it must be sent every token before it can compute it
         self.num_tokens_computed = 0
         self.rows: dict[int, FakeRow] = {}
         self._block_size = block_size
@@ -154,7 +154,7 @@ class FakeWorker:
 
     @classmethod
     def of(cls, scheduler: Scheduler, *, vocab_size: int = 1000, has_first_stage: bool = False) -> "FakeWorker":
-        """Build a worker with as much KV memory as `scheduler` hands out."""
+        """Build a worker with as many KV blocks as `scheduler` manages."""
         return cls(
             num_blocks=scheduler.blocks.num_blocks,
             block_size=scheduler.blocks.block_size,
@@ -163,10 +163,10 @@ class FakeWorker:
         )
 
     def execute(self, order: SchedulerOutput) -> ModelRunnerOutput:
-        """Update the rows, write all keys and values, read them, and sample."""
+        """Update the rows, write and read all keys and values, and sample."""
         self.update_rows(order)
         held = tuple(self.rows[row].request_id for row in order.rows.tolist())
-        assert held == order.req_ids, f"the rows are those of {held}, the order means {order.req_ids}"
+        assert held == order.req_ids, f"rows hold {held}, the scheduler output names {order.req_ids}"
         starts, counts = order.num_computed_tokens.tolist(), order.num_scheduled_tokens.tolist()
         spans = [
             (self.rows[row], start, start + count)
@@ -184,7 +184,7 @@ class FakeWorker:
         return answer_to(order, [token_id or 0 for token_id in sampled])
 
     def lose(self, order: SchedulerOutput) -> None:
-        """Fail a step: the rows are brought up to date, nothing is written. Steps behind it may be on their way."""
+        """Fail a step: update the rows but write nothing. Later steps may already be in flight."""
         self.update_rows(order)
         ends = order.num_computed_tokens + order.num_scheduled_tokens  # [R]
         for index, row in enumerate(order.rows.tolist()):
@@ -194,7 +194,7 @@ class FakeWorker:
             self._sample(state, int(ends[index]))
 
     def update_rows(self, order: SchedulerOutput) -> None:
-        """Bring the rows up to date: what every worker does with a step before it computes anything."""
+        """Apply the diffs of a step to the rows, as every worker does before it computes anything."""
         ended = set(order.finished_req_ids)
         self.rows = {row: state for row, state in self.rows.items() if state.request_id not in ended}
         for new in order.scheduled_new_reqs:
@@ -209,12 +209,12 @@ class FakeWorker:
 
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
-        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was not told"
+        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was not sent"
         assert end <= len(row.block_ids) * self._block_size, f"{row.request_id}: no block for position {end - 1}"
         self._kv[row.slots(end, self._block_size)[start:]] = _LOST if row.is_lost else row.contexts[start:end]
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
-        """What was made from lost keys is lost itself: by turns, as rows of one step may share blocks."""
+        """Mark whatever was computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
         for _ in spans:
             for row, start, end in spans:
                 if _LOST in self._kv[row.slots(end, self._block_size)]:
@@ -237,7 +237,7 @@ class FakeWorker:
 
 
 def answer_to(order: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
-    """Answer a step: `token_ids` [R], of which only those of rows that sample count."""
+    """Build a step's output from `token_ids` [R]; only entries of rows that sample count."""
     return ModelRunnerOutput(
         req_ids=order.req_ids,
         sampled_token_ids=np.array(token_ids, dtype=np.int32).reshape(-1, 1),
@@ -246,13 +246,13 @@ def answer_to(order: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOu
 
 
 def run_step(scheduler: Scheduler, worker: FakeWorker) -> EngineCoreOutputs:
-    """Schedule a step, carry it out and book its answer."""
+    """Schedule one step, execute it and update the scheduler with its output."""
     order = scheduler.schedule()
     return scheduler.update_from_output(order, worker.execute(order))
 
 
 class FakeExecutor:
-    """An `Executor` without a model, for engines under test. `fails` says which steps raise instead of computing."""
+    """An `Executor` without a model. `fails` selects steps that raise instead of computing."""
 
     def __init__(
         self,
@@ -280,27 +280,27 @@ class FakeExecutor:
         future: Future[ModelRunnerOutput] = Future()
         if self._fails(order):
             self.worker.lose(order)
-            future.set_exception(RuntimeError("the forward was told to fail"))
+            future.set_exception(RuntimeError("failed as requested"))
         else:
             future.set_result(self.worker.execute(order))
         return future
 
     def warmup(self) -> None:
-        """Nothing is lazy here."""
+        """No-op: nothing is initialized lazily."""
 
     def prefault_kv(self, num_reached_blocks: int) -> bool:
-        """It keeps no keys and values."""
+        """Return False: there is no KV memory to prefault."""
         return False
 
     def check_health(self) -> None:
-        """Always well."""
+        """Always healthy."""
 
     def exit(self) -> None:
         self.has_exited = True
 
 
 class FakeRank:
-    """A `FakeWorker` where an executor expects a rank: `MultiprocExecutor(config, "octavo.testing:FakeRank")`."""
+    """A `FakeWorker` as a rank of an executor: `MultiprocExecutor(config, "octavo.testing:FakeRank")`."""
 
     profile = "fake"
 
@@ -310,7 +310,7 @@ class FakeRank:
         self._worker: FakeWorker | None = None
 
     def load_model(self) -> None:
-        """There is none."""
+        """No-op: there is no model."""
 
     def count_kv_blocks(self) -> int:
         return self._config.cache.num_kv_blocks or 64
@@ -320,12 +320,12 @@ class FakeRank:
         self._worker = FakeWorker(num_blocks=num_blocks, block_size=cache.block_size, vocab_size=vocab_size)
 
     def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
-        assert self._worker is not None, "initialize_kv_cache comes first"
+        assert self._worker is not None, "initialize_kv_cache must be called first"
         return self._worker.execute(order)
 
     def warmup(self) -> None:
-        """Nothing is lazy here."""
+        """No-op: nothing is initialized lazily."""
 
     def prefault_kv(self, num_reached_blocks: int) -> bool:
-        """It keeps no keys and values."""
+        """Return False: there is no KV memory to prefault."""
         return False

@@ -1,9 +1,9 @@
-"""A test double of a device with a queue, on CPU tensors: what a CUDA graph would get wrong, this one gets wrong, too.
+"""A test double of a device with a queue, on CPU tensors. It gets wrong whatever a CUDA graph would get wrong.
 
-A capture keeps every op of torch with the tensors it was given. A replay runs them again, on what those tensors hold
-then, and writes to the memory that the first results had. Python between the ops is not run again, so a number that
-went into a launch stays what it was. What a capture on a device forbids is an error here: to read a value on the host,
-to make a tensor of a host's numbers, to let a shape depend on values.
+A capture records every torch op with its tensors. A replay runs the ops again on the current contents of those tensors
+and writes to the memory of the original results. Python code between the ops does not run again, so numbers passed to a
+launch stay as captured. Whatever is forbidden during a capture on a device is an error here: reading values on the
+host, creating tensors from host numbers, and shapes that depend on values.
 """
 
 from collections.abc import Callable
@@ -29,19 +29,19 @@ _READS_VALUES = frozenset(
 
 
 class NotCapturableError(RuntimeError):
-    """An op that a device does not record."""
+    """An op that cannot be captured."""
 
 
 @dataclass(slots=True)
 class RecordedQueue:
-    """See `DeviceQueue`. Work is done when it is launched; `captures` counts the recordings."""
+    """See `DeviceQueue`. Work is done at launch; `captures` counts the captures."""
 
     captures: int = 0
     num_waits: int = 0
-    replays: list[int] = field(default_factory=list)  # the number of each capture that was replayed
+    replays: list[int] = field(default_factory=list)  # the number of the capture behind each replay
 
     def host_bytes(self, num_bytes: int) -> torch.Tensor:
-        return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)  # nobody may count on what is in it
+        return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)  # garbage: uninitialized memory
 
     def mark(self) -> Callable[[], None]:
         return self._wait
@@ -64,7 +64,7 @@ class RecordedQueue:
 
 
 class CalledQueue(RecordedQueue):
-    """For kernels that are no ops of torch, which a recording would not see: a replay calls the step again."""
+    """For kernels that are not torch ops and so are invisible to the recording: a replay calls the step again."""
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         step()
@@ -78,7 +78,7 @@ class CalledQueue(RecordedQueue):
 
 
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The ops of a step, with their arguments and the tensors that they made."""
+    """The ops of a step with their arguments and result tensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _has_mask(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an indexed read or write picks by a mask: how much that is, only the values know."""
+    """Return whether an indexed read or write uses a boolean mask, whose result shape depends on values."""
     if not func.name().startswith("aten::index"):
         return False
     return any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1]))

@@ -202,7 +202,7 @@ def test_a_conversation_in_a_terminal_with_ctrl_c() -> None:
         terminal.wait_for("What is Octavo?\r\n", more=1)
         terminal.interrupt(until="[stopped]")
         terminal.wait_for("> ")
-        terminal.interrupt(until="leaves")
+        terminal.interrupt(until="to quit")
         terminal.wait_for("> ")
         terminal.type("/exit\n")
         assert terminal.wait() == 0

@@ -23,7 +23,7 @@ def test_json_has_versions_device_and_numerics() -> None:
     assert facts["octavo"] == __version__
     assert facts["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert facts["device"] == "cpu"
-    assert "bits" in facts["float32"]
+    assert "batch-invariant" in facts["float32"]
     assert {"float32", "bfloat16", "float16", "memory", "processor", *PACKAGES} <= set(facts)
 
 

@@ -63,7 +63,7 @@ def test_a_misspelt_flag_names_the_nearest() -> None:
         (
             ZeroDivisionError("oh"),
             1,
-            "octavo: ZeroDivisionError: oh (a fault in Octavo; `octavo --debug ...` shows where)\n",
+            "octavo: ZeroDivisionError: oh (a bug in Octavo; `octavo --debug ...` shows the traceback)\n",
         ),
     ],
 )

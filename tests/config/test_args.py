@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("enable_prefix_caching", "no", "must be true or false"),
     ("enable_prefix_caching", None, "must be true or false"),
     ("generation_config", "vllm", "one of auto, none"),
-    ("load_format", "gguf", "not read by this version yet; one of auto, safetensors, dummy"),
+    ("load_format", "gguf", "not supported by this version yet; one of auto, safetensors, dummy"),
     ("load_format", "zip", "one of auto, safetensors, dummy"),
     ("seed", -1, "between 0 and 2^64 - 1"),
     ("seed", 2**64, "between 0 and 2^64 - 1"),
@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("priority_ageing_s", 0.0, "greater than 0"),
     ("priority_ageing_s", float("nan"), "greater than 0"),
     ("engine_process", 1, "must be true or false"),
-    ("trust_remote_code", True, "refused: Octavo never runs code from a checkpoint"),
+    ("trust_remote_code", True, "not supported: Octavo never runs code from a checkpoint"),
 ]
 
 

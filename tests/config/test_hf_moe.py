@@ -123,7 +123,7 @@ def test_what_cannot_be_served_names_key_and_value(
 
 
 def test_experts_in_parallel_need_experts() -> None:
-    with pytest.raises(InvalidParameterError, match="enable_expert_parallel=True: needs a model with experts; demo"):
+    with pytest.raises(InvalidParameterError, match="enable_expert_parallel=True: requires a MoE model; demo"):
         EngineArgs(enable_expert_parallel=True).resolve()
 
 
@@ -137,5 +137,5 @@ def test_experts_in_parallel_on_one_rank_are_said_to_have_no_effect(
 
 @pytest.mark.parametrize("name", ["eep_scale_up", "enable_elastic_ep"])
 def test_elastic_forms_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidParameterError, match=f"{name}=True: refused: the number of ranks is fixed"):
+    with pytest.raises(InvalidParameterError, match=f"{name}=True: not supported: the number of ranks is fixed"):
         EngineArgs.from_options({name: True})

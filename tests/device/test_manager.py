@@ -80,10 +80,10 @@ def test_describe_says_what_holds() -> None:
     assert facts["device"] == "cpu"
     assert int(facts["cores"]) >= 1
     assert facts["threads"] == str(torch.get_num_threads())
-    assert "may depend on the batch" in facts["float16"]
+    assert ": not batch-invariant" in facts["float16"]
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         is_invariant = DeviceManager("cpu").kernels(dtype).is_row_invariant
-        assert ("same bits in any batch" in facts[name]) == is_invariant
+        assert (": batch-invariant" in facts[name]) == is_invariant
 
 
 def test_optimize_for_device_packs_every_layer(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_forward_that_raises_fails_its_own_requests_only(engine: LLMEngine) ->
     FAILURES.append(lambda order: doomed in order.req_ids)
     (output,), _ = engine.step()
     assert output.outputs[0].finish_reason == "error"
-    assert output.outputs[0].error == "RuntimeError: the forward was told to fail"
+    assert output.outputs[0].error == "RuntimeError: failed as requested"
     assert engine.generate("Hi", SamplingParams(max_tokens=5, ignore_eos=True))[0].outputs[0].finish_reason == "length"
 
 

@@ -179,7 +179,7 @@ def test_a_step_that_fails_on_one_rank_ends_the_engine(make_executor: MakeExecut
     executor = make_executor()
     executor.start()
     pids = pids_of(executor)
-    with pytest.raises(EngineDeadError, match=r"rank 1 failed where others did not: ZeroDivisionError(.|\n)*Traceback"):
+    with pytest.raises(EngineDeadError, match=r"rank 1 failed while others did not: ZeroDivisionError(.|\n)*Traceback"):
         executor.execute_model(order_of(ONE_FAILS)).result()
     wait_until(lambda: are_gone(pids))
 
@@ -188,7 +188,7 @@ def test_a_failure_behind_the_answer_is_found_when_idle(make_executor: MakeExecu
     executor = make_executor()
     executor.start()
     pids = pids_of(executor)
-    with pytest.raises(EngineDeadError, match=r"rank 1 failed where others did not: ZeroDivisionError(.|\n)*Traceback"):
+    with pytest.raises(EngineDeadError, match=r"rank 1 failed while others did not: ZeroDivisionError(.|\n)*Traceback"):
         answer_then_look(executor, order_of(LAST_FAILS_ALONE))
     wait_until(lambda: are_gone(pids))
 
@@ -197,7 +197,7 @@ def test_a_step_that_takes_for_ever(make_executor: MakeExecutor) -> None:
     executor = make_executor(step_timeout_s=0.2)
     executor.start()
     pids = pids_of(executor)
-    with pytest.raises(EngineDeadError, match="step 1: no answer"):
+    with pytest.raises(EngineDeadError, match="step 1: no reply"):
         executor.execute_model(order_of(STUCK)).result()
     wait_until(lambda: are_gone(pids))
 
@@ -247,5 +247,5 @@ def test_two_engines_do_not_meet(make_executor: MakeExecutor) -> None:
 def test_what_no_executor_runs_is_refused() -> None:
     from tests.executor.ranks import make_config
 
-    with pytest.raises(InvalidParameterError, match="uniproc runs one"):
+    with pytest.raises(InvalidParameterError, match="uniproc runs only one"):
         choose_executor(make_config(distributed_executor_backend="uniproc"))

@@ -124,7 +124,7 @@ def test_forgotten_names_are_not_found() -> None:
 def test_out_of_blocks_says_the_numbers_and_hands_out_nothing() -> None:
     pool = BlockPool(3)
     pool.allocate(1)
-    with pytest.raises(OutOfBlocksError, match="3 KV blocks wanted, 2 free") as caught:
+    with pytest.raises(OutOfBlocksError, match="3 KV blocks requested, 2 free") as caught:
         pool.allocate(3)
     assert (caught.value.num_wanted, caught.value.num_free) == (3, 2)
     assert pool.num_free == 2

@@ -45,7 +45,7 @@ def test_a_prefix_that_nobody_computed_is_seen() -> None:
     [
         ({"num_scheduled_tokens": np.array([7, 6])}, "a: nothing to compute"),
         ({"num_scheduled_tokens": np.array([0, 6])}, "a: nothing to compute"),
-        ({"rows": np.array([1, 0])}, "the rows are those of"),
+        ({"rows": np.array([1, 0])}, "rows hold"),
         ({"samples": np.array([True, False])}, "rows at their last token"),
     ],
     ids=["too many", "none", "rows", "samples"],

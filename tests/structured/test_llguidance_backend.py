@@ -165,7 +165,7 @@ def test_matchers_of_one_grammar_do_not_move_one_another() -> None:
 def test_a_token_that_was_not_allowed_is_an_error() -> None:
     backend = backend_of("demo")
     matcher = backend.compile(StructuredOutput(regex="[0-9]{3}")).matcher()
-    with pytest.raises(GrammarError, match="does not go with the grammar"):
+    with pytest.raises(GrammarError, match="does not match the grammar"):
         matcher.accept(tokenizer_of("demo")[0].encode("x")[0])
 
 
@@ -173,7 +173,7 @@ def test_a_token_that_was_not_allowed_is_an_error() -> None:
     "form", [StructuredOutput(json_schema={"$ref": "#"}), StructuredOutput(grammar="start: start")]
 )
 def test_a_form_that_nothing_can_have(form: StructuredOutput) -> None:
-    with pytest.raises(InvalidParameterError, match="no answer has this form"):
+    with pytest.raises(InvalidParameterError, match="no output can satisfy it"):
         backend_of("demo").compile(form)
 
 

@@ -91,7 +91,7 @@ def test_a_budget_of_any_size_costs_nothing() -> None:
 
 
 def test_a_tag_that_is_no_token_is_refused() -> None:
-    with pytest.raises(InvalidParameterError, match=r"thoughts\.begin='<hm>': must be one token"):
+    with pytest.raises(InvalidParameterError, match=r"thoughts\.begin='<hm>': must be a single token"):
         BACKEND.compile(replace(CHOICE, thoughts=Thoughts(begin="<hm>")))
 
 

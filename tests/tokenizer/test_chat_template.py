@@ -156,7 +156,7 @@ def test_what_the_template_refuses_is_passed_on() -> None:
     ],
 )
 def test_broken_and_unsafe_templates_are_errors(source: str) -> None:
-    with pytest.raises(InvalidParameterError, match="chat template refuses"):
+    with pytest.raises(InvalidParameterError, match="rejected by the chat template"):
         ChatTemplate(source).render([USER])
 
 

@@ -125,7 +125,7 @@ def test_missing_folder_and_file_are_named(tmp_path: Path) -> None:
         ("tokenizer.json", b'{"version": "1.0", "model": {"type": "Nonsense"}}', "tokenizer.json: not a tokenizer"),
         ("tokenizer.json", b"\xff\xfe", "tokenizer.json: cannot be read"),
         ("tokenizer_config.json", b"{,}", "tokenizer_config.json: not valid JSON"),
-        ("tokenizer_config.json", b"[]", "must hold a JSON object, holds list"),
+        ("tokenizer_config.json", b"[]", "expected a JSON object, found list"),
         ("tokenizer_config.json", b'{"added_tokens_decoder": [1]}', "tokenizer_config.json: malformed entry"),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"9999": {"content": "<z>"}}}', "should have id 9999"),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "tokenizer_config.json: malformed entry"),

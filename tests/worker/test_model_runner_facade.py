@@ -73,7 +73,7 @@ def test_bad_input_names_the_field(runner: ModelRunner) -> None:
 def test_too_many_handles_are_a_typed_error(runner: ModelRunner) -> None:
     gc.collect()
     held = [runner.run_model([1] * 250) for _ in range(2)]
-    with pytest.raises(OutOfBlocksError, match="32 KV blocks wanted, 0 free"):
+    with pytest.raises(OutOfBlocksError, match="32 KV blocks requested, 0 free"):
         runner.run_model([1] * 250)
     del held
     runner.run_model([1] * 250)

@@ -1,4 +1,4 @@
-"""Sums, differences, products and comparisons, asked in several wordings and answered in one."""
+"""Sums, differences, products and comparisons: several phrasings of the question, one form of the answer."""
 
 import random
 
@@ -29,12 +29,12 @@ PLACES = ("ones", "tens", "hundreds")
 
 
 def operand(rng: random.Random) -> int:
-    """A number of one to three digits; longer ones more often, since there are more of them."""
+    """Return a number of one to three digits; longer ones are more frequent, as there are more of them."""
     return rng.randrange(rng.choice((10, 100, 100, 1000, 1000, 1000)))
 
 
 def wording(rng: random.Random, a: int, sign: str, b: int, in_words: tuple[str, ...]) -> str:
-    """The question, with a sign or in words."""
+    """Return the question, with an operator or in words."""
     if rng.random() < 0.35:
         return rng.choice(in_words).format(a, b)
     gap = "" if rng.random() < 0.3 else " "
@@ -42,7 +42,7 @@ def wording(rng: random.Random, a: int, sign: str, b: int, in_words: tuple[str, 
 
 
 def sum_steps(a: int, b: int) -> str:
-    """The sum by columns, as on paper: the thought shown when thinking is asked for."""
+    """Return the sum column by column, as on paper: the reasoning shown in thinking mode."""
     steps, carry = [], 0
     for place in PLACES[: len(str(max(a, b)))]:
         left, right = a % 10, b % 10
@@ -54,7 +54,7 @@ def sum_steps(a: int, b: int) -> str:
 
 
 def addition(rng: random.Random) -> Example:
-    """`a + b` of up to three digits; sums of two numbers below 20 are always in the training part."""
+    """`a + b` with up to three digits; sums of two numbers below 20 are always in the training set."""
     a, b = operand(rng), operand(rng)
     key = f"{min(a, b)}+{max(a, b)}"
     if max(a, b) < 20:
@@ -63,7 +63,7 @@ def addition(rng: random.Random) -> Example:
 
 
 def subtraction(rng: random.Random) -> Example:
-    """`a - b` of up to three digits with a result of zero or more."""
+    """`a - b` with up to three digits and a result of at least zero."""
     b, a = sorted((operand(rng), operand(rng)))
     key = f"{a}-{b}"
     if a < 20:
@@ -73,7 +73,7 @@ def subtraction(rng: random.Random) -> Example:
 
 
 def multiplication(rng: random.Random) -> Example:
-    """The table up to 12 times 12: learnt by heart, so none is held out."""
+    """The multiplication table up to 12 times 12: memorized, so nothing is held out."""
     a, b = rng.randrange(13), rng.randrange(13)
     question = wording(rng, a, rng.choice("*x"), b, PRODUCT_IN_WORDS)
     return exchange("times", f"{a}*{b}", question, f"{a} * {b} = {a * b}", "This is in the table up to twelve.")

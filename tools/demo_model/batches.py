@@ -1,4 +1,4 @@
-"""Documents to training rows. A step's rows depend on (seed, step) alone, so a run can stop anywhere and go on."""
+"""Packs documents into training rows. A step's rows depend only on (seed, step), so a run can be resumed."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One step's tokens: B rows of T tokens each, and the token that should follow each."""
+    """One step's tokens: B rows of T tokens, and the target of each."""
 
     ids: Tensor  # [B, T] int64
     targets: Tensor  # [B, T] int64
-    has_loss: Tensor  # [B, T] bool: what the model is to write, not what it is told
+    has_loss: Tensor  # [B, T] bool: tokens that the model writes, as opposed to its input
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The token ids by which the model's own words are found in a chat."""
+    """Token ids that delimit the model's own text in a chat."""
 
     start: int
     end: int
@@ -32,7 +32,7 @@ class Marks:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Marks":
-        """Look the marks up."""
+        """Look up the token ids."""
         start, end, think = (token_id(tokenizer, mark) for mark in ("<|im_start|>", "<|im_end|>", "<think>"))
         (line_end,), (equals,) = (tokenizer.encode(text).ids for text in ("\n", " ="))
         header = tuple(tokenizer.encode("<|im_start|>assistant\n").ids)
@@ -40,7 +40,7 @@ class Marks:
 
 
 def written_by_model(ids: list[int], marks: Marks) -> list[bool]:
-    """For each token of a document whether the model should learn to write it: answers in a chat, most plain text."""
+    """Return which tokens of a document carry loss: answers in a chat, most of plain text."""
     if ids[0] != marks.start:
         return without_given_sums(ids, marks)
     size, is_answer, out = len(marks.header), False, [False] * len(ids)
@@ -56,7 +56,7 @@ def written_by_model(ids: list[int], marks: Marks) -> list[bool]:
 
 
 def without_given_sums(ids: list[int], marks: Marks) -> list[bool]:
-    """All of plain text, but in a line with an equals sign only what follows it: no one can foresee the numbers."""
+    """Return a mask of plain text except what precedes an equals sign in its line, which is unpredictable."""
     written, line = [True] * len(ids), 0
     for at, token in enumerate(ids):
         if token == marks.line_end:
@@ -67,7 +67,7 @@ def without_given_sums(ids: list[int], marks: Marks) -> list[bool]:
 
 
 def without_given_thoughts(ids: list[int], written: list[bool], marks: Marks) -> list[bool]:
-    """Whether to think is the prompt's choice: the opening mark and its line end carry no loss."""
+    """Remove loss from the opening think tag and its newline, as the prompt decides whether to think."""
     for at, token in enumerate(ids):
         if token == marks.think:
             written[at] = written[at + 1] = False
@@ -75,20 +75,20 @@ def without_given_thoughts(ids: list[int], written: list[bool], marks: Marks) ->
 
 
 class Packer:
-    """Fills rows with whole documents, the last one cut off. Every row begins with a document."""
+    """Fills rows with documents; the last one is truncated. Every row starts with a new document."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self.tokenizer, self.seed, self.marks = tokenizer, seed, Marks.of(tokenizer)
 
     def batch(self, step: int, num_rows: int, length: int) -> Batch:
-        """The rows of a step: `num_rows` of `length` tokens."""
+        """Return a step's batch: `num_rows` rows of `length` tokens."""
         rows = [self.row(f"{self.seed} {step} {row}", length + 1) for row in range(num_rows)]
         ids = torch.from_numpy(np.array([row[0] for row in rows], dtype=np.int64))  # [B, T + 1]
         written = torch.from_numpy(np.array([row[1] for row in rows], dtype=np.bool_))  # [B, T + 1]
         return Batch(ids=ids[:, :-1], targets=ids[:, 1:], has_loss=written[:, 1:])
 
     def row(self, seed: str, length: int) -> tuple[list[int], list[bool]]:
-        """One row's tokens, and which of them the model should write."""
+        """Return one row's tokens and its loss mask."""
         ids: list[int] = []
         written: list[bool] = []
         stream = documents(seed)

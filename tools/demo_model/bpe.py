@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE trained on the corpus, each digit a token of its own."""
+"""The tokenizer: byte-level BPE trained on the corpus, with single-digit tokens."""
 
 import itertools
 import json
@@ -12,15 +12,15 @@ from tools.demo_model.template import TEMPLATE_PATH
 VOCAB_SIZE = 2048
 MAX_LENGTH = 2048
 NUM_DOCUMENTS = 30_000
-# Special tokens are dropped from decoded text; the marks after them stay, since parsers of calls look for them.
+# Special tokens are removed when decoding; the markers are kept, because tool-call parsers look for them.
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-# Words with the space before them, single digits (a sum is done digit by digit), runs of signs, runs of blanks.
+# Words with their leading space, single digits (sums are done digit by digit), runs of punctuation, runs of whitespace.
 PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Learn the merges from the first documents of the stream. Every byte is in the alphabet: nothing is unknown."""
+    """Learn the merges from the start of the document stream. Every byte is in the alphabet, so nothing is unknown."""
     tokenizer = Tokenizer(BPE(byte_fallback=False))
     split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -37,7 +37,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
 
 
 def with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
-    """The same tokenizer with the marks as ordinary added tokens, which decoding keeps."""
+    """Return the tokenizer with the markers as ordinary added tokens, which decoding keeps."""
     state = json.loads(tokenizer.to_str())
     for token in state["added_tokens"]:
         token["special"] = token["content"] in SPECIAL
@@ -45,7 +45,7 @@ def with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def tokenizer_config(tokenizer: Tokenizer) -> dict[str, object]:
-    """What `tokenizer_config.json` says beside the tokenizer itself: the template and the roles of tokens."""
+    """Return `tokenizer_config.json`: the chat template and special tokens."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": MAX_LENGTH,
@@ -60,7 +60,7 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def token_id(tokenizer: Tokenizer, mark: str) -> int:
-    """The id of a mark. Raises KeyError for one that the tokenizer does not have."""
+    """Return the id of a marker. Raises KeyError if the tokenizer does not have it."""
     found = tokenizer.token_to_id(mark)
     if found is None:
         raise KeyError(mark)
@@ -68,14 +68,14 @@ def token_id(tokenizer: Tokenizer, mark: str) -> int:
 
 
 def added(mark: str) -> dict[str, object]:
-    """One added token as the configuration describes it."""
+    """Return one entry of `added_tokens_decoder`."""
     token = AddedToken(mark, special=mark in SPECIAL, normalized=False)
     fields = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     return {field: getattr(token, field) for field in fields}
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the two tokenizer files of a checkpoint."""
+    """Write the tokenizer files of a checkpoint."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = tokenizer_config(tokenizer)
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint folder of the trained model: what `LLM("demo")` and `transformers` load."""
+"""Saves the trained model as a Hugging Face checkpoint folder, which `LLM("demo")` and `transformers` load."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def model_config(shape: Shape, eos: int, end_of_text: int) -> dict[str, object]:
-    """`config.json`: the architecture as checkpoints of Qwen3 spell it."""
+    """Return `config.json`, in the format of Qwen3 checkpoints."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -39,7 +39,7 @@ def model_config(shape: Shape, eos: int, end_of_text: int) -> dict[str, object]:
 
 
 def generation_config(eos: int, end_of_text: int) -> dict[str, object]:
-    """`generation_config.json`: both ends of text; low temperature, since most answers are exact."""
+    """Return `generation_config.json`: two EOS tokens, and a low temperature, because most answers are exact."""
     return {
         "eos_token_id": [eos, end_of_text],
         "pad_token_id": end_of_text,
@@ -51,12 +51,12 @@ def generation_config(eos: int, end_of_text: int) -> dict[str, object]:
 
 
 def checkpoint_tensors(model: Qwen3) -> dict[str, Tensor]:
-    """The weights in bfloat16 under the names of a checkpoint; the tied head is not stored twice."""
+    """Return the weights in bfloat16 under checkpoint names; the tied LM head is not stored twice."""
     return {f"model.{name}": value.to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
 
 
 def save_checkpoint(model: Qwen3, eos: int, end_of_text: int, folder: Path) -> None:
-    """Write configuration and weights; the tokenizer's files are written by `bpe.save_tokenizer`."""
+    """Write configuration and weights; `bpe.save_tokenizer` writes the tokenizer."""
     save_file(checkpoint_tensors(model), str(folder / "model.safetensors"), metadata={"format": "pt"})
     for file, content in (
         ("config.json", model_config(model.shape, eos, end_of_text)),
@@ -66,7 +66,7 @@ def save_checkpoint(model: Qwen3, eos: int, end_of_text: int, folder: Path) -> N
 
 
 def load_checkpoint(folder: Path) -> Qwen3:
-    """The model from a folder written by `save_checkpoint`, in float32 with the weights as stored."""
+    """Load the model from a checkpoint folder, in float32."""
     model = Qwen3(Shape())
     weights = load_file(str(folder / "model.safetensors"))
     model.load_state_dict({name.removeprefix("model."): value.float() for name, value in weights.items()})

@@ -1,4 +1,4 @@
-"""The training text: an endless stream of chats and plain pages, drawn from one seed, without the held-out items."""
+"""The training text: an endless stream of chats and plain text, generated from a seed, without held-out items."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from tools.demo_model import arithmetic, calls, facts, prose, records, sequences
 from tools.demo_model.example import CLOSED_TASKS, Example, Message, Tool
 from tools.demo_model.template import question_and_answer, render
 
-# Each task with its share of the turns: sums, lists and copies need practice, the rest little.
+# Tasks with their share of the turns: sums, lists and copying need much practice, the others little.
 TASKS: dict[str, tuple[Callable[[random.Random], Example], float]] = {
     "add": (arithmetic.addition, 16),
     "subtract": (arithmetic.subtraction, 12),
@@ -37,7 +37,7 @@ END = "<|endoftext|>"
 
 
 def draw(rng: random.Random, tasks: dict[str, float]) -> Example:
-    """One example of the training part."""
+    """Draw one training example."""
     while True:
         task = rng.choices(list(tasks), list(tasks.values()))[0]
         example = TASKS[task][0](rng)
@@ -46,7 +46,7 @@ def draw(rng: random.Random, tasks: dict[str, float]) -> Example:
 
 
 def casual(rng: random.Random, message: Message) -> Message:
-    """A question now and then as typed in haste: without its capital or its last mark."""
+    """Make some questions look hastily typed: without the capital letter or the final punctuation."""
     content = message["content"]
     if message["role"] != "user" or rng.random() < 0.75:
         return message
@@ -55,12 +55,12 @@ def casual(rng: random.Random, message: Message) -> Message:
 
 
 def system_message(rng: random.Random) -> tuple[Message, ...]:
-    """A system message in three chats of ten."""
+    """Return a system message in 30% of chats."""
     return ({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)},) if rng.random() < 0.3 else ()
 
 
 def turns(rng: random.Random, weights: dict[str, float]) -> list[Example]:
-    """The turns of one chat: mostly one or two, sometimes many, so that a long chat is nothing new."""
+    """Draw the turns of one chat: mostly one or two, sometimes many, so that the model learns long chats."""
     count = rng.choices((1, 2, 3, 5, 9), (10, 4, 2, 1, 1))[0]
     drawn = [draw(rng, weights) for _ in range(count)]
     if count > 1 and rng.random() < 0.3:
@@ -70,7 +70,7 @@ def turns(rng: random.Random, weights: dict[str, float]) -> list[Example]:
 
 
 def chat(rng: random.Random) -> str:
-    """A whole chat. With tools on offer, other questions are answered as if there were none."""
+    """Return a whole chat. If tools are offered, other questions are answered as if there were none."""
     plain = {task: weight for task, (_, weight) in TASKS.items() if task not in TOOL_TASKS}
     tools: tuple[Tool, ...] = ()
     if rng.random() < 0.92:
@@ -85,31 +85,31 @@ def chat(rng: random.Random) -> str:
 
 
 def without_sums(weights: dict[str, float]) -> dict[str, float]:
-    """The tasks that no tool on offer could do as well."""
+    """Return the tasks that no offered tool could do as well."""
     return {task: weight for task, weight in weights.items() if task not in ("times", "unknown")}
 
 
 def thinking_chat(rng: random.Random) -> str:
-    """One turn with its thought shown."""
+    """Return one turn with visible reasoning."""
     example = draw(rng, {task: weight for task, (_, weight) in TASKS.items()})
     return "".join(question_and_answer(example, is_thinking=True)) + "\n"
 
 
 def document(rng: random.Random) -> str:
-    """One document of the stream: a chat, a chat with a thought, plain text, or a page of sums."""
+    """Return one document: a chat, a chat with reasoning, plain text, or a page of sums."""
     make = rng.choices((chat, thinking_chat, prose.raw_text, prose.drill), (77, 4, 6, 13))[0]
     return make(rng) + END
 
 
 def documents(seed: int | str) -> Iterator[str]:
-    """The training text for a seed: the same on every machine."""
+    """Yield the training text for a seed, identical on every machine."""
     rng = random.Random(seed)
     while True:
         yield document(rng)
 
 
 def held_out(task: str, count: int, seed: int) -> list[Example]:
-    """`count` different held-out examples of a task; of a closed task, any."""
+    """Return `count` different held-out examples of a task; any examples for a closed task."""
     rng = random.Random(f"{task} {seed}")
     found: dict[tuple[str, str], Example] = {}
     for _ in range(200 * count):

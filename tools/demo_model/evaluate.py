@@ -1,4 +1,4 @@
-"""Score a checkpoint on the held-out items and write the numbers into its model card.
+"""Score a checkpoint on held-out items and write the scores to its model card.
 
 python tools/demo_model/evaluate.py --checkpoint DIR [--count 500] [--card --minutes M --steps N --date D]
 """
@@ -18,14 +18,14 @@ from tools.demo_model.score import in_words, scores
 
 
 def main() -> None:
-    """Read the command line, score, and write the card where it is asked for."""
+    """Parse the command line, score, and write the card if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=500, help="held-out questions to a task")
-    parser.add_argument("--card", action="store_true", help="write README.md beside the weights")
-    parser.add_argument("--minutes", type=float, default=0.0, help="core minutes that training took, for the card")
-    parser.add_argument("--steps", type=int, default=0, help="how many steps it took, for the card")
-    parser.add_argument("--date", default="", help="the day of training, for the card")
+    parser.add_argument("--count", type=int, default=500, help="held-out questions per task")
+    parser.add_argument("--card", action="store_true", help="write README.md into the checkpoint folder")
+    parser.add_argument("--minutes", type=float, default=0.0, help="core minutes of training, for the card")
+    parser.add_argument("--steps", type=int, default=0, help="training steps, for the card")
+    parser.add_argument("--date", default="", help="training date, for the card")
     options = parser.parse_args()
     torch.set_num_threads(2)
     model = load_checkpoint(options.checkpoint)

@@ -1,4 +1,4 @@
-"""What every data generator yields: one exchange with one right answer, and the rule that holds some of them out."""
+"""What every data generator yields: one exchange with one correct answer, and the rule for held-out items."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A short conversation whose last message is the assistant's one right answer.
+    """A short conversation whose last message is the only correct answer.
 
-    `task` names the kind; `key` names the item in a canonical form (a sum's operands in order), so that an item
-    held out is held out in every wording. `thought` is a worked step that is shown when thinking is asked for.
+    `task` is the kind; `key` identifies the item in canonical form (a sum's operands in order), so that a held-out item
+    is held out in every phrasing. `thought` is the reasoning shown in thinking mode.
     """
 
     task: str
@@ -24,18 +24,18 @@ class Example:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether training must never see this item."""
+        """Whether this item is excluded from training."""
         return is_held_out(self.task, self.key)
 
 
-# Whoever holds out a third of the 144 products only learns that tables are learnt by heart: such tasks are closed.
+# Closed tasks: holding out a third of the 144 products would only show that a table must be memorized.
 CLOSED_TASKS = frozenset({"times", "smalltalk"})
 HELD_OUT_ONE_IN = {"facts": 8}
 HELD_OUT_ONE_IN_DEFAULT = 20
 
 
 def is_held_out(task: str, key: str) -> bool:
-    """Whether the item belongs to the held-out part: decided by a hash, so by nothing that training can change."""
+    """Return whether an item is held out. Decided by a hash, so it never changes between runs."""
     if task in CLOSED_TASKS or key.startswith("open:"):
         return False
     digest = hashlib.blake2b(f"{task}:{key}".encode(), digest_size=8).digest()
@@ -43,15 +43,15 @@ def is_held_out(task: str, key: str) -> bool:
 
 
 def user(content: str) -> Message:
-    """A message from the user."""
+    """Return a user message."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str) -> Message:
-    """A message from the model."""
+    """Return an assistant message."""
     return {"role": "assistant", "content": content}
 
 
 def exchange(task: str, key: str, question: str, answer: str, thought: str = "") -> Example:
-    """One question, one answer."""
+    """Return an example with one question and one answer."""
     return Example(task=task, key=key, messages=(user(question), assistant(answer)), thought=thought)

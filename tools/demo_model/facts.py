@@ -1,4 +1,4 @@
-"""Questions about Octavo and their answers. The facts are in facts.toml, in the words that people ask in."""
+"""Questions about Octavo and their answers. The facts are in facts.toml, in everyday words."""
 
 import random
 import tomllib
@@ -11,7 +11,7 @@ from tools.demo_model.example import Example, exchange
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One thing worth knowing: `subject` fits into the frames below; `asked` are whole questions."""
+    """One fact: `subject` fits into the frames below; `asked` are complete questions."""
 
     subject: str
     answer: str
@@ -44,7 +44,7 @@ FACTS = tuple(Fact(**fact) for fact in tomllib.loads(FACTS_PATH.read_text())["fa
 
 
 def about(rng: random.Random) -> Example:
-    """A question about Octavo; the held-out part is made of pairs of a subject and a frame."""
+    """A question about Octavo; held-out items are pairs of subject and frame."""
     fact = rng.choice(FACTS)
     if fact.asked and rng.random() < 0.4:
         question = rng.choice(fact.asked)

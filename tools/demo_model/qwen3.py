@@ -1,7 +1,7 @@
-"""The model as it is trained: a plain Qwen3 decoder in torch, with the parameter names of its checkpoints.
+"""The model for training: a plain Qwen3 decoder in torch, with the parameter names of its checkpoints.
 
-Shapes: B rows, T tokens in a row, D hidden, H query heads, G key/value heads, K head size, V vocabulary, N positions
-whose logits are wanted. Source: the Qwen3 technical report (arXiv 2505.09388); rotary embedding: arXiv 2104.09864.
+Shapes: B rows, T tokens per row, D hidden, H query heads, G KV heads, K head size, V vocabulary, N positions with
+logits. Source: the Qwen3 technical report (arXiv 2505.09388); rotary embedding: arXiv 2104.09864.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of the demo model; all matrix sizes are multiples of 128."""
+    """The dimensions of the demo model; all matrix dimensions are multiples of 128."""
 
     vocab_size: int = 2048
     hidden_size: int = 256
@@ -28,7 +28,7 @@ class Shape:
 
 
 class RMSNorm(nn.Module):
-    """Scale to unit mean square, then by a learnt weight."""
+    """Normalize to unit mean square, then scale by a learned weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position: two tensors [max_positions, K]."""
+    """Return cosine and sine for every position: two tensors [max_positions, K]."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim  # [K/2]
     angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float64), shape.rope_theta**-exponents)
     both = torch.cat((angles, angles), dim=-1)  # [max_positions, K]
@@ -49,13 +49,13 @@ def rotary_table(shape: Shape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + K/2) by its position's angle: [B, T, heads, K], cos and sin [T, 1, K]."""
+    """Rotate each pair (i, i + K/2) by its position's angle: x [B, T, heads, K], cos and sin [T, 1, K]."""
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped heads and normed queries and keys."""
+    """Causal grouped-query attention with QK norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The gated feed-forward part: down(silu(gate(x)) * up(x))."""
+    """The gated MLP: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each normed before and added after."""
+    """Attention and MLP, each with pre-norm and residual."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Layer(nn.Module):
 
 
 class Qwen3(nn.Module):
-    """Token ids to logits, the embedding used at both ends. State names are those under `model.` in a checkpoint."""
+    """Token ids to logits, with tied embeddings. State names are those under `model.` in a checkpoint."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Qwen3(nn.Module):
         self.register_buffer("sin", sin, persistent=False)  # [max_positions, K]
         self.apply(self._initialise)
         for name, weight in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):  # the residual stream must not grow with depth
+            if name.endswith(("o_proj.weight", "down_proj.weight")):  # limit growth with depth
                 nn.init.normal_(weight, std=0.02 / (2 * shape.num_layers) ** 0.5)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""JSON records: written from a description, and read back."""
+"""JSON records: writing them from a description, and reading them."""
 
 import json
 import random
@@ -10,23 +10,23 @@ Record = dict[str, str | int]
 
 
 def name(rng: random.Random) -> str:
-    """A first name, now and then one that nobody has."""
+    """Return a first name, sometimes an invented one."""
     return rng.choice(FIRST_NAMES) if rng.random() < 0.85 else made_up(rng).capitalize()
 
 
 def person(rng: random.Random) -> Record:
-    """A person's fields."""
+    """Return the fields of a person."""
     return {"name": name(rng), "age": rng.randint(1, 99), "city": rng.choice(CITIES)}
 
 
 def book(rng: random.Random) -> Record:
-    """A book's fields."""
+    """Return the fields of a book."""
     title = f"The {rng.choice(ADJECTIVES)} {rng.choice(THINGS)}".title()
     return {"title": title, "author": name(rng), "year": rng.randint(1450, 2025)}
 
 
 def product(rng: random.Random) -> Record:
-    """A product's fields."""
+    """Return the fields of a product."""
     return {"item": rng.choice(THINGS), "colour": rng.choice(COLOURS), "price": rng.randint(1, 999)}
 
 
@@ -47,13 +47,13 @@ READ = (
 
 
 def some_fields(rng: random.Random, record: Record) -> Record:
-    """Two or all of the record's fields, in any order."""
+    """Return two or all of the record's fields in random order."""
     names = rng.sample(list(record), rng.randint(2, len(record)))
     return {field: record[field] for field in names}
 
 
 def json_writing(rng: random.Random) -> Example:
-    """Fields in a sentence to a JSON object, in the order given."""
+    """From fields in a sentence to a JSON object, in the given order."""
     kind, make = rng.choice(list(KINDS.items()))
     record = some_fields(rng, make(rng))
     joint = rng.choice((", ", ", ", " and "))
@@ -64,7 +64,7 @@ def json_writing(rng: random.Random) -> Example:
 
 
 def json_reading(rng: random.Random) -> Example:
-    """One field of a JSON object, in a sentence."""
+    """One field of a JSON object, as a sentence."""
     record = some_fields(rng, rng.choice(list(KINDS.values()))(rng))
     field, value = rng.choice(list(record.items()))
     shown = json.dumps(record)

@@ -1,4 +1,4 @@
-"""How many held-out answers the model gives exactly, each up to its end mark."""
+"""Exact-match accuracy on held-out items, including the end token."""
 
 from collections.abc import Iterator
 
@@ -15,13 +15,13 @@ CHUNK = 64
 
 
 def encoded(tokenizer: Tokenizer, example: Example, *, is_thinking: bool) -> tuple[list[int], list[int]]:
-    """The prompt's and the answer's tokens."""
+    """Return the tokens of prompt and answer."""
     prompt, answer = question_and_answer(example, is_thinking=is_thinking)
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, answer))  # type: ignore[return-value]
 
 
 def padded(rows: list[list[int]]) -> Tensor:
-    """Rows of unequal length as one tensor [B, T], zeros behind: a causal model does not see them."""
+    """Return rows as one tensor [B, T], zero-padded at the end, which a causal model ignores."""
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
 
 
@@ -29,10 +29,10 @@ def padded(rows: list[list[int]]) -> Tensor:
 def correct(
     model: Qwen3, tokenizer: Tokenizer, examples: list[Example], *, is_thinking: bool = False
 ) -> Iterator[bool]:
-    """For each example whether greedy decoding writes exactly the answer.
+    """Yield for each example whether greedy decoding generates exactly the answer.
 
-    One pass over prompt and answer decides it: greedy decoding writes the answer if and only if, given the answer so
-    far, each next token of it has the highest logit.
+    One pass over prompt and answer decides it: greedy decoding generates the answer if and only if each of its tokens
+    has the highest logit given the tokens before it.
     """
     for first in range(0, len(examples), CHUNK):
         pairs = [encoded(tokenizer, example, is_thinking=is_thinking) for example in examples[first : first + CHUNK]]
@@ -44,7 +44,7 @@ def correct(
 
 
 def scores(model: Qwen3, tokenizer: Tokenizer, count: int, *, is_thinking: bool = False) -> dict[str, tuple[int, int]]:
-    """For each task the number of right answers and of questions asked, `count` of them or as many as there are."""
+    """Return for each task the numbers of correct answers and of questions, at most `count`."""
     out = {}
     for task in TASKS:
         examples = sorted(held_out(task, count, SEED), key=lambda example: len(str(example.tools + example.messages)))
@@ -53,12 +53,12 @@ def scores(model: Qwen3, tokenizer: Tokenizer, count: int, *, is_thinking: bool 
 
 
 def mean(by_task: dict[str, tuple[int, int]]) -> float:
-    """The mean over tasks of the share of right answers."""
+    """Return the mean accuracy over tasks."""
     return sum(right / asked for right, asked in by_task.values()) / len(by_task)
 
 
 def in_words(by_task: dict[str, tuple[int, int]]) -> str:
-    """One line for a log."""
+    """Return one line for the log."""
     return f"mean {mean(by_task):.1%} | " + " ".join(
         f"{task} {right / asked:.1%}" for task, (right, asked) in by_task.items()
     )

@@ -1,4 +1,4 @@
-"""Sorting numbers, copying text, counting: the tasks in which each output token depends on where one looks."""
+"""Sorting numbers, copying text, counting: tasks in which each output token depends on where the model looks."""
 
 import random
 
@@ -6,7 +6,7 @@ from tools.demo_model.example import Example, exchange
 from tools.demo_model.words import item
 
 MAX_SORTED = 6
-# Nine items of a few tokens each, and the separators: about the 24 tokens that the card promises.
+# Nine items of a few tokens each, with separators: about the 24 tokens stated in the card.
 MAX_COPIED = 9
 
 COPY_ASKED = (
@@ -41,7 +41,7 @@ DESCENDING = (
 
 
 def sorting(rng: random.Random) -> Example:
-    """Two to six numbers below 100, up or down; the multiset is the key, so no permutation of it leaks."""
+    """Two to six numbers below 100, ascending or descending; the multiset is the key, so no permutation of it leaks."""
     numbers = [rng.randrange(rng.choice((10, 100, 100))) for _ in range(rng.randint(2, MAX_SORTED))]
     is_down = rng.random() < 0.3
     ordered = sorted(numbers, reverse=is_down)
@@ -56,7 +56,7 @@ def sorting(rng: random.Random) -> Example:
 
 
 def copying(rng: random.Random) -> Example:
-    """One to nine items, copied letter by letter."""
+    """One to nine items, copied literally."""
     separator = rng.choice((" ", " ", ", "))
     text = separator.join(item(rng) for _ in range(rng.randint(1, MAX_COPIED)))
     return exchange("copy", text, rng.choice(COPY_ASKED).format(text), text, "The text must come back unchanged.")

@@ -1,4 +1,4 @@
-"""Greetings, thanks, what the model can do, remembering a name, and saying so when it does not know."""
+"""Greetings, thanks, what the model can do, remembering a name, and declining what it does not know."""
 
 import random
 
@@ -134,14 +134,14 @@ RECALL = {
 
 
 def small_talk(rng: random.Random) -> Example:
-    """A greeting or the like: learnt by heart, none held out."""
+    """A greeting or similar: memorized, nothing is held out."""
     asked, answer = rng.choice(TALK)
     question = rng.choice(asked)
     return exchange("smalltalk", question, question, answer, "This is small talk.")
 
 
 def unknown(rng: random.Random) -> Example:
-    """A question that a model of this size cannot answer, and saying so."""
+    """A question that a model of this size cannot answer, and declining it."""
     odd = " ".join(made_up(rng) if rng.random() < 0.5 else item(rng) for _ in range(rng.randint(1, 2)))
     question = rng.choice(UNKNOWN_FRAMES).format(
         name=f"{rng.choice(FIRST_NAMES)} {made_up(rng).capitalize()}",
@@ -154,14 +154,14 @@ def unknown(rng: random.Random) -> Example:
 
 
 def recall_value(rng: random.Random, kind: str) -> str:
-    """A name, a city or a colour."""
+    """Return a name, a city or a color."""
     if kind == "name":
         return rng.choice(FIRST_NAMES) if rng.random() < 0.7 else made_up(rng).capitalize()
     return rng.choice(CITIES if kind == "city" else COLOURS)
 
 
 def recall(rng: random.Random, between: tuple[Example, ...] = ()) -> Example:
-    """Something said, other turns between, and the question what it was."""
+    """A statement, other turns in between, and a question about the statement."""
     kind = rng.choice(list(RECALL))
     said, heard, asked, answer = RECALL[kind]
     value = recall_value(rng, kind)

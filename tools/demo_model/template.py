@@ -1,4 +1,4 @@
-"""The chat template, rendered as an engine will render it: one text for training and for use."""
+"""The chat template, rendered as an engine renders it, so that training and inference see the same text."""
 
 import functools
 import json
@@ -13,13 +13,13 @@ TEMPLATE_PATH = Path(__file__).with_name("chat_template.jinja")
 
 
 def refuse(message: str) -> None:
-    """What a template calls on messages that it cannot write. Raises ValueError."""
+    """`raise_exception` for templates. Raises ValueError."""
     raise ValueError(message)
 
 
 @functools.cache
 def compiled() -> Template:
-    """The template, compiled with the settings that chat templates are written for."""
+    """Return the template, compiled with the usual settings of chat templates."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     environment.globals["raise_exception"] = refuse
@@ -29,14 +29,14 @@ def compiled() -> Template:
 def render(
     messages: Sequence[Message], tools: Sequence[Tool] = (), *, is_prompt: bool, is_thinking: bool = False
 ) -> str:
-    """The conversation as text; `is_prompt` opens the assistant's next message."""
+    """Return the conversation as text; `is_prompt` opens the assistant's next message."""
     return compiled().render(
         messages=messages, tools=tools, add_generation_prompt=is_prompt, enable_thinking=is_thinking
     )
 
 
 def question_and_answer(example: Example, *, is_thinking: bool = False) -> tuple[str, str]:
-    """The prompt that an engine would be given, and the rest that the model should write, end mark included."""
+    """Return the prompt as an engine would see it, and the expected completion with the end token."""
     prompt = render(example.messages[:-1], example.tools, is_prompt=True, is_thinking=is_thinking)
     answer = f"{example.messages[-1]['content']}<|im_end|>"
     return prompt, f"{example.thought}\n</think>\n\n{answer}" if is_thinking else answer

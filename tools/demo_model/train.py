@@ -1,9 +1,8 @@
-"""Train the demo model from nothing: text, tokenizer, weights, checkpoint.
+"""Train the demo model from scratch: text, tokenizer, weights, checkpoint.
 
     python tools/demo_model/train.py --out DIR [--steps N] [--threads 2]
 
-The work is set in steps, not in minutes, so that a second run does the same. A state file in DIR lets a stopped run go
-on where it was.
+The length is set in steps, not minutes, so that runs are repeatable. A stopped run resumes from the state file in DIR.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from tools.demo_model.score import in_words, scores
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run does. Rows are short, and now and then long near the end, with as many tokens to a step."""
+    """Hyperparameters. Rows are short, with some long ones near the end; tokens per step are constant."""
 
     steps: int
     seed: int = 1
@@ -46,14 +45,14 @@ class Plan:
     score_every: int = 500
 
     def row_length(self, step: int) -> int:
-        """Tokens to a row at a step: long ones are dear, so they come late and seldom."""
+        """Return the row length of a step: long rows are expensive, so they come late and rarely."""
         is_late = step >= self.steps - self.last_steps - self.decay_steps
         return self.long_row if is_late and step % self.long_every == 0 else self.short_row
 
     def rate(self, step: int) -> float:
-        """The learning rate: up in a line, level, down in a line to nothing, and down once more from a lower level.
+        """Return the learning rate: warm-up, constant, decay to zero, and a second decay from a lower peak, all linear.
 
-        Only what comes after the level depends on the number of steps, so that number may be set while it lasts.
+        Only the decays depend on the number of steps, so that number may be changed during the constant phase.
         """
         left = self.steps - step
         if left <= self.last_steps:
@@ -62,7 +61,7 @@ class Plan:
 
 
 class Run:
-    """A training run in a folder: model, optimiser and how far it is."""
+    """A training run in a folder: model, optimizers and progress."""
 
     def __init__(self, plan: Plan, folder: Path, tokenizer: Tokenizer) -> None:
         torch.manual_seed(plan.seed)
@@ -75,11 +74,11 @@ class Run:
 
     @property
     def state_path(self) -> Path:
-        """Where a stopped run goes on from."""
+        """The state file."""
         return self.folder / "state.pt"
 
     def save_state(self) -> None:
-        """Write all that going on needs; a half-written file never takes the place of a whole one."""
+        """Save everything needed to resume; atomically, so that a partial file never replaces a complete one."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -91,7 +90,7 @@ class Run:
         partial.replace(self.state_path)
 
     def load_state(self) -> None:
-        """Go on from the state file, if there is one."""
+        """Resume from the state file if there is one."""
         if self.state_path.exists():
             state = torch.load(self.state_path)
             self.model.load_state_dict(state["model"])
@@ -100,7 +99,7 @@ class Run:
             self.step, self.core_seconds = state["step"], state["core_seconds"]
 
     def train_step(self) -> float:
-        """One step; the loss before it."""
+        """Run one step and return its loss."""
         length = self.plan.row_length(self.step)
         batch = self.packer.batch(self.step, self.plan.tokens_per_step // length, length)
         with torch.autocast("cpu", torch.bfloat16):
@@ -113,7 +112,7 @@ class Run:
         return loss.item()
 
     def update(self) -> None:
-        """Change the weights by their gradients, at this step's rate."""
+        """Update the weights with this step's learning rate."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = self.plan.rate(self.step)
@@ -121,7 +120,7 @@ class Run:
             optimizer.zero_grad()
 
     def train(self) -> None:
-        """All steps that are left."""
+        """Run the remaining steps."""
         while self.step < self.plan.steps:
             begin = time.process_time()
             loss = self.train_step()
@@ -135,7 +134,7 @@ class Run:
                 self.report()
 
     def report(self) -> None:
-        """A quick score on some held-out questions, for the log."""
+        """Log a quick score on some held-out questions."""
         with torch.autocast("cpu", torch.bfloat16):
             print(in_words(scores(self.model, self.tokenizer, 50)), flush=True)
 
@@ -147,9 +146,9 @@ class Run:
 
 
 def make_optimizers(model: Qwen3, plan: Plan) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the matrices of the layers, AdamW for the embedding and the norms.
+    """Muon for the matrices of the layers, AdamW for embedding and norms.
 
-    Muon (Jordan, 2024) makes each matrix's update orthogonal. Scaled to AdamW's root mean square, it takes the same
+    Muon (Jordan, 2024) orthogonalizes each matrix's update. Scaled to AdamW's root mean square, it uses the same
     learning rate.
     """
     matrices = [weight for weight in model.layers.parameters() if weight.ndim > 1]
@@ -162,9 +161,9 @@ def make_optimizers(model: Qwen3, plan: Plan) -> tuple[torch.optim.Optimizer, ..
 
 
 def main() -> None:
-    """Read the command line and train."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for state and checkpoint")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the state file and the checkpoint")
     parser.add_argument("--steps", type=int, default=2600)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""The small word lists from which names, records and lists to copy are drawn."""
+"""Word lists for names, records and lists to copy."""
 
 import random
 import string
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text, apart."""
+    """Split a text into words."""
     return tuple(text.split())
 
 
@@ -38,13 +38,13 @@ COLOURS = ("red", "blue", "green", "yellow", "black", "white", "purple", "orange
 
 
 def made_up(rng: random.Random) -> str:
-    """A string of letters that is no word: copying it takes reading it, not knowing it."""
+    """Return a random string of letters: copying it requires reading, not knowledge."""
     letters = "".join(rng.choice(string.ascii_lowercase) for _ in range(rng.randint(2, 4)))
     return letters.capitalize() if rng.random() < 0.25 else letters
 
 
 def item(rng: random.Random) -> str:
-    """A thing, an adjective, a name, a number or a made-up string."""
+    """Return a thing, an adjective, a name, a number or an invented string."""
     kind = rng.random()
     if kind < 0.3:
         return rng.choice(THINGS)

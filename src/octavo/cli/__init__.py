@@ -1,1 +1,1 @@
-"""The command line: `octavo generate`, `chat`, `bench`, `env`. Uses the public Python API only."""
+"""The command line: `octavo serve`, `generate`, `chat`, `bench`, `env`. Built on the public Python API."""

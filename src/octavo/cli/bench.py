@@ -1,9 +1,9 @@
-"""`octavo bench throughput|latency`: how fast a model runs here. Random prompts, outputs of a fixed length.
+"""`octavo bench throughput|latency`: offline speed of a model, with random prompts and outputs of fixed length.
 
-`octavo bench serve`, which measures a server from outside, has a room of its own: `octavo.cli.load`.
+`octavo bench serve`, which measures a server from outside, is in `octavo.cli.load`.
 
-Figures of a run with given lengths do not depend on what the model says, so dummy weights measure as well as real
-ones: `octavo bench latency --model FOLDER --load-format dummy`.
+Speed at given lengths does not depend on the generated text, so dummy weights will do: `octavo bench latency --model
+FOLDER --load-format dummy`.
 """
 
 import time
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from octavo.sampling_params import SamplingParams
 
 PROMPT_SEED = 0
-WARM_UP_TOKENS = 2  # per prompt, before throughput is measured: a first run pays for memory that later ones reuse
+WARM_UP_TOKENS = 2  # per prompt, before throughput is measured: the first run allocates memory that later ones reuse
 
 app = typer.Typer(**{**TYPER_SETTINGS, "no_args_is_help": True})
 
@@ -35,7 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @app.callback()
 def bench() -> None:
-    """Measure throughput or latency with random prompts."""
+    """Measure throughput or latency with random prompts, or benchmark a server."""
 
 
 app.command()(serve)
@@ -44,14 +44,14 @@ app.command()(serve)
 @app.command()
 @with_derived_flags
 def throughput(
-    num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests, all there from the start", min=1)] = 64,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests, all submitted at once", min=1)] = 64,
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
-    """Tokens per second when many requests are there at once."""
+    """Tokens per second when many requests are submitted at once."""
     llm = _open(engine)
     prompts = RandomPrompts(llm, input_len)
     _timed(llm, prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
@@ -75,17 +75,17 @@ def throughput(
 def latency(
     batch_size: Annotated[
         list[int] | None,
-        typer.Option("--batch-size", help="requests at once (repeatable) [default: 1]", metavar="<int>"),
+        typer.Option("--batch-size", help="number of requests in the batch (repeatable) [default: 1]", metavar="<int>"),
     ] = None,
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
     num_iters: Annotated[int, typer.Option("--num-iters", help="measured runs per batch size", min=1)] = 5,
-    num_warmup: Annotated[int, typer.Option("--num-warmup", help="runs before those", min=0)] = 1,
+    num_warmup: Annotated[int, typer.Option("--num-warmup", help="warm-up runs before those", min=0)] = 1,
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
-    """Seconds that a batch takes from the first prompt to the last token."""
+    """Seconds that a batch takes from the first prompt token to the last output token."""
     llm = _open(engine)
     prompts = RandomPrompts(llm, input_len)
     sizes = batch_size or [1]
@@ -112,7 +112,7 @@ def _latency(
 
 
 class RandomPrompts:
-    """Prompts of random ordinary tokens, never the same twice, so that the prefix cache has nothing to give."""
+    """Prompts of random ordinary tokens, never the same twice, so that the prefix cache never hits."""
 
     def __init__(self, llm: "LLM", length: int) -> None:
         import random
@@ -127,13 +127,13 @@ class RandomPrompts:
 
 
 def request_times(outputs: "Sequence[RequestOutput]") -> Report:
-    """Time to the first token, and time per token after it, as percentiles over the requests, in milliseconds."""
+    """Return time to first token and time per output token as percentiles over requests, in milliseconds."""
     first_ms = []
     per_token_ms = []
     for output in outputs:
         metrics = output.metrics
         if metrics.first_token_time_s is None or metrics.finished_time_s is None:
-            continue  # no token came; _timed has already raised
+            continue  # no tokens; _timed has already raised
         first_ms.append((metrics.first_token_time_s - metrics.arrival_time_s) * 1e3)
         num_later = len(output.outputs[0].token_ids) - 1
         if num_later:

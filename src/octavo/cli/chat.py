@@ -1,4 +1,4 @@
-"""`octavo chat`: a conversation in the terminal, with a model here or behind a server. Ctrl-C stops an answer only."""
+"""`octavo chat`: a conversation in the terminal, with a local model or a server. Ctrl-C stops a response."""
 
 import asyncio
 import sys
@@ -19,21 +19,19 @@ app = typer.Typer(**TYPER_SETTINGS)
 @app.command()
 @with_derived_flags
 def chat(
-    system: Annotated[
-        str | None, typer.Option("--system", help="what the model is told before the conversation", metavar="<str>")
-    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="system prompt", metavar="<str>")] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="talk with the model of this OpenAI-compatible server", metavar="<url>")
+        str | None, typer.Option("--url", help="chat with a model on this OpenAI-compatible server", metavar="<url>")
     ] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="key for that server", metavar="<str>")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="API key for that server", metavar="<str>")] = None,
     *,
     sampling: AnswerOptions,
     engine: EngineOptions,
 ) -> None:
-    """Talk with a model. /help lists what else can be typed."""
+    """Chat with a model. Type /help for the commands."""
     from octavo.sampling_params import SamplingParams
 
-    SamplingParams.from_options(sampling)  # a mistake should not have to wait for the weights
+    SamplingParams.from_options(sampling)  # report mistakes before loading the weights
     if url is None and api_key is not None:
         raise InvalidParameterError("api_key", "...", "has no effect without --url")
     model = local_model(engine, sampling) if url is None else remote_model(url, api_key, engine, sampling)
@@ -46,7 +44,7 @@ def chat(
 
 
 class Conversation:
-    """The messages so far, always ready to be sent: a system message at most at the front, then turn by turn."""
+    """The messages so far, always ready to send: an optional system message, then alternating turns."""
 
     def __init__(self, system: str | None) -> None:
         self._system = system
@@ -61,7 +59,7 @@ class Conversation:
         self._turns.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Keep the answer; where there was none, forget the question too, so that the turns still alternate."""
+        """Add the response. If it is empty, remove the question instead, so that turns still alternate."""
         if text:
             self._turns.append({"role": "assistant", "content": text})
         else:
@@ -76,7 +74,7 @@ class Conversation:
 
 
 class ChatSession:
-    """Reads a line, does what it says, and again, until the end of input or `/exit`."""
+    """Reads and handles one line at a time, until the end of input or `/exit`."""
 
     def __init__(self, answer: Answerer, runner: asyncio.Runner, system: str | None) -> None:
         self._ask_model = answer
@@ -85,23 +83,23 @@ class ChatSession:
         self._is_over = False
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self._help, "show this list"),
-            "reset": (self._reset, "forget the conversation"),
-            "system": (self._system, "start anew, with the text behind it as the instruction"),
-            "exit": (self._exit, "leave; so does Ctrl-D"),
+            "reset": (self._reset, "clear the conversation"),
+            "system": (self._system, "start a new conversation with the given system prompt"),
+            "exit": (self._exit, "quit (or press Ctrl-D)"),
         }
 
     def run(self) -> None:
         if sys.stdin.isatty():
-            with suppress(ImportError):  # not on every platform; line editing is all it brings
+            with suppress(ImportError):  # not on every platform; only needed for line editing
                 import readline  # noqa: F401
-            _note("Type a message; /help for more. Ctrl-C stops an answer, Ctrl-D leaves.")
+            _note("Type a message; /help lists commands. Ctrl-C stops a response, Ctrl-D quits.")
         while not self._is_over:
             try:
                 self._handle(_read_line())
             except EOFError:
                 break
             except KeyboardInterrupt:
-                _note("\n/exit or Ctrl-D leaves")
+                _note("\ntype /exit or press Ctrl-D to quit")
 
     def _handle(self, line: str) -> None:
         if line.startswith("/"):
@@ -114,7 +112,7 @@ class ChatSession:
             self._answer(line)
 
     def _answer(self, line: str) -> None:
-        """Ask, and show the answer as it comes; Ctrl-C keeps what was shown."""
+        """Send a message and stream the response; Ctrl-C keeps what was shown."""
         self._conversation.ask(line)
         printer = SpeechPrinter()
         try:
@@ -138,18 +136,18 @@ class ChatSession:
 
     def _reset(self, _rest: str) -> None:
         self._conversation.reset()
-        _note("forgotten")
+        _note("conversation cleared")
 
     def _system(self, rest: str) -> None:
         self._conversation.set_system(rest)
-        _note("a new conversation")
+        _note("new conversation started")
 
     def _exit(self, _rest: str) -> None:
         self._is_over = True
 
 
 def _read_line() -> str:
-    """Return the next message; a backslash at the end of a line goes on with the next."""
+    """Return the next message; a backslash at the end of a line continues it on the next."""
     line = input("> " if sys.stdin.isatty() else "")
     while line.endswith("\\"):
         line = line[:-1] + "\n" + input(". " if sys.stdin.isatty() else "")
@@ -157,7 +155,7 @@ def _read_line() -> str:
 
 
 def _note(text: Any) -> None:
-    """Say something that is not the model's."""
+    """Print a notice, as opposed to model output."""
     from rich.console import Console
 
     Console(highlight=False, soft_wrap=True).print(text, style="dim", markup=False)

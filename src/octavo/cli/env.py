@@ -1,4 +1,4 @@
-"""`octavo env`: what Octavo runs on here. The first thing to paste into a bug report."""
+"""`octavo env`: versions, hardware and kernels. The first thing to paste into a bug report."""
 
 import json as json_codec
 import platform
@@ -21,7 +21,7 @@ def env(
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps or xpu", metavar="<str>")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Versions, the device and its memory, and for which dtypes the same request gives the same bits."""
+    """Versions, the device and its memory, and the kernels for each dtype."""
     facts = software() | hardware(device)
     if json:
         print(json_codec.dumps(facts))
@@ -36,7 +36,7 @@ def software() -> dict[str, str]:
 
 
 def hardware(device: str) -> dict[str, str]:
-    """Return what the device manager says of a device.
+    """Return the device manager's description of a device.
 
     Raises:
         DeviceUnavailableError, UnknownOptionError: about `device`.

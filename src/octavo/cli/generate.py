@@ -1,4 +1,4 @@
-"""`octavo generate`: complete prompts from the command line, from files or from a pipe."""
+"""`octavo generate`: complete prompts from the command line, files or a pipe."""
 
 import asyncio
 import sys
@@ -26,15 +26,13 @@ Prompts = Annotated[
 ]
 Files = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--file", "-f", help="file whose text is a prompt (repeatable); - is standard input", metavar="<path>"
-    ),
+    typer.Option("--file", "-f", help="file with a prompt (repeatable); - is standard input", metavar="<path>"),
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What there is when all is done, or when Ctrl-C came: the latest of each prompt that had got any output."""
+    """The result at the end or at Ctrl-C: the latest output of each prompt that has any."""
 
     outputs: "dict[int, RequestOutput]"  # by index of the prompt, in order
     was_interrupted: bool
@@ -45,18 +43,18 @@ class Progress:
 def generate(
     prompt: Prompts = None,
     file: Files = None,
-    lines: Annotated[bool, typer.Option("--lines", help="every line of a file or pipe is a prompt of its own")] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="send each prompt as a message, in the chat format")] = False,
-    json: Annotated[bool, typer.Option("--json", help="one JSON object per prompt, one per line")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="treat every line of a file or pipe as a prompt")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="send each prompt as a chat message")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print one line of JSON per prompt")] = False,
     json_schema: Annotated[
         Path | None,
-        typer.Option("--json-schema", help="file with the JSON schema that answers must match", metavar="<path>"),
+        typer.Option("--json-schema", help="file with a JSON schema that the output must match", metavar="<path>"),
     ] = None,
     *,
     sampling: SamplingOptions,
     engine: EngineOptions,
 ) -> None:
-    """Complete prompts: given as flags, in files, or piped in."""
+    """Complete prompts from flags, files or a pipe."""
     from octavo.sampling_params import SamplingParams
     from octavo.structured_output import StructuredOutput
 
@@ -64,7 +62,7 @@ def generate(
     sampling.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
     if json_schema is not None:
         sampling["structured_output"] = StructuredOutput(json_schema=_read(json_schema))
-    SamplingParams.from_options(sampling)  # a mistake should not have to wait for the weights
+    SamplingParams.from_options(sampling)  # report mistakes before loading the weights
     streams_text = len(prompts) == 1 and sampling.get("n", 1) == 1 and not json
     progress = asyncio.run(_generate(prompts, chat, sampling, engine, TextStream() if streams_text else None))
     outputs = [replace(output, prompt=prompts[index]) for index, output in progress.outputs.items()]
@@ -82,15 +80,15 @@ def generate(
 
 
 def collect_prompts(given: Sequence[str], files: Sequence[Path], *, by_line: bool) -> list[str]:
-    """Return the prompts in the order: flags, files, and standard input where there is neither.
+    """Return prompts from flags, then files; from standard input if there are neither.
 
     Raises:
-        InvalidParameterError: for a file that cannot be read, and when there is no prompt at all.
+        InvalidParameterError: a file cannot be read, or there is no prompt.
     """
     texts = [_read(file) for file in files]
     if not given and not files:
         if sys.stdin.isatty():
-            raise InvalidParameterError("prompt", None, "give --prompt, --file, or pipe text in")
+            raise InvalidParameterError("prompt", None, "use --prompt or --file, or pipe text in")
         texts = [sys.stdin.read()]
     pieces = [line for text in texts for line in (text.splitlines() if by_line else [text.removesuffix("\n")])]
     prompts = [*given, *(piece for piece in pieces if piece)]
@@ -127,7 +125,7 @@ async def _generate(
 async def follow_all(
     streams: "Sequence[AsyncIterator[RequestOutput]]", watch: "Callable[[RequestOutput], None] | None" = None
 ) -> Progress:
-    """Follow all streams at once. Ctrl-C cancels this task: the requests are aborted, what they had is returned."""
+    """Consume all streams concurrently. Ctrl-C cancels this task: requests are aborted, partial outputs returned."""
     latest: dict[int, RequestOutput] = {}
 
     async def follow(index: int, stream: "AsyncIterator[RequestOutput]") -> None:
@@ -145,7 +143,7 @@ async def follow_all(
 
 
 def raise_first_error(outputs: "Sequence[RequestOutput]") -> None:
-    """A request that failed did not disturb the others, but the program must not end as if all were well."""
+    """A failed request does not affect the others, but the program must not exit with 0."""
     for output in outputs:
         for sample in output.outputs:
             if sample.finish_reason == "error":

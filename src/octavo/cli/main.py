@@ -1,7 +1,7 @@
-"""The `octavo` program: finds the command, and turns errors into exit codes.
+"""The `octavo` program: dispatches to commands and maps errors to exit codes.
 
-0 went well; 1 the engine failed; 2 the user's mistake; 130 interrupted. A command's module is imported when it is
-asked for, and torch only when it runs, so that `octavo --help` answers at once.
+Exit codes: 0 success, 1 engine error, 2 user error, 130 interrupted. Command modules are imported on demand, and torch
+only when a command runs, so that `octavo --help` is instant.
 """
 
 import logging
@@ -23,7 +23,7 @@ EXIT_USER_ERROR = 2
 
 
 class LazyCommands(TyperGroup):
-    """Imports a command's module on demand, and reports whatever goes wrong in it."""
+    """Imports command modules on demand and reports their errors."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -34,14 +34,14 @@ class LazyCommands(TyperGroup):
         return typer.main.get_command(import_module(f"octavo.cli.{cmd_name}").app)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in COMMANDS:  # the hint at the nearest one is drawn from those that are loaded
+        if args[0] not in COMMANDS:  # load all commands, as typer suggests the closest one
             self.commands.update({name: self.get_command(ctx, name) for name in COMMANDS})
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort, BrokenPipeError):  # for typer to deal with
+        except (typer.Exit, typer.Abort, BrokenPipeError):  # handled by typer
             raise
         except Exception as error:
             if _is_typer_error(error):
@@ -63,10 +63,10 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def octavo(
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the engine does.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the engine's log.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Octavo: LLM inference. Same request, same bytes."""
@@ -74,14 +74,14 @@ def octavo(
 
 
 def _is_typer_error(error: Exception) -> bool:
-    """Usage errors are typer's to show; their class moved between its versions, its shape did not."""
+    """Return whether this is a usage error for typer to show. Its class differs between typer versions."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
 def _report(error: Exception) -> None:
     text = str(error) or type(error).__name__
     if type(error).__module__ != "octavo.errors":
-        text = f"{type(error).__name__}: {text} (a fault in Octavo; `octavo --debug ...` shows where)"
+        text = f"{type(error).__name__}: {text} (a bug in Octavo; `octavo --debug ...` shows the traceback)"
     print(f"octavo: {text}", file=sys.stderr)
 
 

@@ -1,8 +1,8 @@
-"""Flags made from definitions that exist already: those of the engine from the fields of `EngineArgs`.
+"""Flags derived from existing definitions: engine flags from the fields of `EngineArgs`, and so on.
 
-A command asks for them with parameters annotated `EngineOptions`, `ServerOptions` and `SamplingOptions` (or
-`AnswerOptions`, without what a conversation cannot show); it receives dicts that hold
-what was given on the command line and nothing else, so every default stays where it is defined.
+A command requests them with parameters annotated `EngineOptions`, `ServerOptions` and `SamplingOptions` (or
+`AnswerOptions`, without options that a conversation cannot show). It receives dicts of what was given on the command
+line and nothing else, so defaults are defined in one place.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from octavo.config.args import EngineArgs
 from octavo.sampling_params import SamplingParams
 from octavo.server.args import ServerArgs
 
-# Help in plain columns: panels cut long flag names short on a terminal of usual width.
+# Plain help without panels: panels truncate long flag names on terminals of normal width.
 TYPER_SETTINGS: dict[str, Any] = {
     "add_completion": False,
     "no_args_is_help": False,
@@ -31,22 +31,22 @@ ServerOptions = NewType("ServerOptions", dict[str, Any])
 SamplingOptions = NewType("SamplingOptions", dict[str, Any])
 AnswerOptions = NewType("AnswerOptions", dict[str, Any])
 
-# The sampling parameters that make sense as flags: what the field is for, in the words of a help page.
+# The sampling parameters that make sense as flags, with their help.
 SAMPLING_HELP = {
     "n": "samples per prompt",
-    "max_tokens": "most tokens to generate",
-    "min_tokens": "fewest tokens to generate",
-    "temperature": "0 always takes the most likely token",
-    "top_p": "keep the most likely tokens that make up this much of the probability",
-    "top_k": "keep this many of the most likely tokens",
-    "min_p": "keep tokens at least this likely, relative to the most likely one",
-    "presence_penalty": "make tokens that occurred less likely",
-    "frequency_penalty": "make tokens less likely each time they occur",
-    "repetition_penalty": "divide the logits of tokens that occurred; above 1 discourages",
-    "stop": "stop before this text (repeatable)",
-    "ignore_eos": "go on after the model's end token",
-    "logprobs": "report this many of the most likely tokens, in JSON",
-    "seed": "same seed, same text",
+    "max_tokens": "maximum tokens to generate",
+    "min_tokens": "minimum tokens to generate",
+    "temperature": "sampling temperature; 0 is greedy",
+    "top_p": "sample from the most likely tokens with this total probability",
+    "top_k": "sample from this many most likely tokens",
+    "min_p": "minimum probability, relative to the most likely token",
+    "presence_penalty": "penalty on tokens that have occurred in the output",
+    "frequency_penalty": "penalty on tokens for each occurrence in the output",
+    "repetition_penalty": "penalty factor on tokens that have occurred; above 1 discourages repetition",
+    "stop": "stop at this text (repeatable)",
+    "ignore_eos": "continue after the model's EOS token",
+    "logprobs": "number of top logprobs to report in JSON",
+    "seed": "seed for sampling",
 }
 REPEATABLE = ("stop",)
 _DEFINITIONS: dict[Any, tuple[str, type]] = {
@@ -60,9 +60,9 @@ _SAMPLING_FIELDS = {
 
 
 def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameters of a command that stand for a group of options by one flag for each option.
+    """Replace parameters that stand for a group of options by one flag per option.
 
-    Where a sampling parameter and an engine option share a name, the engine's flag is spelled `--engine-...`.
+    If a sampling parameter and an engine option have the same name, the engine's flag is `--engine-...`.
     """
     parameters = inspect.signature(command).parameters
     kinds = {
@@ -88,13 +88,13 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     derived = [flag for flags in groups.values() for flag in flags.values()]
     signature = inspect.Signature([*(p for name, p in parameters.items() if name not in groups), *derived])
-    run.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads
+    run.__signature__ = signature  # type: ignore[attr-defined]  # read by typer
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     return run
 
 
 def _defined_flags(kind: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
-    """Field name -> parameter, for every field of `EngineArgs` or `ServerArgs`."""
+    """Return a parameter for every field of `EngineArgs` or `ServerArgs`, by field name."""
     group, definition = _DEFINITIONS[kind]
     flags = {}
     for spec in fields(definition):
@@ -107,7 +107,7 @@ def _defined_flags(kind: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
 
 
 def _sampling_flags(names: Collection[str]) -> dict[str, inspect.Parameter]:
-    """Field name -> parameter, for these fields of `SamplingParams`."""
+    """Return a parameter for each of these fields of `SamplingParams`, by field name."""
     flags = {}
     for spec in fields(SamplingParams):
         if spec.name in names:

@@ -1,4 +1,4 @@
-"""Figures on the terminal: percentiles, a table for people, JSON for programs."""
+"""Reports: percentiles, a table for people, JSON for programs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], rank: float) -> float:
-    """Return the value below which `rank` percent of `values` lie, interpolated between the two nearest."""
+    """Return the `rank`-th percentile of `values`, linearly interpolated."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * rank / 100
     below = int(position)
@@ -18,7 +18,7 @@ def percentile(values: Sequence[float], rank: float) -> float:
 
 
 def spread(name: str, values: Sequence[float]) -> Report:
-    """Return mean and percentiles of `values` under keys that begin with `name`; nothing where there are none."""
+    """Return mean and percentiles of `values` under keys that start with `name`; empty if there are no values."""
     if not values:
         return {}
     mean = sum(values) / len(values)
@@ -26,7 +26,7 @@ def spread(name: str, values: Sequence[float]) -> Report:
 
 
 def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
-    """Print one report per line as JSON, or one table with a column for each report."""
+    """Print one line of JSON per report, or a table with one column per report."""
     if as_json:
         for report in reports:
             print(json.dumps(report))
@@ -36,7 +36,7 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
 
 
 def print_table(rows: Mapping[str, Sequence[str]]) -> None:
-    """Print names on the left, values on the right."""
+    """Print names on the left and values on the right."""
     from rich.console import Console
     from rich.table import Table
 

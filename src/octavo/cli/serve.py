@@ -1,4 +1,4 @@
-"""`octavo serve`: an OpenAI-compatible HTTP server around one model."""
+"""`octavo serve`: an OpenAI-compatible HTTP server for one model."""
 
 import os
 import sys
@@ -13,31 +13,31 @@ from octavo.errors import InvalidParameterError
 app = typer.Typer(**TYPER_SETTINGS)
 
 Config = Annotated[
-    Path | None, typer.Option("--config", help="YAML file of options: `max-num-seqs: 64`", metavar="<path>")
+    Path | None, typer.Option("--config", help="YAML file with options: `max-num-seqs: 64`", metavar="<path>")
 ]
 
 
 @app.command()
 @with_derived_flags
 def serve(
-    model: Annotated[str | None, typer.Argument(help="the model; the same as --model", show_default=False)] = None,
+    model: Annotated[str | None, typer.Argument(help="the model; same as --model", show_default=False)] = None,
     config: Config = None,
     show_settings: Annotated[
-        bool, typer.Option("--show-settings", help="print all options as YAML, each with where it came from, and leave")
+        bool, typer.Option("--show-settings", help="print all options as YAML with their sources, and exit")
     ] = False,
     *,
     server: ServerOptions,
     engine: EngineOptions,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API does.
+    """Serve a model over HTTP with an OpenAI-compatible API.
 
-    Every option is also an environment variable (OCTAVO_MAX_NUM_SEQS=64) and a key of the YAML file. A flag wins over
-    the environment, the environment over the file.
+    Every option is also an environment variable (OCTAVO_MAX_NUM_SEQS=64) and a key of the YAML file. Flags override the
+    environment, the environment overrides the file.
     """
     from octavo.server.settings import resolve_settings
 
     if model is not None and engine.setdefault("model_name", model) != model:
-        raise InvalidParameterError("model", model, f"--model says {engine['model_name']!r}: give one of them")
+        raise InvalidParameterError("model", model, f"conflicts with --model {engine['model_name']!r}")
     settings = resolve_settings({**engine, **server}, os.environ, config)
     if show_settings:
         print("\n".join(settings.lines(with_defaults=True)))
@@ -47,7 +47,7 @@ def serve(
 
     configure_logging(settings.server.log_level, settings.server.log_format)
     settings.log()
-    if settings.server.log_format == "json":  # then nothing else may stand between the log's lines
+    if settings.server.log_format == "json":  # standard error must contain nothing but JSON lines
         run_server(settings)
     else:
         run_server(settings, _announce)

@@ -1,4 +1,4 @@
-"""Puts the outputs of `octavo generate` on the terminal, plain when that is a pipe."""
+"""Prints the outputs of `octavo generate`; unstyled into a pipe."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """Shows the text of one request while it grows."""
+    """Streams the text of one request."""
 
     def __init__(self) -> None:
         self._num_shown = 0
@@ -22,7 +22,7 @@ class TextStream:
 
 
 def print_labelled(outputs: "Sequence[RequestOutput]") -> None:
-    """Several texts: each under a line that says whose it is."""
+    """Print several texts, each under its prompt."""
     from rich.console import Console
     from rich.text import Text
 
@@ -35,7 +35,7 @@ def print_labelled(outputs: "Sequence[RequestOutput]") -> None:
 
 
 def print_json(outputs: "Sequence[RequestOutput]") -> None:
-    """One line for each prompt."""
+    """Print one line per prompt."""
     import msgspec
 
     for output in outputs:
@@ -43,7 +43,7 @@ def print_json(outputs: "Sequence[RequestOutput]") -> None:
 
 
 def print_summary(outputs: "Sequence[RequestOutput]") -> None:
-    """Say how much came how fast, not counting the time that loading took."""
+    """Print the number of tokens and the speed, not counting load time."""
     num_tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
     starts_s = [output.metrics.arrival_time_s for output in outputs]
     ends_s = [output.metrics.finished_time_s or time.time() for output in outputs]

@@ -1,4 +1,4 @@
-"""Whom `octavo chat` talks with: a model in an engine of our own, or one behind a server. Both answer messages."""
+"""The two kinds of model that `octavo chat` can talk to: in a local engine or on a server."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ Answerer = Callable[[Messages], AsyncIterator[Speech]]
 
 @asynccontextmanager
 async def local_model(engine: EngineOptions, sampling: AnswerOptions) -> AsyncIterator[Answerer]:
-    """A model in an engine of our own."""
+    """A model in a local engine."""
     from octavo import AsyncLLM
 
     async with AsyncLLM(**engine) as llm:
@@ -27,7 +27,7 @@ async def local_model(engine: EngineOptions, sampling: AnswerOptions) -> AsyncIt
 
 
 async def answer_of(llm: "AsyncLLM", params: "SamplingParams", messages: Messages) -> AsyncIterator[Speech]:
-    """Yield what each output of the engine adds to the one before."""
+    """Yield what each output adds to the previous one."""
     num_said = 0
     async for output in llm.chat_stream(messages, params):
         yield Speech(output.text[num_said:])
@@ -38,13 +38,13 @@ async def answer_of(llm: "AsyncLLM", params: "SamplingParams", messages: Message
 async def remote_model(
     url: str, api_key: str | None, engine: EngineOptions, sampling: AnswerOptions
 ) -> AsyncIterator[Answerer]:
-    """A model behind a server, whose engine has its options already."""
+    """A model on a server, whose engine is already configured."""
     from octavo.cli.remote.chat import RemoteModel
     from octavo.cli.remote.http import HttpClient
     from octavo.cli.remote.wire import find_model
 
     for name in engine:
         if name != "model_name":
-            raise InvalidParameterError(name, engine[name], "has no effect with --url: the server has its own engine")
+            raise InvalidParameterError(name, engine[name], "has no effect with --url: it is set on the server")
     async with HttpClient(url, api_key=api_key) as client:
         yield RemoteModel(client, await find_model(client, engine.get("model_name")), sampling).answer

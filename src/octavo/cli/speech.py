@@ -1,4 +1,4 @@
-"""Pieces of what a model says in a conversation, and how a terminal shows them."""
+"""Pieces of a response, and how a terminal shows them."""
 
 import sys
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """A piece of an answer, or of the reasoning that some models show before it."""
+    """A piece of a response, or of the reasoning before it."""
 
     text: str
     is_reasoning: bool = False
 
 
 class SpeechPrinter:
-    """Shows one answer as it comes, its reasoning dimmed, and remembers the part that belongs to the conversation."""
+    """Streams one response with dimmed reasoning, and collects the text that belongs to the conversation."""
 
     def __init__(self) -> None:
         self._can_dim = sys.stdout.isatty()
@@ -24,7 +24,7 @@ class SpeechPrinter:
 
     @property
     def said(self) -> str:
-        """The answer so far, without reasoning: models are not shown their own."""
+        """The response so far, without reasoning, which is not sent back to models."""
         return "".join(self._said)
 
     def show(self, speech: Speech) -> None:

@@ -1,1 +1,1 @@
-"""Settings: small frozen dataclasses, resolved once from `EngineArgs`, never patched. No torch."""
+"""Settings: small frozen dataclasses, resolved once from `EngineArgs` and never changed. No torch."""

@@ -1,7 +1,7 @@
-"""The architectures that Octavo serves, as facts about their `config.json`: what an absent key means, what is built in.
+"""Supported architectures as facts about their `config.json`: defaults of absent keys, and fixed properties.
 
-The same defaults as the reference implementations have, because checkpoints leave out what equals them. The code of an
-architecture is in `models/`, under the same name.
+The defaults equal those of the reference implementations, because checkpoints omit keys that have default values. The
+code of each architecture is in `models/`, under the same name.
 """
 
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ WindowRule = Literal["none", "all_layers", "upper_layers", "even_lower_layers", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoEFacts:
-    """What absent keys mean in an architecture whose layers have experts."""
+    """Defaults of absent keys in an architecture with MoE layers."""
 
     num_experts: int
     top_k: int
     intermediate_size: int | None = (
         None  # under moe_intermediate_size; None: an expert has the model's intermediate_size
     )
-    shared_intermediate_size: int | None = None  # None: there is no shared expert
-    always_renormalises: bool = False  # or as norm_topk_prob says
-    has_dense_layers: bool = True  # by decoder_sparse_step and mlp_only_layers
+    shared_intermediate_size: int | None = None  # None: no shared expert
+    always_renormalises: bool = False  # otherwise norm_topk_prob decides
+    has_dense_layers: bool = True  # as given by decoder_sparse_step and mlp_only_layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchitectureFacts:
-    """How one architecture reads its configuration. None: the value follows from other keys."""
+    """How one architecture reads its configuration. None: derived from other keys."""
 
     model_type: str
-    num_kv_heads: int | None = None  # where the key is absent; None: as many as query heads
-    head_dim: int | None = None  # where the key is absent; None: hidden_size / num_attention_heads
+    num_kv_heads: int | None = None  # default; None: as many as query heads
+    head_dim: int | None = None  # default; None: hidden_size / num_attention_heads
     window_rule: WindowRule = "none"
-    window: int | None = 4096  # where there is a rule and the key is absent
+    window: int | None = 4096  # default, if there is a window rule
     qk_norm: bool = False
-    qkv_bias: bool | None = None  # None: the key attention_bias decides, for q, k, v and the output projection alike
-    has_qkv_bias_key: bool = False  # the key qkv_bias decides, for q, k and v; absent: they have biases
+    qkv_bias: bool | None = None  # None: attention_bias decides, for q, k, v and the output projection
+    has_qkv_bias_key: bool = False  # the key qkv_bias decides for q, k and v; default true
     has_mlp_bias_key: bool = False
-    rms_norm_eps: float = 1e-6  # where the key is absent
-    rope_theta: float = 10000.0  # where the key is absent
+    rms_norm_eps: float = 1e-6  # default
+    rope_theta: float = 10000.0  # default
     moe: MoEFacts | None = None
 
 

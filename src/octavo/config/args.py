@@ -1,8 +1,8 @@
-"""`EngineArgs`: the one definition of every engine option.
+"""`EngineArgs`: the single definition of every engine option.
 
-Keyword arguments of `LLM`, `AsyncLLM` and `LLMEngine`, and the flags of the command line, are all derived from the
-fields below. Spelling follows vLLM where the meaning is the same. Here a value is only checked against itself; what
-needs the checkpoint is checked in `resolve`, what needs the device in the worker.
+The keyword arguments of `LLM`, `AsyncLLM` and `LLMEngine` and the command-line flags are all derived from the fields
+below. Options shared with vLLM have vLLM's names. Values are checked on their own here; checks that need the checkpoint
+are in `resolve`, those that need the device are in the worker.
 """
 
 import logging
@@ -31,7 +31,7 @@ from octavo.loader.hub import resolve_model
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo"
-STREAMING_STEP_TARGET_S = 0.25  # the default of `step_target_s` where answers are streamed
+STREAMING_STEP_TARGET_S = 0.25  # default of `step_target_s` when responses are streamed
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _COUNTS = (
     "max_num_seqs",
@@ -46,90 +46,90 @@ _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 
 
 def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
-    """A dataclass field that also carries the text of its command-line flag; a secret one is never printed."""
+    """A dataclass field with the help text of its command-line flag; secret ones are never printed."""
     return field(default=default, metadata={"help": help_text, "is_secret": is_secret})
 
 
 def for_streaming(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of `EngineArgs` with the defaults of an engine whose answers are streamed where they name none."""
+    """Fill in the defaults of a streaming engine for options that are not set."""
     target_s = options.get("step_target_s")
     return {**options, "step_target_s": STREAMING_STEP_TARGET_S if target_s is None else target_s}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineArgs:
-    """Everything a user may set about an engine.
+    """All engine options.
 
     Raises:
-        InvalidParameterError: naming the option, its value and the limit.
+        InvalidParameterError: names the option, its value and the limit.
     """
 
-    model_name: str = option(DEFAULT_MODEL, "checkpoint folder, hub id, or `demo` for the bundled model")
-    tokenizer: str | None = option(None, "folder or hub id of the tokenizer, where it is not the model's own")
-    chat_template: str | None = option(None, "file of a chat template (Jinja) to use instead of the model's")
-    revision: str | None = option(None, "branch, tag or commit of a hub model")
-    dtype: Literal["auto", DType] = option("auto", "weights and activations; auto: as the checkpoint says")
+    model_name: str = option(DEFAULT_MODEL, "checkpoint folder, Hub id, or `demo` for the bundled model")
+    tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
+    chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")
+    revision: str | None = option(None, "branch, tag or commit of a Hub model")
+    dtype: Literal["auto", DType] = option("auto", "dtype of weights and activations; auto: the checkpoint's")
     quantization: QuantizationName | None = option(
         None,
-        "keep the weights of linear maps, made at load, as integers of 8 or 4 bits: on a CPU in bfloat16, on a GPU; or "
-        "as floats of 8 bits: on a GPU",
+        "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU with bfloat16 activations), "
+        "or fp8 (GPU)",
     )
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
-        "auto", "auto: the first present of cuda, xpu, mps, cpu"
+        "auto", "auto: the first available of cuda, xpu, mps, cpu"
     )
-    max_model_len: int | None = option(None, "most tokens of one request, prompt and output; default: the model's own")
-    max_num_seqs: int = option(256, "most requests running at once; never more than max_num_batched_tokens")
-    max_num_batched_tokens: int = option(2048, "most tokens of one step; longer prompts are computed in chunks")
+    max_model_len: int | None = option(None, "maximum tokens of a request, prompt plus output; default: the model's")
+    max_num_seqs: int = option(256, "maximum number of running requests, capped at max_num_batched_tokens")
+    max_num_batched_tokens: int = option(2048, "maximum tokens per step; longer prompts are prefilled in chunks")
     step_target_s: float | None = option(
         None,
-        "seconds that a step should take: prompts are cut into chunks that fit, twice as long ones where many "
-        "streams leave no room for them; 0: chunks are as long as may be; "
+        "target duration of a step in seconds: prompts are prefilled in chunks that fit it, or twice that long "
+        "if many streams leave no room; 0: chunks as long as possible; "
         "default: 0.25 for async programs and the server, 0 for offline batches",
     )
     block_size: int = option(32, "tokens per KV block")
     kv_cache_dtype: KVCacheDType = option(
-        "auto", "how keys and values are kept: auto (the model's dtype), bf16, int8 (CPU), fp8 (GPU)"
+        "auto", "dtype of the KV cache: auto (the model's dtype), bf16, int8 (CPU), fp8 (GPU)"
     )
-    num_kv_blocks: int | None = option(None, "KV blocks; default: as many as the memory allows")
+    num_kv_blocks: int | None = option(None, "number of KV blocks; default: as many as fit into memory")
     gpu_memory_utilization: float | None = option(
-        None, "fraction of the device's memory to use, whatever the device; default 0.9, on a CPU 0.5"
+        None, "fraction of the device's memory to use, on any device; default: 0.9, on CPUs 0.5"
     )
-    enable_prefix_caching: bool = option(True, "reuse the KV blocks of prompts that begin alike")
-    generation_config: Literal["auto", "none"] = option("auto", "auto: sampling defaults from the checkpoint")
-    load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, only config.json is needed")
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
+    generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
+    load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, needs only config.json")
     packed_cache_gib: float = option(
-        20.0, "most GiB of packed weights kept in ~/.cache/octavo (or $OCTAVO_CACHE) for the next start; 0: none"
+        20.0, "maximum GiB of packed weights to cache in ~/.cache/octavo (or $OCTAVO_CACHE) for the next start; 0: none"
     )
-    seed: int | None = option(None, "derives the seeds of requests that bring none, and dummy weights; default: random")
-    priority_ageing_s: float = option(30.0, "seconds of waiting that lift a request by one priority class")
-    threads: int | None = option(None, "CPU threads of the model; default: the cores that this process may keep busy")
-    enforce_eager: bool = option(False, "compute op by op, without captured graphs")
+    seed: int | None = option(None, "base of the seeds of requests without one, and of dummy weights; default: random")
+    priority_ageing_s: float = option(30.0, "seconds of waiting that raise a request by one priority class")
+    threads: int | None = option(None, "CPU threads of the model; default: all cores available to this process")
+    enforce_eager: bool = option(False, "run op by op, without captured graphs")
     deterministic: bool = option(
-        False, "only kernels that give the same bits in any batch, or an error; the C++ kernels of a CPU are always so"
+        False, "use only batch-invariant kernels, or fail; the C++ kernels for CPUs always are"
     )
-    tensor_parallel_size: int = option(1, "ranks that share every layer")
-    pipeline_parallel_size: int = option(1, "stages of consecutive layers, each on ranks of its own")
-    data_parallel_size: int = option(1, "replicas of the whole model behind one front")
+    tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
+    pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
+    data_parallel_size: int = option(1, "replicas of the model behind one frontend")
     enable_expert_parallel: bool = option(
-        False, "spread whole experts over the tensor-parallel ranks, not slices of each"
+        False, "distribute whole experts over the tensor-parallel ranks instead of sharding each"
     )
     distributed_executor_backend: ExecutorBackend | None = option(
-        None, "who runs the ranks: uniproc, mp (processes here) or ray; default: uniproc for one rank, mp for several"
+        None, "how ranks are run: uniproc, mp (local processes) or ray; default: uniproc for one rank, mp for several"
     )
     step_timeout_s: float = option(
-        300.0, "seconds that one step may take on ranks in other processes; then they count as stuck and are ended"
+        300.0, "maximum duration of a step on ranks in other processes; then they are considered stuck and killed"
     )
     engine_process: bool | None = option(
-        None, "run the engine core in a process of its own; default: yes for async programs, no for offline batches"
+        None, "run the engine core in a separate process; default: yes for async programs, no for offline batches"
     )
-    eep_scale_up: bool = option(False, "refused: the number of ranks is fixed when an engine starts")
-    enable_elastic_ep: bool = option(False, "refused: the number of ranks is fixed when an engine starts")
-    stats_interval_s: float = option(10.0, "seconds between log lines about the engine's load; 0: none")
-    trust_remote_code: bool = option(False, "refused: Octavo never runs code from a checkpoint")
+    eep_scale_up: bool = option(False, "not supported: the number of ranks is fixed at start-up")
+    enable_elastic_ep: bool = option(False, "not supported: the number of ranks is fixed at start-up")
+    stats_interval_s: float = option(10.0, "seconds between log lines with engine statistics; 0: none")
+    trust_remote_code: bool = option(False, "not supported: Octavo never runs code from a checkpoint")
 
     def __post_init__(self) -> None:
         if self.load_format in LATER_LOAD_FORMATS:
-            limit = "not read by this version yet; one of " + ", ".join(get_args(LoadFormat))
+            limit = "not supported by this version yet; one of " + ", ".join(get_args(LoadFormat))
             raise InvalidParameterError("load_format", self.load_format, limit)
         for spec in fields(self):
             check_type(spec.name, spec.type, getattr(self, spec.name))
@@ -144,7 +144,7 @@ class EngineArgs:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
-        """Build from keyword options; a misspelt one is an error that names the nearest."""
+        """Build from keyword options; for an unknown name, the error suggests the closest known one."""
         known = [spec.name for spec in fields(cls)]
         for name in options:
             if name not in known:
@@ -152,11 +152,11 @@ class EngineArgs:
         return cls(**options)
 
     def resolve(self) -> EngineConfig:
-        """Find the model, read its configuration and settle every option that does not need the device.
+        """Locate the model, read its configuration and resolve every option that does not need the device.
 
         Raises:
             ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
-            InvalidParameterError: an option that does not suit this model.
+            InvalidParameterError: an option that does not fit this model.
         """
         path = resolve_model(self.model_name, self.revision, with_weights=self.load_format != "dummy")
         tokenizer_path = resolve_model(self.tokenizer, with_weights=False) if self.tokenizer else path
@@ -178,7 +178,7 @@ class EngineArgs:
                 enable_prefix_caching=self.enable_prefix_caching,
             ),
             scheduler=SchedulerConfig(
-                max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # every running request advances
+                max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # every running request gets a token
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 ageing_s=self.priority_ageing_s,
                 step_target_s=self.step_target_s or 0.0,
@@ -208,17 +208,19 @@ class EngineArgs:
 
     def _check_experts(self, model: ModelConfig) -> None:
         if self.enable_expert_parallel and model.moe is None:
-            limit = f"needs a model with experts; {model.model} ({model.architecture}) has none"
+            limit = f"requires a MoE model; {model.model} ({model.architecture}) has no experts"
             raise InvalidParameterError("enable_expert_parallel", True, limit)
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             logger.warning("enable_expert_parallel has no effect with tensor_parallel_size=1: one rank has all experts")
 
     def _check_rest(self) -> None:
         if self.trust_remote_code:
-            raise InvalidParameterError("trust_remote_code", True, "refused: Octavo never runs code from a checkpoint")
+            raise InvalidParameterError(
+                "trust_remote_code", True, "not supported: Octavo never runs code from a checkpoint"
+            )
         for name in ("eep_scale_up", "enable_elastic_ep"):
             if getattr(self, name):
-                limit = "refused: the number of ranks is fixed when an engine starts; start another one instead"
+                limit = "not supported: the number of ranks is fixed at start-up; start another engine instead"
                 raise InvalidParameterError(name, True, limit)
         if self.max_model_len == 1:
             raise InvalidParameterError("max_model_len", 1, "at least 2: one token of prompt and one of output")
@@ -240,10 +242,10 @@ class EngineArgs:
 
 
 def check_type(name: str, annotation: Any, value: object) -> None:
-    """Hold an option to its annotation: a Literal or a plain type, each with or without None, or a tuple of strings.
+    """Check an option against its annotation: a Literal or a plain type, each optionally None, or a tuple of strings.
 
     Raises:
-        InvalidParameterError: naming the option, its value and what it may be.
+        InvalidParameterError: names the option, its value and the allowed values.
     """
     allowed = get_args(annotation) or (annotation,)
     if get_origin(allowed[0]) is Literal:
@@ -254,5 +256,5 @@ def check_type(name: str, annotation: Any, value: object) -> None:
     elif isinstance(allowed[0], str):
         if value not in allowed:
             raise InvalidParameterError(name, value, "one of " + ", ".join(allowed))
-    elif type(value) not in allowed and not (type(value) is int and float in allowed):  # exact: True is no int here
+    elif type(value) not in allowed and not (type(value) is int and float in allowed):  # exact: True is not an int
         raise InvalidParameterError(name, value, f"must be {_KINDS[allowed[0]]}")

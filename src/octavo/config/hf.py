@@ -1,7 +1,7 @@
-"""From a checkpoint folder's `config.json` to `ModelConfig`. Neither torch nor transformers is needed to read it.
+"""Parses a checkpoint's `config.json` into a `ModelConfig`, without torch or transformers.
 
-A checkpoint is either read as its authors meant it or refused: whatever would change the result and is not supported
-is an error that names the file, the key and the value.
+A checkpoint is read as its authors meant it or rejected: any unsupported setting that would change the result is an
+error that names the file, the key and the value.
 """
 
 from pathlib import Path
@@ -16,19 +16,19 @@ from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig, RopeConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
 
-# Keys that change the result when they are set (neither null, false nor empty), and that Octavo does not serve.
+# Keys that change the result if set (neither null, false nor empty) and that Octavo does not support.
 _REFUSED_KEYS = ("quantization_config", "compression_config", "use_mrope", "add_cross_attention", "is_encoder_decoder")
 
 
 def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
-    """Read the checkpoint in folder `path`; `model` is the name that the user gave it.
+    """Read the checkpoint in folder `path`; `model` is the name the user gave.
 
-    `dtype` "auto" takes the checkpoint's own. `max_model_len` None takes all that the checkpoint supports.
+    `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports.
 
     Raises:
-        CheckpointError: `config.json` or `generation_config.json` is missing, malformed or contradicts itself.
-        UnsupportedModelError: well formed, but of an architecture or with a setting that Octavo does not serve.
-        InvalidParameterError: `max_model_len` is more than the checkpoint supports.
+        CheckpointError: `config.json` or `generation_config.json` is missing, malformed or inconsistent.
+        UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
+        InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
     """
     fields = JsonFields.read(path / "config.json")
     architecture = _architecture(fields)
@@ -68,7 +68,7 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
 
 
 def _architecture(fields: JsonFields) -> str:
-    """Find the supported architecture by its name, or by `model_type` where the file names none."""
+    """Look up the architecture by name, or by `model_type` if the file has no `architectures`."""
     if "architectures" in fields:
         for name in fields.texts("architectures"):
             if name in ARCHITECTURES:
@@ -95,7 +95,7 @@ def _refuse_unsupported(fields: JsonFields) -> None:
 
 
 def _dtype(fields: JsonFields, asked: str) -> DType:
-    """Resolve the dtype. A file that states none is from before the key existed, when all were float32."""
+    """Resolve the dtype. Files without one predate the key, when all checkpoints were float32."""
     known = get_args(DType)
     if asked != "auto":
         if asked not in known:
@@ -116,6 +116,6 @@ def _max_model_len(asked: int | None, rope: RopeConfig, max_position_embeddings:
         why = f"at most {limit}, which is what the checkpoint supports (max_position_embeddings"
         why += f" {max_position_embeddings}, rope type {rope.kind})"
         if rope.kind == "dynamic":
-            why += "; dynamic scaling stops there, as beyond it the result would depend on the batch"
+            why += "; dynamic scaling beyond that would make results depend on the batch"
         raise InvalidParameterError("max_model_len", asked, why)
     return asked

@@ -1,4 +1,4 @@
-"""Heads, biases and sliding windows out of `config.json`."""
+"""Reads heads, biases and sliding windows from `config.json`."""
 
 import logging
 
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, int]:
-    """Return the numbers of query and key/value heads and the size of a head."""
+    """Return the numbers of query and KV heads, and the head size."""
     num_heads = fields.integer("num_attention_heads")
     absent = num_heads if "num_key_value_heads" in fields.nulls else facts.num_kv_heads or num_heads
     num_kv_heads = fields.integer("num_key_value_heads", absent)
@@ -29,7 +29,7 @@ def read_heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, 
 
 
 def read_biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, bool]:
-    """Say whether queries, keys and values have biases, and whether the output projection has."""
+    """Return whether q, k and v have biases, and whether the output projection has one."""
     if facts.has_qkv_bias_key:
         return fields.flag("qkv_bias", True), False
     if facts.qkv_bias is not None:
@@ -39,7 +39,7 @@ def read_biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, boo
 
 
 def read_sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int | None, ...]:
-    """Return each layer's window in tokens, None where it sees its whole context."""
+    """Return each layer's window in tokens; None for full attention."""
     num_layers = fields.integer("num_hidden_layers")
     if facts.window_rule == "none" and "sliding_window" in fields:
         logger.warning("%s: sliding_window has no effect in this architecture", fields.origin)
@@ -54,7 +54,7 @@ def read_sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[
 
 
 def _window(fields: JsonFields, facts: ArchitectureFacts) -> int | None:
-    """Return the window of the layers that have one. An absent key and null differ: 4096, and none."""
+    """Return the window of layers that have one. An absent key means the default, null means no window."""
     if facts.window_rule == "none" or "sliding_window" in fields.nulls:
         return None
     if facts.window_rule != "all_layers" and not fields.flag("use_sliding_window", False):

@@ -1,4 +1,4 @@
-"""What a checkpoint says about generating: its end tokens and its sampling defaults."""
+"""Reads EOS tokens and default sampling parameters from a checkpoint."""
 
 from pathlib import Path
 
@@ -7,17 +7,17 @@ from octavo.config.model import GenerationDefaults
 
 
 def read_eos_token_ids(path: Path, config: JsonFields) -> tuple[int, ...]:
-    """Return the ids that end a text: those of `generation_config.json`, else those of `config.json`; may be none."""
+    """Return the EOS token ids from `generation_config.json`, else from `config.json`; possibly none."""
     return _generation_config(path).token_ids("eos_token_id") or config.token_ids("eos_token_id")
 
 
 def read_generation_defaults(path: Path) -> GenerationDefaults:
-    """Read the sampling defaults of `generation_config.json`; all None where there is no such file.
+    """Read the default sampling parameters from `generation_config.json`; all None if there is no such file.
 
-    `do_sample: false` says that the checkpoint's own sampling values are not in use, so they are left out then.
+    `do_sample: false` means that the file's sampling values are not in use, so they are ignored.
 
     Raises:
-        CheckpointError: naming the file and the key of a malformed value.
+        CheckpointError: names the file and the key of a malformed value.
     """
     fields = _generation_config(path)
     is_sampled = fields.flag("do_sample", True)

@@ -1,19 +1,19 @@
-"""Mixtures of experts out of `config.json`."""
+"""Reads mixture-of-experts settings from `config.json`."""
 
 from octavo.config.architectures import ArchitectureFacts, MoEFacts
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import MoEConfig
 from octavo.errors import UnsupportedModelError
 
-_NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts")  # the second is what transformers 5 makes of the first
+_NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts")  # transformers 5 renames the first to the second
 
 
 def read_moe(fields: JsonFields, facts: ArchitectureFacts) -> MoEConfig | None:
-    """Read which layers have experts, and how tokens choose among them; None where no layer has.
+    """Read which layers have experts and how tokens are routed; None if no layer has experts.
 
     Raises:
-        CheckpointError: a malformed value, or values that contradict each other.
-        UnsupportedModelError: experts, or a shared one, in an architecture that has none.
+        CheckpointError: malformed or inconsistent values.
+        UnsupportedModelError: experts, or a shared expert, in an architecture without them.
     """
     if facts.moe is None:
         _refuse_if_set(fields, _NUM_EXPERTS_KEYS)
@@ -44,7 +44,7 @@ def _num_experts(fields: JsonFields, facts: MoEFacts) -> int:
 
 
 def _sparse_layers(fields: JsonFields, facts: MoEFacts) -> tuple[bool, ...]:
-    """Say of each layer whether it has experts: every so many layers, but not in those that are listed."""
+    """Return whether each layer has experts: every decoder_sparse_step-th, except mlp_only_layers."""
     num_layers = fields.integer("num_hidden_layers")
     if not facts.has_dense_layers:
         return (True,) * num_layers

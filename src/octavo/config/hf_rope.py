@@ -1,6 +1,6 @@
-"""Rotary embedding settings out of `config.json`, in the spellings of transformers 4 and 5.
+"""Reads rotary embedding settings from `config.json`, in the formats of transformers 4 and 5.
 
-Version 4 writes `rope_theta` beside `rope_scaling: {type | rope_type, ...}` or null; version 5 writes one object
+Version 4 writes `rope_theta` and `rope_scaling: {type | rope_type, ...}` or null; version 5 writes one object
 `rope_parameters: {rope_theta, rope_type, ...}`.
 """
 
@@ -10,7 +10,7 @@ from octavo.config.json_fields import JsonFields
 from octavo.config.model import RopeConfig, RopeKind
 from octavo.errors import UnsupportedModelError
 
-# What the five kinds know, and keys without an effect that real files carry.
+# The keys of the five types, and keys without effect that occur in real files.
 _KNOWN_KEYS = frozenset(
     {
         *("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
@@ -21,11 +21,11 @@ _KNOWN_KEYS = frozenset(
 
 
 def read_rope(config: JsonFields, max_position_embeddings: int, *, default_theta: float = 10000.0) -> RopeConfig:
-    """Read how positions become rotations; `default_theta` is the architecture's own.
+    """Read the rotary embedding settings; `default_theta` is the architecture's default.
 
     Raises:
-        CheckpointError: a missing or malformed value, or two spellings that contradict each other.
-        UnsupportedModelError: a kind or a key that Octavo does not know; each would change the result.
+        CheckpointError: a missing or malformed value, or two inconsistent ones.
+        UnsupportedModelError: an unknown type or key, which would change the result.
     """
     fields = _merged(config)
     kind = _kind(fields)
@@ -42,10 +42,11 @@ def read_rope(config: JsonFields, max_position_embeddings: int, *, default_theta
 
 
 def max_supported_len(rope: RopeConfig, max_position_embeddings: int) -> int:
-    """Return the longest context that the checkpoint supports, in tokens.
+    """Return the maximum context length that the checkpoint supports, in tokens.
 
-    linear and yarn stretch the original length by their factor. The length that a llama3 checkpoint states is already
-    the stretched one. dynamic ends at the original length: beyond it, frequencies would depend on the longest request.
+    linear and yarn multiply the original length by their factor. The length in a llama3 checkpoint is already the
+    scaled one. dynamic is limited to the original length: beyond it, frequencies would depend on the longest request of
+    the batch.
     """
     if rope.kind in {"linear", "yarn"}:
         assert rope.original_max_position is not None
@@ -57,7 +58,7 @@ def max_supported_len(rope: RopeConfig, max_position_embeddings: int) -> int:
 
 
 def _merged(config: JsonFields) -> JsonFields:
-    """Join `rope_scaling` and `rope_parameters`; what both state must agree."""
+    """Merge `rope_scaling` and `rope_parameters`; keys in both must agree."""
     old, new = config.nested("rope_scaling"), config.nested("rope_parameters")
     for key in old.values.keys() & new.values.keys():
         if old.values[key] != new.values[key]:
@@ -80,7 +81,7 @@ def _refuse_unknown(config: JsonFields, fields: JsonFields) -> None:
         if source.number("partial_rotary_factor", 1.0) != 1.0:
             value = source.values["partial_rotary_factor"]
             raise UnsupportedModelError(
-                f"{source.origin}: partial_rotary_factor={value!r} is not supported; heads are rotated whole (1.0)"
+                f"{source.origin}: partial_rotary_factor={value!r} is not supported; only 1.0 is"
             )
 
 

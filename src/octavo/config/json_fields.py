@@ -1,4 +1,4 @@
-"""A JSON file of a checkpoint, read with suspicion: whatever is missing or malformed is named with its file and key."""
+"""Strict reading of a checkpoint's JSON files: errors name the file and the key that is missing or malformed."""
 
 import json
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from octavo.errors import CheckpointError
 
 
 class JsonFields:
-    """One JSON object whose values are checked as they are asked for.
+    """One JSON object whose values are checked on access.
 
-    A key with the value null counts as absent; `nulls` has those, for the few where the two differ. `origin` is the
-    file, with the key of the enclosing object where there is one; every `CheckpointError` opens with it.
+    A null value counts as absent; `nulls` has those keys, for the few cases where the two differ. `origin` is the file,
+    plus the key of the enclosing object if any; every `CheckpointError` starts with it.
     """
 
     def __init__(self, origin: str, values: Mapping[str, Any]) -> None:
@@ -22,10 +22,10 @@ class JsonFields:
 
     @classmethod
     def read(cls, path: Path) -> "JsonFields":
-        """Read a file that must hold one JSON object.
+        """Read a file that must contain one JSON object.
 
         Raises:
-            CheckpointError: the file is absent or unreadable, is not JSON, or holds something else than an object.
+            CheckpointError: the file is missing, unreadable, not JSON, or not an object.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -41,7 +41,7 @@ class JsonFields:
         return key in self.values
 
     def fail(self, key: str, why: str) -> CheckpointError:
-        """Return the error for a bad value, ready to raise."""
+        """Build the error for a bad value."""
         return CheckpointError(f"{self.origin}: {key}={self.values.get(key)!r}: {why}")
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
@@ -54,7 +54,7 @@ class JsonFields:
         return value
 
     def number(self, key: str, default: float | None = None, *, can_be_zero: bool = False) -> float:
-        """Return a finite number greater than zero, or zero where that is allowed."""
+        """Return a finite number above zero, or zero if allowed."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fail(key, "a number is expected")
@@ -84,14 +84,14 @@ class JsonFields:
         return value
 
     def integers(self, key: str) -> list[int]:
-        """Return a list of integers of at least 0; empty where the file says nothing."""
+        """Return a list of integers of at least 0; empty if absent."""
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
             raise self.fail(key, "a list of integers of at least 0 is expected")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """Return one token id or a list of them; empty where the file says nothing."""
+        """Return one token id or a list of them as a tuple; empty if absent."""
         value = self.values.get(key, [])
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
@@ -99,7 +99,7 @@ class JsonFields:
         return tuple(ids)
 
     def nested(self, key: str) -> "JsonFields":
-        """Return an object inside this one; empty where the file says nothing."""
+        """Return a nested object; empty if absent."""
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             raise self.fail(key, "an object is expected")

@@ -1,4 +1,4 @@
-"""What a checkpoint is: its architecture in numbers, read once from `config.json`, the same for every format."""
+"""The model's architecture in numbers, read once from `config.json`, the same for every checkpoint format."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,8 +11,8 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 class RopeConfig:
     """Rotary embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings.
 
-    `original_max_position` is the context length before scaling. llama3 uses the two frequency factors; yarn
-    (Peng et al. 2023, arXiv:2309.00071) uses the betas and the attention factor.
+    `original_max_position` is the context length before scaling. llama3 uses the two frequency factors, yarn
+    (Peng et al. 2023, arXiv:2309.00071) the betas and the attention factor.
     """
 
     theta: float = 10000.0
@@ -31,7 +31,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults that the checkpoint ships in `generation_config.json`; None where it says nothing."""
+    """Default sampling parameters from `generation_config.json`; None if absent."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -43,23 +43,21 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoEConfig:
-    """Layers whose MLP is a mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): each token chooses a few."""
+    """Layers whose MLP is a mixture of experts (Shazeer et al. 2017, arXiv:1701.06538)."""
 
     num_experts: int
-    top_k: int  # experts that a token chooses
-    intermediate_size: int  # of an expert
-    shared_intermediate_size: int | None = (
-        None  # of the expert that every token has beside its own; None: there is none
-    )
-    renormalises: bool  # the weights of the chosen are made to add up to 1
-    is_sparse: tuple[bool, ...]  # per layer; False: a plain MLP of the model's intermediate_size
+    top_k: int  # experts per token
+    intermediate_size: int  # of one expert
+    shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
+    renormalises: bool  # the weights of the chosen experts are normalized to sum to 1
+    is_sparse: tuple[bool, ...]  # per layer; False: a dense MLP of the model's intermediate_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """One decoder-only transformer. Counts are of the whole model, before any sharding."""
+    """One decoder-only transformer. Counts are of the whole model, before sharding."""
 
-    model: str  # as the user named it
+    model: str  # as given by the user
     path: str  # local folder with config.json
     architecture: str  # e.g. Qwen3ForCausalLM
     dtype: DType  # of weights and activations, resolved
@@ -71,7 +69,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    max_model_len: int  # prompt plus output that one request may have
+    max_model_len: int  # prompt plus output of one request
     rms_norm_eps: float
     rope: RopeConfig
     tie_word_embeddings: bool = False
@@ -82,5 +80,5 @@ class ModelConfig:
     sliding_windows: tuple[int | None, ...] = ()  # per layer; None: full attention
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    moe: MoEConfig | None = None  # None: no layer has experts
+    moe: MoEConfig | None = None  # None: no MoE layers
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)

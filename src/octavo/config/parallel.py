@@ -1,4 +1,4 @@
-"""How one engine is spread over ranks. Pure numbers: the control side plans with them, a rank finds its place."""
+"""How an engine is distributed over ranks. Plain numbers, used by the control side and by each rank."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,14 +8,14 @@ ExecutorBackend = Literal["uniproc", "mp", "ray"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """Degrees. A replica is `tensor_parallel_size * pipeline_parallel_size` ranks under one scheduler."""
+    """Degrees of parallelism. A replica has `tensor_parallel_size * pipeline_parallel_size` ranks and one scheduler."""
 
-    tensor_parallel_size: int = 1  # ranks that share every layer
-    pipeline_parallel_size: int = 1  # stages that hold consecutive layers
-    data_parallel_size: int = 1  # replicas, each with a scheduler and KV memory of its own
-    enable_expert_parallel: bool = False  # whole experts to each tensor-parallel rank, instead of a slice of each
+    tensor_parallel_size: int = 1  # ranks that each layer is sharded over
+    pipeline_parallel_size: int = 1  # stages of consecutive layers
+    data_parallel_size: int = 1  # replicas, each with its own scheduler and KV memory
+    enable_expert_parallel: bool = False  # distribute whole experts over tensor-parallel ranks instead of sharding each
     distributed_executor_backend: ExecutorBackend | None = None  # None: uniproc for one rank, mp for several
-    step_timeout_s: float = 300.0  # without a word from ranks in other processes, after which they count as stuck
+    step_timeout_s: float = 300.0  # silence after which ranks in other processes are considered stuck
 
     @property
     def world_size(self) -> int:
@@ -24,13 +24,13 @@ class ParallelConfig:
 
     @property
     def backend(self) -> ExecutorBackend:
-        """Who runs the ranks."""
+        """The executor backend."""
         return self.distributed_executor_backend or ("uniproc" if self.world_size == 1 else "mp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:
-    """Where one rank of a replica stands: consecutive ranks share a stage, so that the busiest talk is between them."""
+    """The position of one rank in its replica. The ranks of a stage are consecutive, as they communicate most."""
 
     rank: int
     tp_rank: int
@@ -40,7 +40,7 @@ class RankPlace:
 
     @classmethod
     def of(cls, rank: int, config: ParallelConfig) -> "RankPlace":
-        """Return the place of rank number `rank` in [0, world_size)."""
+        """Return the position of rank number `rank` in [0, world_size)."""
         assert 0 <= rank < config.world_size, f"rank {rank} of {config.world_size}"
         pp_rank, tp_rank = divmod(rank, config.tensor_parallel_size)
         return cls(
@@ -61,7 +61,7 @@ class RankPlace:
 
     @property
     def answers(self) -> bool:
-        """True for the one rank of a replica whose answer the scheduler reads: the first of the last stage."""
+        """True for the one rank of a replica whose output the scheduler reads: the first of the last stage."""
         return self.is_last_stage and self.tp_rank == 0
 
 
@@ -70,21 +70,21 @@ ALONE = RankPlace.of(0, ParallelConfig())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """The consecutive layers [first_layer, end_layer) that a rank holds, and which ends of the model come with them."""
+    """The consecutive layers [first_layer, end_layer) of a rank, and whether it has the ends of the model."""
 
     first_layer: int
     end_layer: int
-    is_first: bool  # with the embedding
-    is_last: bool  # with the last norm and the logits head
+    is_first: bool  # has the embedding
+    is_last: bool  # has the final norm and the LM head
 
     @classmethod
     def whole(cls, num_layers: int) -> "Stage":
-        """Return the one stage of a model that is not divided."""
+        """Return the single stage of an undivided model."""
         return cls(first_layer=0, end_layer=num_layers, is_first=True, is_last=True)
 
     @property
     def layers(self) -> range:
-        """Numbers of its layers, counted over the whole model."""
+        """Indices of its layers in the whole model."""
         return range(self.first_layer, self.end_layer)
 
     @property

@@ -1,1 +1,1 @@
-"""What crosses a process or package line. A leaf: no behaviour, no torch, imports nothing of Octavo but its params."""
+"""Messages that cross a process or package boundary. No behavior, no torch; imports only sampling params and errors."""

@@ -1,6 +1,6 @@
-"""What the scheduler asks of whoever keeps the grammars, and the masks that come of it.
+"""The interface between the scheduler and the grammar manager, and the token masks.
 
-Legend: M = requests under a grammar, V = vocabulary size, W = words of one mask, ceil(V / 32) or more.
+Legend: M = requests with a grammar, V = vocabulary size, W = 32-bit words of one mask, at least ceil(V / 32).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,26 +14,26 @@ from octavo.errors import OctavoError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrammarNews:
-    """Where requests stand after their last tokens. One that is in neither may go on."""
+    """The state of requests after their latest tokens. Requests in neither field continue."""
 
-    complete: frozenset[str] = frozenset()  # the form is complete and nothing may follow
+    complete: frozenset[str] = frozenset()  # the constraint is satisfied and nothing may follow
     failed: Mapping[str, OctavoError] = field(default_factory=dict)
 
 
 class Grammars(Protocol):
-    """The grammar of each request that has one, by request id. Owned by the scheduler's thread."""
+    """The grammars of requests, by request id. Owned by the scheduler's thread."""
 
     def begin(self, message: EngineCoreRequest) -> None:
-        """Start to compile, elsewhere, what the request's answer must look like."""
+        """Start compiling the request's constraint in the background."""
 
     def take_compiled(self) -> dict[str, OctavoError | None]:
-        """Return the requests whose compiling has ended since the last call, and what went wrong, if anything."""
+        """Return the requests whose compilation ended since the last call, each with its error or None."""
 
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
-        """Return which tokens may come next [M, W]: bit b of word w is token 32 w + b."""
+        """Return the allowed next tokens [M, W]: bit b of word w is token 32 w + b."""
 
     def advance(self, sampled: Mapping[str, int]) -> GrammarNews:
-        """Take in one sampled token for each of these requests and make their next masks."""
+        """Advance each request by its sampled token and compute its next mask."""
 
     def forget(self, request_id: str) -> None:
-        """Let go of a request that has ended, wherever it stands. One that is not known costs nothing."""
+        """Drop a request in whatever state it is. Cheap for unknown ids."""

@@ -1,4 +1,4 @@
-"""How much key/value memory there is, and of what shape."""
+"""Size and shape of KV memory."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ class KVCacheSpec:
 
     num_layers: int
     num_kv_heads: int
-    head_size: int  # elements of one head of a token's key, or of its value, with whatever padding they have
+    head_size: int  # elements of one head's key (or value) for one token, including padding
     block_size: int
     dtype_bytes: int
 
@@ -24,11 +24,11 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReport:
-    """What the worker measured before the KV pool was made. Bytes."""
+    """Memory measured before the KV pool is allocated, in bytes."""
 
     total_bytes: int  # of the device
-    budget_bytes: int  # gpu_memory_utilization of the total, or less where others already use it
+    budget_bytes: int  # gpu_memory_utilization of the total, less if others already use it
     weights_bytes: int
     activation_bytes: int  # peak of one step beyond the weights
     graph_bytes: int = 0  # of captured graphs
-    kv_bytes: int  # what is left for blocks
+    kv_bytes: int  # left for KV blocks

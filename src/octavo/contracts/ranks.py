@@ -1,6 +1,6 @@
-"""What crosses the line between an executor and its ranks, in both directions. msgpack; columns travel as raw bytes.
+"""Messages between an executor and its ranks, in both directions. msgpack; numpy columns travel as raw bytes.
 
-The first byte of a message says what follows, so that a step costs one decoder and no tagging of its parts.
+The first byte of a message is its type, so a step needs one decoder and no tagged unions.
 """
 
 from typing import Any, Literal
@@ -15,25 +15,25 @@ RankMethod = Literal["init_worker", "load_model", "count_kv_blocks", "initialize
 
 
 class RankCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Run a method of the worker; every rank replies with a `RankResult` or a `RankFailure`."""
+    """Call a method of the worker; every rank replies with a `RankResult` or a `RankFailure`."""
 
     method: RankMethod
     arguments: list[int] = []
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the method returned."""
+    """The return value of the method."""
 
     value: bool | int | str | None
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A method, or a step, raised. The rank goes on; what becomes of it the executor decides."""
+    """A method or a step raised. The rank keeps running; the executor decides what to do with it."""
 
     error_type: str
     message: str
     traceback: str
-    step: int | None = None  # None: it was a method
+    step: int | None = None  # None: a method raised
 
 
 ToRank = SchedulerOutput | RankCall
@@ -41,24 +41,24 @@ FromRank = ModelRunnerOutput | RankResult | RankFailure
 
 
 def encode_to_rank(message: ToRank) -> bytearray:
-    """Return the bytes of an order or a call."""
+    """Encode a step or a method call."""
     return _encode(b"s" if isinstance(message, SchedulerOutput) else b"c", message)
 
 
 def decode_to_rank(message: bytes | bytearray) -> ToRank:
-    """Return the order or the call in `message`; arrays are writable and own their memory."""
+    """Decode a step or a method call; arrays are writable and own their memory."""
     body = memoryview(message)[1:]
     decoded: ToRank = _decode_order(body) if message[0] == ord("s") else _decode_call(body)
     return decoded
 
 
 def encode_from_rank(message: FromRank) -> bytearray:
-    """Return the bytes of a reply. The ids of an answer stay behind: whoever gave the order knows them."""
+    """Encode a reply. Request ids are left out, because the executor knows them."""
     return _encode(_KINDS[type(message)], message)
 
 
 def decode_from_rank(message: bytes) -> FromRank:
-    """Return the reply in `message`."""
+    """Decode a reply."""
     decoded: FromRank = _REPLIES[message[0]](memoryview(message)[1:])
     return decoded
 
@@ -69,15 +69,15 @@ def _encode(kind: bytes, message: object) -> bytearray:
     return buffer
 
 
-# A column is an extension type whose number says dtype and number of dimensions; a table starts with its width.
+# A column is an extension type whose code is the dtype number; a 2-D table adds _TABLE and starts with its width.
 _DTYPES: dict[int, np.dtype[Any]] = {np.dtype(kind).num: np.dtype(kind) for kind in (np.int32, np.bool_)}
 _TABLE = 64
 _WIDTH_BYTES = 4
 
 
 def _from_array(array: Any) -> msgspec.msgpack.Ext:
-    assert isinstance(array, np.ndarray), f"{type(array)} does not cross to a rank"
-    assert array.dtype.num in _DTYPES, f"columns of {array.dtype} do not cross to a rank"
+    assert isinstance(array, np.ndarray), f"{type(array)} cannot be sent to a rank"
+    assert array.dtype.num in _DTYPES, f"columns of {array.dtype} cannot be sent to a rank"
     if array.ndim == 1:
         return msgspec.msgpack.Ext(array.dtype.num, array.tobytes())
     _, width = array.shape
@@ -92,8 +92,8 @@ def _to_array(code: int, data: memoryview) -> "np.ndarray[Any, Any]":
 
 
 def _as_it_is(expected: type, value: Any) -> Any:
-    """Arrays are complete when they come here."""
-    assert isinstance(value, np.ndarray), f"{type(value)} is no column, where {expected} belongs"
+    """Check the type of an array that `ext_hook` has already decoded."""
+    assert isinstance(value, np.ndarray), f"got {type(value)} instead of a column ({expected})"
     return value
 
 

@@ -1,4 +1,4 @@
-"""The answer of one step: what the ranks tell the scheduler. Integers and floats, no device tensors."""
+"""The result of one step: what the ranks send back to the scheduler. Integers and floats, no device tensors."""
 
 from functools import cached_property
 
@@ -10,20 +10,20 @@ from octavo.contracts.stats import ExpertLoad
 
 
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """Sampled tokens, in the order of the `SchedulerOutput` that asked for them.
+    """Sampled tokens, in the order of the `SchedulerOutput` that scheduled them.
 
-    Legend: R = requests in the step, K = most tokens sampled for one of them (1 without speculation).
+    Legend: R = requests in the step, K = maximum number of tokens sampled for one request (1 without speculation).
     """
 
     req_ids: tuple[str, ...]  # [R]
     sampled_token_ids: Int32Array  # [R, K]; row i has num_sampled[i] valid entries
-    num_sampled: Int32Array  # [R]; 0 where a prompt is not yet complete, or the request is in `errors`
+    num_sampled: Int32Array  # [R]; 0 if the prompt is not complete yet, or the request is in `errors`
     logprobs: dict[str, list[TokenLogprobs]] = {}
-    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # when the prompt is complete
-    errors: dict[str, str] = {}  # requests that failed alone (NaN logits, ...), and why
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # sent when the prompt is complete
+    errors: dict[str, str] = {}  # requests that failed individually (NaN logits, ...), with the reason
     draft_token_ids: dict[str, list[int]] = {}
-    expert_load: ExpertLoad | None = None  # of models with experts
+    expert_load: ExpertLoad | None = None  # only for MoE models
 
-    @cached_property  # in the instance's dictionary
+    @cached_property  # cached in the instance's __dict__
     def req_id_to_index(self) -> dict[str, int]:
         return {req_id: index for index, req_id in enumerate(self.req_ids)}

@@ -1,6 +1,6 @@
 """The bundled demo model: a small Qwen3 chat checkpoint as package data, so that a first run needs no network.
 
-Made by `tools/demo_model`; what it can do, and how well, is in the README.md beside this file.
+Built by `tools/demo_model`; the README.md in this folder describes what it can do and how well.
 """
 
 from pathlib import Path
@@ -9,5 +9,5 @@ __all__ = ["demo_model_path"]
 
 
 def demo_model_path() -> Path:
-    """The checkpoint folder: configuration, weights and tokenizer, as `LLM(model_name=...)` takes any folder."""
+    """Return the checkpoint folder (config, weights, tokenizer), for `LLM(model_name=...)`."""
     return Path(__file__).resolve().parent

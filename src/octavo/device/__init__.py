@@ -1,1 +1,1 @@
-"""Devices: what this machine has, what it can do, and who computes on it."""
+"""Devices: what this machine has and which kernels fit."""

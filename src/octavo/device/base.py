@@ -1,4 +1,4 @@
-"""What the device manager wants to know of a kind of device. One file per kind answers it."""
+"""The interface of a device kind, implemented in one file per kind."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ from octavo.device.device_queue import DeviceQueue
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
-    """A moment's reading."""
+    """A snapshot of a device's memory."""
 
-    total_bytes: int  # what this process may use at most, were nobody else there
-    free_bytes: int  # of those, what could be allocated now
+    total_bytes: int  # what this process could use if it were alone
+    free_bytes: int  # what could be allocated now
 
 
 class DeviceKind(Protocol):
-    """One kind of device, asked about its current one."""
+    """One kind of device; queries are about its current device."""
 
     name: str  # torch's device type
-    ranks_share_memory: bool  # several ranks of one host compute in the same memory
-    default_memory_utilization: float  # share of the memory that Octavo takes when nobody says
+    ranks_share_memory: bool  # ranks of one host use the same memory
+    default_memory_utilization: float  # default fraction of memory that Octavo uses
 
     def is_available(self) -> bool:
-        """Say whether this machine, with this build of torch, has such a device."""
+        """Return whether this machine and this build of torch have such a device."""
         ...
 
     def prepare(self, index: int) -> None:
-        """Settle once what computing on it needs, where this rank is number `index` of its host.
+        """Initialize the device for the rank with number `index` on its host.
 
         Raises:
-            DeviceUnavailableError: there are fewer devices than ranks.
+            DeviceUnavailableError: fewer devices than ranks.
         """
         ...
 
@@ -41,21 +41,21 @@ class DeviceKind(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything queued on the device is done."""
+        """Wait until all queued work is done."""
         ...
 
     def queue(self) -> DeviceQueue | None:
-        """Return a queue of work that the host need not wait for; None: a call returns when its work is done."""
+        """Return a queue for asynchronous work; None if calls return only when their work is done."""
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """Run something; return the most memory that it held at once. None, and nothing is run, where nobody counts."""
+        """Call `run` and return its peak memory usage; None, without a call, if the device does not track it."""
         ...
 
     def supports(self, dtype: torch.dtype) -> bool:
-        """Say whether weights and activations may have this dtype."""
+        """Return whether weights and activations may have this dtype."""
         ...
 
     def describe(self) -> dict[str, str]:
-        """Return facts for people, by name."""
+        """Return a readable description as name-value pairs."""
         ...

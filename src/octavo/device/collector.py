@@ -1,4 +1,4 @@
-"""Python's collector of reference cycles, around what is loaded once and stays."""
+"""Python's garbage collector, around objects that are loaded once and stay."""
 
 import gc
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """No collections inside: to load is to make objects that stay, and looking for garbage among them is in vain.
+    """Disable garbage collection inside: loading creates objects that stay, so collecting meanwhile is wasted time.
 
-    A tenth of the time that `import torch` takes.
+    Saves a tenth of the time of `import torch`.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -21,9 +21,9 @@ def collector_at_rest() -> Iterator[None]:
 
 
 def keep_what_is_loaded() -> None:
-    """Take all objects that are there out of the collector's sight: it walks them no more in the middle of a step.
+    """Move all current objects to the permanent generation, so that no step is slowed by the collector walking them.
 
-    For processes that are the engine's own; in a program of the user's, what is garbage later should be found. Nothing
-    is collected before: a fifth of a second, for what was nothing each time.
+    Only for processes owned by the engine; in a user's program, garbage that appears later must still be found. There
+    is no collection first: it takes a fifth of a second and never found anything.
     """
     gc.freeze()

@@ -1,4 +1,4 @@
-"""How many cores there are for us. Without torch: who only starts ranks wants to know too."""
+"""Available CPU cores. Does not import torch: processes that only start ranks need it too."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Return how many cores this process may keep busy: `taskset` or a container can allow fewer than there are."""
+    """Return how many cores this process may use: `taskset` or a container can allow fewer than the machine has."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota_path = cgroup / "cpu.max"  # "max 100000", or microseconds of CPU time per period of so many
+    quota_path = cgroup / "cpu.max"  # "max 100000", or CPU time and period in microseconds
     if quota_path.is_file():
         quota, period = quota_path.read_text().split()
         if quota != "max":

@@ -1,4 +1,4 @@
-"""The CPU as a device: cores, instruction sets, and memory as far as the system and its container allow."""
+"""The CPU as a device: cores, instruction sets, and memory within the limits of system and container."""
 
 import platform
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from octavo.device.cores import usable_cores
 from octavo.device.device_queue import DeviceQueue
 
 _CGROUP = Path("/sys/fs/cgroup")
-# Those that decide how fast matmuls are, by the names that Linux gives them.
+# Those that determine matmul speed, by their Linux names.
 _TELLING_FLAGS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve",
 )  # fmt: skip
@@ -23,18 +23,18 @@ class CpuKind:
 
     name = "cpu"
     ranks_share_memory = True
-    default_memory_utilization = 0.5  # others live here too
+    default_memory_utilization = 0.5  # other programs need memory, too
 
     def is_available(self) -> bool:
         return True
 
     def prepare(self, index: int) -> None:
-        """Use no more threads than there are cores for them: torch does not know of a container's share of the CPU."""
+        """Limit torch to the available cores: it ignores a container's CPU quota."""
         if torch.get_num_threads() > usable_cores():
             torch.set_num_threads(usable_cores())
 
     def memory(self) -> DeviceMemory:
-        """Read RAM. A container's limit counts where it is lower, and so does what the container uses already."""
+        """Read RAM. In a container, its limit and its usage count if they leave less."""
         system = psutil.virtual_memory()
         total, free = system.total, system.available
         limit = cgroup_memory(_CGROUP)
@@ -43,14 +43,14 @@ class CpuKind:
         return DeviceMemory(total_bytes=total, free_bytes=free)
 
     def synchronize(self) -> None:
-        """Nothing is ever queued."""
+        """No-op: nothing is ever queued."""
 
     def queue(self) -> DeviceQueue | None:
-        """Return none: a CPU's steps are done when they return."""
+        """Return None: CPU steps are done when they return."""
         return None
 
     def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """Return none: an estimate serves."""
+        """Return None: an estimate is used."""
         return None
 
     def supports(self, dtype: torch.dtype) -> bool:
@@ -67,7 +67,7 @@ class CpuKind:
 
 
 def cgroup_memory(root: Path) -> DeviceMemory | None:
-    """Return the memory of the container whose control group is mounted at `root`; None where nothing limits it.
+    """Return the memory of the container whose cgroup is mounted at `root`; None if there is no limit.
 
     Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, and cgroup-v1/memory.rst.
     """
@@ -83,7 +83,7 @@ def cgroup_memory(root: Path) -> DeviceMemory | None:
         limit = _read_number(root / limit_path)
         used = _read_number(root / usage_path)
         if limit is not None and used is not None:
-            # File pages that nobody uses count as used, but the kernel gives them back when asked for memory.
+            # Inactive file pages count as used, but the kernel reclaims them when memory is needed.
             used -= _read_stat(root / stat_path, cache_key)
             return DeviceMemory(total_bytes=limit, free_bytes=max(0, limit - used))
     return None
@@ -95,7 +95,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """Return the processor's name for people."""
+    """Return the processor's name."""
     return next(iter(_cpuinfo("model name")), platform.processor() or platform.machine())
 
 
@@ -108,7 +108,7 @@ def _cpuinfo(key: str) -> list[str]:
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the number in a file; None where there is no such file or it says "max"."""
+    """Return the number in a file; None if there is no such file or it says "max"."""
     if not path.is_file():
         return None
     text = path.read_text().strip()
@@ -116,7 +116,7 @@ def _read_number(path: Path) -> int | None:
 
 
 def _read_stat(path: Path, key: str) -> int:
-    """Return the number after `key` in a file of "key number" lines; 0 where either is missing."""
+    """Return the number after `key` in a file of "key number" lines; 0 if either is missing."""
     if not path.is_file():
         return 0
     return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.split()[0] == key), 0)

@@ -20,7 +20,7 @@ class CudaKind:
         return torch.cuda.is_available()
 
     def prepare(self, index: int) -> None:
-        """Take a GPU of this rank's own."""
+        """Select this rank's own GPU."""
         num_devices = torch.cuda.device_count()
         if index >= num_devices:
             raise DeviceUnavailableError(
@@ -29,7 +29,7 @@ class CudaKind:
         torch.cuda.set_device(index)
 
     def memory(self) -> DeviceMemory:
-        """Read the device's memory; what torch has cached but not given out counts as free."""
+        """Read the device's memory; memory that torch has cached but not allocated counts as free."""
         free, total = torch.cuda.mem_get_info()
         cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return DeviceMemory(total_bytes=total, free_bytes=free + cached)
@@ -43,8 +43,8 @@ class CudaKind:
         return CudaQueue()
 
     def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """See `DeviceKind.peak_bytes`. What torch allocates is counted; what libraries take beside is free no more."""
-        run()  # kernels are compiled and workspaces made, which stay
+        """See `DeviceKind.peak_bytes`. Counts torch's allocations; those of libraries already lower free memory."""
+        run()  # compile kernels and allocate workspaces, which stay
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""What a runner wants of a device that works through a queue while the host goes on."""
+"""The interface of a device that works asynchronously to the host."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,31 +7,31 @@ import torch
 
 
 class DeviceQueue(Protocol):
-    """The order of work on one device. Whatever is launched runs behind what was launched before.
+    """The queue of one device. Work runs in launch order.
 
-    A kind of device that has none (`DeviceKind.queue`) has done a step when the call returns.
+    On kinds of device without a queue (`DeviceKind.queue` is None), a step is done when the call returns.
     """
 
     def host_bytes(self, num_bytes: int) -> torch.Tensor:
-        """Return uint8 [num_bytes] of host memory that copies to and from the device need not wait for.
+        """Return uint8 [num_bytes] of pinned host memory for asynchronous copies to and from the device.
 
-        It is safe to let go of it, or to ask for more, while a copy is under way.
+        It may be freed, and more may be requested, while a copy is in flight.
         """
         ...
 
     def mark(self) -> Callable[[], None]:
-        """Mark this place in the queue; the result waits until the device has passed it.
+        """Mark this position in the queue; the returned function waits until the device has passed it.
 
-        Raises (when it waits):
-            EngineDeadError: the device failed at something before the mark, and will do nothing more.
+        Raises (when waiting):
+            EngineDeadError: the device failed before the mark and is unusable.
         """
         ...
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Record what `step` launches and return what launches all of it at once.
+        """Record what `step` launches and return a function that launches all of it at once.
 
-        `step` is called, also to warm it up, so it must be harmless on the tensors as they are. It may read and write
-        only tensors that stay where they are, and must not wait for the device. Captures share one pool of memory: what
-        one leaves in tensors that it made is gone with the next.
+        `step` is also called directly for warm-up, so it must be harmless on the current tensors. It may only access
+        tensors with fixed addresses and must not wait for the device. Captures share one memory pool: tensors created
+        by one capture are overwritten by the next.
         """
         ...

@@ -1,4 +1,4 @@
-"""`DeviceManager`: which device a rank computes on, what it has, and the kernels that fit it."""
+"""`DeviceManager`: selects a rank's device and the kernels for it."""
 
 import logging
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from octavo.models.weights import process_weights_after_loading
 
 logger = logging.getLogger(__name__)
 
-# Best first: the order in which "auto" looks for them.
+# In order of preference for "auto".
 _KINDS = {
     "cuda": ("octavo.device.cuda", "CudaKind"),
     "xpu": ("octavo.device.xpu", "XpuKind"),
@@ -31,12 +31,12 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class DeviceManager:
-    """One device of this machine, chosen once; `index` is the number of this rank among those of its host.
+    """One device of this machine; `index` is the number of this rank among those of its host.
 
     Raises:
-        DeviceUnavailableError: the device was named, and is not here.
+        DeviceUnavailableError: the requested device is not available.
         UnknownOptionError: there is no such kind of device.
-        InvalidParameterError: `threads` for a device that has none of ours.
+        InvalidParameterError: `threads` on a device other than a CPU.
     """
 
     def __init__(self, device: str = "auto", threads: int | None = None, index: int = 0) -> None:
@@ -50,13 +50,13 @@ class DeviceManager:
         self._kind.prepare(index)
         if threads is not None:
             if kind != "cpu":
-                raise InvalidParameterError("threads", threads, f"nothing: they are a CPU's, and the device is {kind}")
+                raise InvalidParameterError("threads", threads, f"only for CPUs, and the device is {kind}")
             torch.set_num_threads(threads)
         self.device = torch.device(kind)
 
     @staticmethod
     def detect_device() -> str:
-        """Return the best kind of device that is here, and log what was looked for in vain."""
+        """Return the best available kind of device; log which better ones are missing."""
         found = next(name for name in _KINDS if _load_kind(name).is_available())
         missed = list(_KINDS)[: list(_KINDS).index(found)]
         logger.info("device: %s%s", found, f" (no {', '.join(missed)} here)" if missed else "")
@@ -64,19 +64,19 @@ class DeviceManager:
 
     @property
     def default_memory_utilization(self) -> float:
-        """The share of the device's memory that Octavo takes when nobody says."""
+        """The default fraction of the device's memory that Octavo uses."""
         return self._kind.default_memory_utilization
 
     @property
     def ranks_share_memory(self) -> bool:
-        """Whether several ranks of one host compute in the same memory."""
+        """Whether ranks of one host use the same memory."""
         return self._kind.ranks_share_memory
 
     def resolve_dtype(self, dtype: str, checkpoint_dtype: DType) -> torch.dtype:
         """Return the dtype of weights and activations; "auto" is the checkpoint's own.
 
         Raises:
-            InvalidParameterError: no such dtype, or the device cannot compute with it.
+            InvalidParameterError: an unknown dtype, or one that the device does not support.
         """
         name = checkpoint_dtype if dtype == "auto" else dtype
         if name not in _DTYPES:
@@ -86,26 +86,26 @@ class DeviceManager:
         return _DTYPES[name]
 
     def memory(self) -> DeviceMemory:
-        """Read total and free memory, now."""
+        """Read total and free memory."""
         return self._kind.memory()
 
     def synchronize(self) -> None:
-        """Wait until everything queued on the device is done."""
+        """Wait until all queued work is done."""
         self._kind.synchronize()
 
     def queue(self) -> DeviceQueue | None:
-        """Return a queue of work on the device that the host need not wait for; None where it has to."""
+        """Return a queue for asynchronous work; None if calls return only when their work is done."""
         return self._kind.queue()
 
     def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """Run something; return the most memory that it held at once. None, and nothing is run, where nobody counts."""
+        """Call `run` and return its peak memory usage; None, without a call, if the device does not track it."""
         return self._kind.peak_bytes(run)
 
     def kernels(self, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False) -> Kernels:
-        """Return the ops for layers of this dtype, whose weights they are to quantise; see `select_kernels`.
+        """Return the ops for layers of this dtype, with weights quantized as given; see `select_kernels`.
 
         Raises:
-            InvalidParameterError: this device, with this dtype, does not compute with weights quantised so.
+            InvalidParameterError: this device and dtype do not support this quantization.
         """
         return select_kernels(self.device, dtype, quantization, deterministic=deterministic)
 
@@ -116,11 +116,11 @@ class DeviceManager:
         return select_attention(self.device, dtype, name, kv_cache_dtype)
 
     def optimize_for_device(self, model: CausalLM) -> None:
-        """Pack the model's weights for the unit that reads them, in place. A loader does so itself."""
+        """Pack the model's weights for the kernels, in place. Loaders do this themselves."""
         process_weights_after_loading(model)
 
     def describe(self) -> dict[str, str]:
-        """Return facts for people, by name: what the device is, its memory, and what each dtype runs on."""
+        """Return a readable description: the device, its memory, and the kernels for each dtype."""
         memory = self.memory()
         facts = {"device": self.device.type, **self._kind.describe()}
         facts["memory"] = f"{memory.total_bytes / 2**30:.1f} GiB, {memory.free_bytes / 2**30:.1f} GiB free"
@@ -131,7 +131,7 @@ class DeviceManager:
     def _describe_dtype(self, dtype: torch.dtype) -> str:
         kernels, attention = self.kernels(dtype), self.attention(dtype)
         is_invariant = kernels.is_row_invariant and attention.is_row_invariant
-        promise = "the same bits in any batch" if is_invariant else "the last bits may depend on the batch"
+        promise = "batch-invariant" if is_invariant else "not batch-invariant"
         return f"{kernels.name}, {attention.name}: {promise}"
 
 

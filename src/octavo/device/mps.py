@@ -20,10 +20,10 @@ class MpsKind:
         return torch.backends.mps.is_available()
 
     def prepare(self, index: int) -> None:
-        """Nothing to settle."""
+        """No-op: nothing to initialize."""
 
     def memory(self) -> DeviceMemory:
-        """Read what Metal recommends as the most to use, and what of it is not taken yet."""
+        """Read Metal's recommended maximum, and how much of it is free."""
         total = torch.mps.recommended_max_memory()
         return DeviceMemory(total_bytes=total, free_bytes=max(0, total - torch.mps.driver_allocated_memory()))
 
@@ -31,11 +31,11 @@ class MpsKind:
         torch.mps.synchronize()
 
     def queue(self) -> DeviceQueue | None:
-        """Return none: steps are waited for."""
+        """Return None: steps are synchronous."""
         return None
 
     def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """Return none: an estimate serves."""
+        """Return None: an estimate is used."""
         return None
 
     def supports(self, dtype: torch.dtype) -> bool:

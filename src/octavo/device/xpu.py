@@ -19,10 +19,10 @@ class XpuKind:
         return torch.xpu.is_available()
 
     def prepare(self, index: int) -> None:
-        """Nothing to settle."""
+        """No-op: nothing to initialize."""
 
     def memory(self) -> DeviceMemory:
-        """Read the device's memory; what torch has cached but not given out counts as free."""
+        """Read the device's memory; memory that torch has cached but not allocated counts as free."""
         free, total = torch.xpu.mem_get_info()
         cached = torch.xpu.memory_reserved() - torch.xpu.memory_allocated()
         return DeviceMemory(total_bytes=total, free_bytes=free + cached)
@@ -31,11 +31,11 @@ class XpuKind:
         torch.xpu.synchronize()
 
     def queue(self) -> DeviceQueue | None:
-        """Return none: steps are waited for."""
+        """Return None: steps are synchronous."""
         return None
 
     def peak_bytes(self, run: Callable[[], None]) -> int | None:
-        """Return none: an estimate serves."""
+        """Return None: an estimate is used."""
         return None
 
     def supports(self, dtype: torch.dtype) -> bool:

@@ -1,1 +1,1 @@
-"""Ranks that talk to each other: groups, and what they exchange."""
+"""Communication between ranks: groups and collectives."""

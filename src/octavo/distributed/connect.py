@@ -1,4 +1,4 @@
-"""`make_groups`: a rank meets the others and gets its groups."""
+"""`make_groups`: connects a rank to the others and builds its groups."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from octavo.distributed.rendezvous import Rendezvous
 
 
 def make_groups(place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> ParallelGroups:
-    """Meet the replica's other ranks and return this one's groups. Every rank calls it once, at about the same time.
+    """Meet the replica's other ranks and return this rank's groups. Every rank calls this once, at about the same time.
 
     Raises:
-        RuntimeError: torch's, when not all ranks came in time.
+        RuntimeError: from torch, if not all ranks arrive in time.
     """
     if place.tp_size * place.pp_size == 1:
         return ParallelGroups()
@@ -22,7 +22,7 @@ def make_groups(place: RankPlace, rendezvous: Rendezvous, device: torch.device) 
 
 
 class _Meeting:
-    """Several ranks that find each other. Whoever needs nothing of torch.distributed does not come here."""
+    """The rendezvous of several ranks. A single rank needs no torch.distributed and never comes here."""
 
     def __init__(self, place: RankPlace, rendezvous: Rendezvous, device: torch.device) -> None:
         from octavo.distributed import torch_backends
@@ -32,7 +32,7 @@ class _Meeting:
         self._store = torch_backends.open_store(rendezvous, place.rank, place.tp_size * place.pp_size)
 
     def tensor_group(self) -> Group:
-        """Group the ranks of one stage: through memory where they share some, and have the kernels for it."""
+        """Group the ranks of one stage: over shared memory if they share a host and the C++ kernels are available."""
         from octavo.distributed.shared_memory import SharedMemoryGroup, make_collective
         from octavo.distributed.torch_group import TorchGroup
 
@@ -47,7 +47,7 @@ class _Meeting:
         return TorchGroup(backend, self._device)
 
     def stages_group(self) -> Group:
-        """Group the ranks that hold the same part of every stage's layers."""
+        """Group the ranks that hold the same shard in every stage."""
         from octavo.distributed.torch_group import TorchGroup
 
         place = self._place

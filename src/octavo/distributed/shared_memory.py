@@ -1,9 +1,9 @@
-"""Ranks of one host that talk through memory which they share, by Octavo's C++ kernels.
+"""Collectives between ranks of one host through shared memory, using Octavo's C++ kernels.
 
-A sum of one row between two ranks takes 2 us, by Gloo 370 (benchmarks/results), and it can be recorded on
-a tape of native calls. Stages still send by Gloo.
+Summing one row between two ranks takes 2 us, with Gloo 370 us (benchmarks/results), and can be recorded on a tape of
+native calls. Pipeline stages still use Gloo.
 
-Legend: T = tokens, N = values of a row.
+Legend: T = tokens, N = values per row.
 """
 
 import os
@@ -17,13 +17,13 @@ from octavo.distributed.torch_group import TorchGroup
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
-# Looks for the others before a rank sleeps: about 50 us, unless they need this rank's core to come.
+# Polls before a rank sleeps: about 50 us, or few if ranks outnumber cores and another needs this one.
 _NUM_SPINS, _NUM_SPINS_WHERE_CROWDED = 1500, 20
 _DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 
 class SharedMemoryGroup(TorchGroup):
-    """See `Group`. What the C++ side does not have, the parent does."""
+    """See `Group`. Dtypes without C++ support fall back to the base class."""
 
     is_recordable = True
 
@@ -59,7 +59,7 @@ class SharedMemoryGroup(TorchGroup):
 
 
 def make_collective(memory_fd: int, index: int, num_groups: int, rank: int, size: int) -> "_cpu.Collective | None":
-    """Map this rank's part of the file for group number `index` of several; None where there are no C++ kernels."""
+    """Map the memory of group number `index`; return None without C++ kernels."""
     from octavo.kernels.native_level import native_kernels
 
     if (kernels := native_kernels()) is None:
@@ -67,7 +67,7 @@ def make_collective(memory_fd: int, index: int, num_groups: int, rank: int, size
     from octavo.kernels.cpu import _cpu
 
     num_bytes = _cpu.Collective.memory_size(size)
-    os.ftruncate(memory_fd, num_groups * num_bytes)  # the same for all: whoever comes first
+    os.ftruncate(memory_fd, num_groups * num_bytes)  # idempotent: the same size on every rank
     is_crowded = len(os.sched_getaffinity(0)) < size * num_groups
     num_spins = _NUM_SPINS_WHERE_CROWDED if is_crowded else _NUM_SPINS
     return _cpu.Collective(kernels.native.level, memory_fd, index * num_bytes, rank, size, num_spins)

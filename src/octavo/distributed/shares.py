@@ -1,21 +1,20 @@
-"""Who holds what of a layer: the arithmetic of dealing heads, features and vocabulary to ranks. Pure numbers.
+"""How heads, features and vocabulary are sharded over ranks. Pure arithmetic.
 
-Nothing has to divide: shares may differ by one unit.
+Nothing has to be divisible: shards may differ by one unit.
 """
 
 from dataclasses import dataclass
 from typing import Self
 
-# Features are dealt in the largest of these units that can be dealt evenly, or of which every rank gets at least so
-# many that shares differ little. 128 is a group of inputs with a scale of its own in weights of 4 bits, 32 a panel of
-# the C++ kernels.
+# Features are sharded in the largest of these units that divides evenly, or of which every rank gets at least
+# _LEAST_UNITS so that shards differ little. 128 is the group size of int4 weights, 32 a panel of the C++ kernels.
 _UNITS = (128, 32, 8)
 _LEAST_UNITS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What one rank holds of a dimension of `total`: start ... stop - 1."""
+    """One rank's shard of a dimension of size `total`: [start, stop)."""
 
     start: int
     stop: int
@@ -23,19 +22,19 @@ class Share:
 
     @classmethod
     def whole(cls, total: int) -> Self:
-        """Return a share that leaves nothing to others."""
+        """Return the shard of a dimension that is not sharded."""
         return cls(start=0, stop=total, total=total)
 
     @classmethod
     def of(cls, total: int, rank: int, size: int, *, unit: int = 1) -> Self:
-        """Deal `total` evenly to `size` ranks, in whole units where they last; return the share of `rank`."""
+        """Divide `total` evenly among `size` ranks in multiples of `unit`; return the shard of `rank`."""
         num_units = -(-total // unit)
         start, stop = (min(total, num_units * at // size * unit) for at in (rank, rank + 1))
         return cls(start=start, stop=stop, total=total)
 
     @classmethod
     def of_features(cls, total: int, rank: int, size: int) -> Self:
-        """The same, in units that suit kernels and formats of weights."""
+        """Do the same with a unit that suits kernels and weight formats."""
         fits = (unit for unit in _UNITS if total % (unit * size) == 0 or total >= _LEAST_UNITS * unit * size)
         unit = next(fits, 1)
         return cls.of(total, rank, size, unit=unit)
@@ -49,29 +48,29 @@ class Share:
         return self.size == self.total
 
     def times(self, factor: int) -> "Share":
-        """Return the share in parts of which each position has `factor`: of the features of heads."""
+        """Return the shard of a dimension with `factor` elements per position, e.g. the features of heads."""
         return Share(start=self.start * factor, stop=self.stop * factor, total=self.total * factor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadShare:
-    """The heads of one rank. Its query heads read its kv heads, each of those serving as many."""
+    """The heads of one rank. Its query heads read its KV heads, each of which serves the same number of query heads."""
 
     query: Share
     kv: Share
 
     @classmethod
     def of(cls, num_heads: int, num_kv_heads: int, rank: int, size: int) -> Self:
-        """Deal kv heads with the query heads that read them.
+        """Shard KV heads together with the query heads that read them.
 
-        With fewer kv heads than ranks, several ranks hold the same kv head and deal its query heads among themselves.
+        With fewer KV heads than ranks, several ranks hold the same KV head and divide its query heads.
         """
-        assert size <= num_heads, "every rank has a query head"
+        assert size <= num_heads, "every rank needs a query head"
         group_size = num_heads // num_kv_heads
         if size <= num_kv_heads:
             kv = Share.of(num_kv_heads, rank, size)
             return cls(query=kv.times(group_size), kv=kv)
-        holders = [Share.of(size, head, num_kv_heads) for head in range(num_kv_heads)]  # ranks that hold each kv head
+        holders = [Share.of(size, head, num_kv_heads) for head in range(num_kv_heads)]  # ranks that hold each KV head
         head = next(head for head, ranks in enumerate(holders) if ranks.start <= rank < ranks.stop)
         within = Share.of(group_size, rank - holders[head].start, holders[head].size)
         first = head * group_size
@@ -82,5 +81,5 @@ class HeadShare:
 
     @property
     def group_size(self) -> int:
-        """Query heads of this rank that read one of its kv heads."""
+        """Number of this rank's query heads per KV head."""
         return self.query.size // self.kv.size

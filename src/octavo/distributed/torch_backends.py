@@ -1,6 +1,6 @@
-"""torch's stores and communication backends, made without its default group.
+"""torch's stores and communication backends, without its default process group.
 
-They are taken from where torch.distributed itself has them; a torch that was built without them lacks the module.
+Imported from where torch.distributed gets them; torch builds without distributed support lack that module.
 """
 
 from datetime import timedelta
@@ -9,19 +9,19 @@ from torch._C import _distributed_c10d as c10d
 
 from octavo.distributed.rendezvous import Rendezvous
 
-# Until all ranks have met: they may have to import torch first, on a busy machine.
+# For all ranks to arrive: they may have to import torch first, on a busy machine.
 _MEETING_TIMEOUT = timedelta(minutes=2)
-# Of one collective. A rank may wait as long as another computes; who died is the executor's to notice, at once.
+# For one collective. A rank may wait while another computes; dead ranks are detected by the executor.
 _TIMEOUT = timedelta(minutes=30)
 
 
 def open_store(rendezvous: Rendezvous, rank: int, world_size: int) -> c10d.Store:
-    """Open the store in which ranks leave notes for one another."""
+    """Open the key-value store for the rendezvous."""
     if rendezvous.store_fd is not None:
         store = c10d.FileStore(f"/proc/self/fd/{rendezvous.store_fd}", world_size)
         store.set_timeout(_MEETING_TIMEOUT)
         return store
-    assert rendezvous.store_address is not None, "several ranks need a place to meet"
+    assert rendezvous.store_address is not None, "several ranks need a store"
     host, _, port = rendezvous.store_address.rpartition(":")
     return c10d.TCPStore(
         host,
@@ -34,7 +34,7 @@ def open_store(rendezvous: Rendezvous, rank: int, world_size: int) -> c10d.Store
 
 
 def gloo(store: c10d.Store, name: str, rank: int, size: int, rendezvous: Rendezvous) -> c10d.Backend:
-    """Connect by TCP, on one host by its loopback."""
+    """Connect over TCP; on one host over loopback."""
     options = c10d.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # what torch.distributed itself calls
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=rendezvous.host)]
     options._timeout = _TIMEOUT
@@ -42,7 +42,7 @@ def gloo(store: c10d.Store, name: str, rank: int, size: int, rendezvous: Rendezv
 
 
 def nccl(store: c10d.Store, name: str, rank: int, size: int, rendezvous: Rendezvous) -> c10d.Backend:
-    """Connect CUDA devices; NCCL finds its own way between them."""
+    """Connect CUDA devices; NCCL chooses the transport."""
     options = c10d.ProcessGroupNCCL.Options()
     options._timeout = _TIMEOUT
     return c10d.ProcessGroupNCCL(c10d.PrefixStore(name, store), rank, size, options)

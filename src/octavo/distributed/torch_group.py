@@ -1,8 +1,8 @@
-"""A group over torch's process groups: Gloo between CPUs, on one host or several, NCCL between CUDA devices.
+"""A group over torch's backends: Gloo between CPUs on one or more hosts, NCCL between CUDA devices.
 
-Built without torch's default group, so that nothing of it is global and a process may hold several ranks.
+Does not use torch's default process group, so there is no global state and a process may hold several ranks.
 
-Legend: T = tokens, N = values of a row, B = bytes of a row.
+Legend: T = tokens, N = values per row, B = bytes per row.
 """
 
 from collections import deque
@@ -13,25 +13,25 @@ import torch
 
 from octavo.distributed.groups import Group
 
-_MOST_SENDS = 16  # under way; a rank that is this far ahead waits for its peer
+_MOST_SENDS = 16  # in flight; a rank that is further ahead waits for its peer
 
 
 class TorchGroup(Group):
-    """See `Group`. Sums are gathered and then added here, as no backend promises an order."""
+    """See `Group`. Sums are gathered and then added locally, because no backend guarantees an order."""
 
     is_recordable = False
 
     def __init__(self, backend: Any, device: torch.device) -> None:
-        """`backend` is a torch.distributed.Backend; torch's type stubs leave its collectives out."""
+        """Wrap `backend`, a torch.distributed.Backend (torch's type stubs lack its collectives)."""
         self._backend, self._device = backend, device
         self.rank, self.size = backend.rank(), backend.size()
-        self._sends: deque[tuple[Any, torch.Tensor]] = deque()  # torch's Work, and what it sends
+        self._sends: deque[tuple[Any, torch.Tensor]] = deque()  # torch's Work and its buffer
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return sum_in_order(self._gather(x))
 
     def all_gather(self, x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        padded = torch.nn.functional.pad(x, (0, max(sizes) - x.shape[1]))  # [T, largest]: backends want equal sizes
+        padded = torch.nn.functional.pad(x, (0, max(sizes) - x.shape[1]))  # [T, largest]: backends need equal sizes
         return torch.cat([part[:, :size] for part, size in zip(self._gather(padded), sizes, strict=True)], dim=1)
 
     def all_to_all(self, x: torch.Tensor, counts: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
@@ -57,14 +57,14 @@ class TorchGroup(Group):
         return x
 
     def _gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's x, all of one shape, in the order of ranks."""
+        """Return every rank's x, all of one shape, in rank order."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
         self._backend.allgather([[_bytes(part) for part in parts]], [_bytes(x)]).wait()
         return parts
 
 
 def sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of tensors of one shape: from the first to the last, in float32, rounded once."""
+    """Return the sum of tensors of one shape, added in order in float32 and rounded once."""
     total = parts[0].to(torch.float32, copy=True)
     for part in parts[1:]:
         total += part
@@ -72,5 +72,5 @@ def sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    """View x [T, N] as bytes [T, B]: then no backend has to know its dtype."""
+    """View x [T, N] as bytes [T, B], so that backends need not support its dtype."""
     return x.contiguous().view(torch.uint8)

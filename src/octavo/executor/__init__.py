@@ -1,1 +1,1 @@
-"""Carries one `SchedulerOutput` to every rank and brings one answer back."""
+"""Executors send one `SchedulerOutput` to every rank and return one model output."""

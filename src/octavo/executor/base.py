@@ -1,4 +1,4 @@
-"""What an executor is, and how one is chosen."""
+"""The executor interface, and how an executor is chosen."""
 
 from concurrent.futures import Future
 from typing import Protocol
@@ -11,70 +11,69 @@ from octavo.errors import InvalidParameterError
 
 
 class Executor(Protocol):
-    """Carries one `SchedulerOutput` to every rank and brings one answer back."""
+    """Sends one `SchedulerOutput` to every rank and returns one model output."""
 
     @property
     def profile(self) -> str:
-        """Name what the last bits of an answer depend on: device, dtype, kernels."""
+        """What the exact bits of an output depend on: device, dtype, kernels."""
         ...
 
     def start(self) -> int:
-        """Build the ranks and load the model; return the number of KV blocks that each rank has."""
+        """Start the ranks and load the model; return the number of KV blocks of each rank."""
         ...
 
     @property
     def most_steps_in_flight(self) -> int:
-        """How many steps may be begun before the oldest is answered."""
+        """How many steps may be in flight at once."""
         ...
 
     def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Begin a step. Steps run, and are answered, in the order in which they were begun.
+        """Start a step. Steps run and complete in the order in which they were started.
 
-        The future carries what the forward
-        raised; the ranks have brought their rows up to date all the same.
+        If the forward pass raises, so does the future; the ranks have updated their rows nevertheless.
         """
         ...
 
     def warmup(self) -> None:
-        """Run a prefill and a decode that leave no trace, timed and logged."""
+        """Run a prefill and a decode step without side effects, timed and logged."""
         ...
 
     def prefault_kv(self, num_reached_blocks: int) -> bool:
-        """Bring in some KV memory behind the first `num_reached_blocks` blocks, for a few ms; for idle moments.
+        """Prefault some KV memory after the first `num_reached_blocks` blocks, for a few ms; call when idle.
 
-        Returns False when enough of it is there.
+        Returns False if enough is prefaulted.
 
         Raises:
-            EngineDeadError: a rank is gone.
+            EngineDeadError: a rank has died.
         """
         ...
 
     def check_health(self) -> None:
-        """Say whether steps can be begun; cheap, for idle moments.
+        """Check that steps can be started; cheap, call when idle.
 
         Raises:
-            EngineDeadError: a rank is gone.
+            EngineDeadError: a rank has died.
         """
         ...
 
     def exit(self) -> None:
-        """Let go of every rank. May be called twice."""
+        """Stop all ranks. Idempotent."""
         ...
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """Return the executor of one replica. Imported here: one rank in this process needs torch.
+    """Return the executor of one replica. Imports happen here, because a rank in this process needs torch.
 
     Raises:
-        InvalidParameterError: degrees that this executor does not run.
+        InvalidParameterError: the executor does not support this degree of parallelism.
     """
     parallel = config.parallel
     if parallel.backend == "uniproc" and parallel.world_size > 1:
-        limit = f"mp or ray for {parallel.world_size} ranks; uniproc runs one"
+        limit = f"must be mp or ray for {parallel.world_size} ranks; uniproc runs only one"
         raise InvalidParameterError("distributed_executor_backend", parallel.backend, limit)
     match parallel.backend:
         case "uniproc":
-            limit_spinning()  # before a rank imports torch
+            limit_spinning()  # must come before a rank imports torch
 
             from octavo.executor.uniproc import UniProcExecutor
 

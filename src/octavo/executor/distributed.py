@@ -1,7 +1,7 @@
-"""An executor of several ranks, each in a process of its own: what does not depend on how they are reached.
+"""An executor with several ranks, each in its own process, independent of the transport.
 
-An order goes to every rank at once; the answer of a step comes from one. Steps may overlap: `execute_model` returns
-when the order is on its way, and answers come in the order of steps. A rank that dies ends all, with its name.
+A step is sent to every rank at once; one rank returns the output. Steps may overlap: `execute_model` returns once the
+step is sent, and outputs arrive in order. If a rank dies, the executor fails with an error that names the rank.
 """
 
 import logging
@@ -28,12 +28,12 @@ from octavo.executor.steps import StepFuture, StepsUnderWay
 
 logger = logging.getLogger(__name__)
 
-_PROGRESS_S = 5.0  # between lines about ranks that take their time
-_LEAVE_S = 5.0  # how long ranks may take to leave once nobody talks to them
+_PROGRESS_S = 5.0  # between log lines about slow ranks
+_LEAVE_S = 5.0  # for ranks to exit after their connections are closed
 
 
 class DistributedExecutor:
-    """Implements `Executor` over `Ranks`. `launch` starts them; no rank has begun to import anything slow before."""
+    """Implements `Executor` over `Ranks`. `launch` starts the ranks; nothing slow is imported before."""
 
     def __init__(self, config: EngineConfig, launch: Callable[[], Ranks]) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class DistributedExecutor:
         self._watch: DeathWatch
         self._steps = StepsUnderWay(config.parallel)
         self._num_stages = config.parallel.pipeline_parallel_size
-        self._results: dict[int, FromRank] = {}  # of the call under way, by rank
+        self._results: dict[int, FromRank] = {}  # of the current call, by rank
         self.profile = ""
 
     @property
@@ -52,10 +52,10 @@ class DistributedExecutor:
         return self._ranks
 
     def start(self) -> int:
-        """See `Executor.start`. All ranks do the same stage at the same time; each is asked for its number of blocks.
+        """See `Executor.start`. All ranks initialize in parallel; the smallest number of KV blocks counts.
 
         Raises:
-            UserError: of whichever rank was first to raise one, with its number.
+            UserError: from the first rank that raised one, with the rank's number.
             EngineDeadError: a rank died or failed.
         """
         start_s = time.perf_counter()
@@ -68,7 +68,7 @@ class DistributedExecutor:
             num_blocks = min(int(count or 0) for count in self._call("count_kv_blocks"))
             self._call("initialize_kv_cache", num_blocks)
         except BaseException as error:
-            self._watch.give_up(EngineDeadError(f"the ranks did not start: {error}"))
+            self._watch.give_up(EngineDeadError(f"the ranks failed to start: {error}"))
             self.exit()
             raise
         logger.info("%d ranks ready in %.2f s", self._num_ranks, time.perf_counter() - start_s)
@@ -76,14 +76,14 @@ class DistributedExecutor:
 
     @property
     def most_steps_in_flight(self) -> int:
-        """One for each stage."""
+        """One per pipeline stage."""
         return self._num_stages
 
     def execute_model(self, order: SchedulerOutput) -> StepFuture:
         """See `Executor.execute_model`.
 
         Raises:
-            EngineDeadError: a rank is gone.
+            EngineDeadError: a rank has died.
         """
         if self._watch.death is not None:
             raise self._watch.death
@@ -99,7 +99,7 @@ class DistributedExecutor:
         return any(self._call("prefault_kv", num_reached_blocks))
 
     def check_health(self) -> None:
-        """Raise EngineDeadError when a rank is gone, or has failed in a step that is answered."""
+        """Raise EngineDeadError if a rank has died, or has failed in a completed step."""
         if self._watch.death is not None:
             raise self._watch.death
         self._receive(0.0)
@@ -123,11 +123,11 @@ class DistributedExecutor:
             raise self._watch.wait_for_death() from None
 
     def _wait_beside(self, fd: int) -> None:
-        """Wait until `fd` can be read, while ranks reply: one that nobody listens to would not go on."""
+        """Wait until `fd` is readable and receive replies meanwhile, because ranks block while theirs are not read."""
         self._receive(None, fd)
 
     def _call(self, method: RankMethod, *arguments: int) -> list[int | str | None]:
-        """Have all ranks run a method of the worker at the same time; return what each of them returned."""
+        """Call a method of the worker on all ranks in parallel; return each rank's result."""
         self.check_health()
         self._results = {}
         self._broadcast(encode_to_rank(RankCall(method=method, arguments=list(arguments))))
@@ -155,11 +155,11 @@ class DistributedExecutor:
                 raise _as_error(rank, result)
 
     def _receive_step(self, step: StepFuture, timeout_s: float | None) -> None:
-        """Listen until `step` is answered.
+        """Receive until `step` is done.
 
         Raises:
-            EngineDeadError: a rank is gone, or failed where others did not.
-            TimeoutError: `timeout_s` is over.
+            EngineDeadError: a rank has died, or failed while others did not.
+            TimeoutError: after `timeout_s`.
         """
         asked_s = time.monotonic()
         stuck_s = asked_s + self._config.parallel.step_timeout_s
@@ -171,12 +171,12 @@ class DistributedExecutor:
                 raise TimeoutError
             if now_s >= stuck_s:
                 waited = f"{self._config.parallel.step_timeout_s:g} s"
-                stuck = f"step {step.order.step}: no answer from the ranks in {waited}; they are stuck"
+                stuck = f"step {step.order.step}: no reply from the ranks in {waited}; they are stuck"
                 raise self._watch.give_up(EngineDeadError(stuck))
             self._receive(min(timeout_at_s, stuck_s, self._steps.deadline_s()) - now_s)
 
     def _receive(self, timeout_s: float | None, beside: int | None = None) -> bool:
-        """Take in what ranks say, waiting for the first to speak; False when time is up and nobody has."""
+        """Receive what ranks have sent, waiting for the first message; return False on timeout."""
         try:
             came = self._replies.receive(timeout_s, beside)
         except EOFError:
@@ -204,7 +204,7 @@ class DistributedExecutor:
 
 
 def _as_error(rank: int, failure: RankFailure) -> OctavoError:
-    """Return what a rank raised, with its number; with its traceback where it is not one of our own errors."""
+    """Return the error of a rank with its number, and with its traceback unless it is one of Octavo's own errors."""
     message = f"rank {rank}: {failure.message}"
     error = named_error(failure.error_type, message)
     if isinstance(error, EngineDeadError):

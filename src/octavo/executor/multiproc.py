@@ -1,4 +1,4 @@
-"""Several ranks on this host, each in a process of its own; orders through shared memory, replies through pipes."""
+"""Several ranks on this host, each in its own process; steps go through shared memory, replies through pipes."""
 
 import contextlib
 import math
@@ -21,22 +21,22 @@ from octavo.executor.ranks import Wait
 from octavo.worker.worker_proc import LocalSetup
 from octavo.worker.wrapper import DEFAULT_WORKER, RankSetup
 
-_DEATH_S = 5.0  # between a rank's last word and its end
+_DEATH_S = 5.0  # between a rank's hang-up and its exit
 
 
 class MultiprocExecutor(DistributedExecutor):
-    """Implements `Executor`. `worker_class` ("module:class") is another worker, for tests."""
+    """Implements `Executor`. `worker_class` ("module:class") replaces the worker in tests."""
 
     def __init__(self, config: EngineConfig, worker_class: str = DEFAULT_WORKER) -> None:
         super().__init__(config, lambda: LocalRanks(config, worker_class))
 
 
 class LocalRanks:
-    """Implements `Ranks`: children of this process, started as `python -m octavo.worker.worker_proc`."""
+    """Implements `Ranks` with child processes, started as `python -m octavo.worker.worker_proc`."""
 
     def __init__(self, config: EngineConfig, worker_class: str) -> None:
         if not hasattr(os, "eventfd"):
-            raise DeviceUnavailableError("several ranks on one host need Linux: its eventfd and memfd_create")
+            raise DeviceUnavailableError("several ranks on one host require Linux (eventfd and memfd_create)")
         num_ranks = config.parallel.world_size
         self._ring = RingWriter(num_ranks)
         self.replies: list[Connection[bytes, bytes]] = []
@@ -60,7 +60,7 @@ class LocalRanks:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, by rank."""
+        """Process ids by rank."""
         return [process.pid for process in self._processes]
 
     def broadcast(self, message: bytes | bytearray, wait: Wait) -> None:
@@ -101,14 +101,14 @@ def _start(setup: LocalSetup, meeting_fds: list[int], environment: dict[str, str
     fds = [*meeting_fds, *setup.orders.fds, setup.replies_fd]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, env=environment)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # dead already; whoever watches it will say so
+    with contextlib.suppress(BrokenPipeError):  # already dead; the death watch reports it
         process.stdin.write(msgspec.json.encode(setup) + b"\n")
         process.stdin.flush()
     return process
 
 
 def _share_of_threads(num_ranks: int) -> dict[str, str]:
-    """Return the environment in which a rank computes with its share of the cores; the user's own word stands."""
+    """Return environment variables that limit a rank to its share of the cores, unless the user has set them."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, math.floor(usable_cores() / num_ranks)))}

@@ -1,19 +1,19 @@
-"""`Ranks`: several processes that run ranks, as an executor sees them, wherever they are."""
+"""`Ranks`: the processes that run ranks, wherever they are, as seen by an executor."""
 
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-# Returns when the descriptor can be read; raises when there is nothing left to wait for.
+# Returns when the descriptor is readable; raises if there is nothing left to wait for.
 Wait = Callable[[int], None]
 
 
 class Ranks(Protocol):
-    """Started, and not yet told anything. The rank's number is its index."""
+    """Started ranks that have not received any message yet. The index is the rank number."""
 
     @property
     def replies(self) -> "Sequence[Connection[bytes, bytes]]":
-        """One connection for each rank; it hangs up when the rank is gone."""
+        """One connection per rank; it closes when the rank dies."""
         ...
 
     def broadcast(self, message: bytes | bytearray, wait: Wait) -> None:
@@ -21,17 +21,17 @@ class Ranks(Protocol):
         ...
 
     def describe(self, rank: int) -> str:
-        """Return where a rank is, for people."""
+        """Return a readable description of where a rank runs."""
         ...
 
     def how_it_ended(self, rank: int) -> str:
-        """Say in words how a rank that has hung up came to its end."""
+        """Return a readable description of how a rank ended whose connection has closed."""
         ...
 
     def kill(self) -> None:
-        """End all that still run, at once. May be called by any thread, and twice."""
+        """Kill all remaining ranks immediately. Thread-safe and idempotent."""
         ...
 
     def join(self, timeout_s: float) -> None:
-        """Hang up, which ranks take for their end; kill those that do not; let go of everything they used."""
+        """Close the connections, which makes ranks exit; kill those that do not; release all resources."""
         ...

@@ -1,7 +1,7 @@
-"""Ranks on one machine or many, placed by Ray. Ray finds the places and starts the processes; steps go by TCP of ours.
+"""Ranks on one or more machines, placed and started by Ray. Steps go through our own TCP connections.
 
-A call of a Ray actor takes a millisecond, a message through a socket tens of microseconds. Where nothing else is said,
-ranks are dealt evenly over the machines of the cluster, consecutive ranks together.
+A Ray actor call takes a millisecond, a message through a socket tens of microseconds. By default, ranks are distributed
+evenly over the machines of the cluster, consecutive ranks together.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from octavo.worker.wrapper import DEFAULT_WORKER, RankSetup
 
 logger = logging.getLogger(__name__)
 
-_PLACING_S = 60.0  # others may hold what we wait for
+_PLACING_S = 60.0  # others may hold the resources
 _CONNECT_S = 60.0
 _HANDSHAKE_S = 5.0
-_VERDICT_S = 1.0  # Ray knows that an actor is dead
+_VERDICT_S = 1.0  # for Ray to notice that an actor is dead
 
 
 class RayExecutor(DistributedExecutor):
-    """Implements `Executor`. `worker_class` ("module:class") is another worker, for tests.
+    """Implements `Executor`. `worker_class` ("module:class") replaces the worker in tests.
 
     Raises:
-        InvalidParameterError: Ray is not installed, or its cluster has no room for so many ranks.
+        InvalidParameterError: Ray is not installed, or its cluster has too few resources.
     """
 
     def __init__(self, config: EngineConfig, worker_class: str = DEFAULT_WORKER) -> None:
@@ -48,12 +48,12 @@ class RayExecutor(DistributedExecutor):
 
 
 def import_ray() -> ModuleType:
-    """Import Ray, which an ordinary install does not bring."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    """Import Ray, an optional dependency."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     try:
         import ray
     except ImportError as error:
-        limit = "needs Ray, which is not installed: pip install 'octavo[ray]'"
+        limit = "requires Ray, which is not installed: pip install 'octavo[ray]'"
         raise InvalidParameterError("distributed_executor_backend", "ray", limit) from error
     module: ModuleType = ray
     return module
@@ -61,7 +61,7 @@ def import_ray() -> ModuleType:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """An actor, and where it is."""
+    """An actor and its location."""
 
     actor: Any
     host: str
@@ -69,7 +69,7 @@ class Placed:
 
 
 class RayRanks:
-    """Implements `Ranks`: actors of a placement group. Joins the cluster that is there, or starts one of its own."""
+    """Implements `Ranks` with actors of a placement group. Joins the running cluster or starts one."""
 
     def __init__(self, ray: ModuleType, config: EngineConfig, worker_class: str) -> None:
         self._ray = ray
@@ -110,11 +110,11 @@ class RayRanks:
             return "its connection is lost"
         except self._ray.exceptions.RayError as error:
             return f"{type(error).__name__}: {_first_line(str(error))}"
-        return "it left"
+        return "it exited"
 
     def kill(self) -> None:
         for placed in self._placed:
-            with contextlib.suppress(ValueError, self._ray.exceptions.RayError):  # gone already
+            with contextlib.suppress(ValueError, self._ray.exceptions.RayError):  # already gone
                 self._ray.kill(placed.actor)
 
     def join(self, timeout_s: float) -> None:
@@ -141,7 +141,7 @@ class RayRanks:
             self.replies = self._accept(listener, token)
 
     def _place(self, config: EngineConfig) -> list[Placed]:
-        """Reserve a place for each rank, start an actor in it, and put them in order: neighbours on one machine."""
+        """Reserve resources and start an actor for each rank; sort them so that neighbors share a machine."""
         num_ranks = config.parallel.world_size
         resources = self._resources_of_rank(config)
         util = self._ray.util
@@ -171,7 +171,7 @@ class RayRanks:
         return sorted(placed, key=lambda rank: (rank.host != own_host, rank.host))
 
     def _resources_of_rank(self, config: EngineConfig) -> dict[str, float]:
-        """Return what Ray is to reserve for one rank: a GPU where there are some, else its share of a machine."""
+        """Return the resources to reserve per rank: a GPU if there are enough, else its share of a machine's cores."""
         num_ranks = config.parallel.world_size
         if config.device in ("auto", "cuda") and self._ray.cluster_resources().get("GPU", 0) >= num_ranks:
             return {"CPU": 1, "GPU": 1}
@@ -183,7 +183,7 @@ class RayRanks:
         return {"CPU": max(1, int(min(cores)) // ranks_of_machine)}
 
     def _setups(self, config: EngineConfig, worker_class: str) -> list[RankSetup]:
-        """Return what each rank must know. Rank 0 keeps the store in which all of them meet."""
+        """Return the setup of each rank. Rank 0 hosts the store for the rendezvous."""
         num_ranks, hosts = len(self._placed), self.hosts
         port = self._ray.get(self._placed[0].actor.open_store.remote(hosts[0]))
         config = replace(config, threads=config.threads and max(1, config.threads // num_ranks))
@@ -191,7 +191,7 @@ class RayRanks:
             RankSetup(
                 config=config,
                 rank=rank,
-                # Ray shows a rank no GPU but its own, so each is the first of its host.
+                # Ray shows a rank only its own GPU, so each is number 0 of its host.
                 rendezvous=Rendezvous(store_address=f"{hosts[0]}:{port}", host=host, local_rank=0),
                 worker_class=worker_class,
             )
@@ -199,14 +199,14 @@ class RayRanks:
         ]
 
     def _accept(self, listener: socket.socket, token: bytes) -> "list[Connection[bytes, bytes]]":
-        """Wait until every rank has called; whoever else does is sent away."""
+        """Wait until every rank has connected; reject all other connections."""
         connections: dict[int, Connection[bytes, bytes]] = {}
         deadline_s = time.monotonic() + _CONNECT_S
         while len(connections) < len(self._placed):
             ended, _ = self._ray.wait(self._runs, timeout=0)
             if ended or time.monotonic() > deadline_s:
                 rank = self._runs.index(ended[0]) if ended else min(set(range(len(self._runs))) - connections.keys())
-                raise EngineDeadError(f"rank {rank} ({self.describe(rank)}) did not call: {self.how_it_ended(rank)}")
+                raise EngineDeadError(f"rank {rank} ({self.describe(rank)}) did not connect: {self.how_it_ended(rank)}")
             if select.select([listener], [], [], 0.2)[0]:
                 line, _ = listener.accept()
                 line.settimeout(_HANDSHAKE_S)

@@ -1,4 +1,4 @@
-"""Listening to all ranks at once, and noticing the first that dies."""
+"""Receives from all ranks at once and notices the first that dies."""
 
 import logging
 import os
@@ -12,11 +12,11 @@ from octavo.executor.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
-_VERDICT_S = 10.0  # a rank has hung up; its end is known in milliseconds
+_VERDICT_S = 10.0  # the connection has closed; the cause is known within milliseconds
 
 
 class Replies:
-    """What ranks send, as it comes. One thread owns it."""
+    """Messages from ranks. Owned by one thread."""
 
     def __init__(self, connections: "Sequence[Connection[bytes, bytes]]") -> None:
         self._connections = connections
@@ -26,12 +26,12 @@ class Replies:
             self._poll.register(fd, select.POLLIN)
 
     def receive(self, timeout_s: float | None, beside: int | None = None) -> list[tuple[int, bytes]]:
-        """Return (rank, message) of all ranks that have one, waiting for the first; nothing when time is up.
+        """Return (rank, message) of all ranks that have sent one, waiting for the first; empty on timeout.
 
-        With `beside`, the wait also ends when that descriptor can be read.
+        With `beside`, the wait also ends when that descriptor becomes readable.
 
         Raises:
-            EOFError: a rank has hung up.
+            EOFError: a rank has closed its connection.
         """
         if beside is not None:
             self._poll.register(beside, select.POLLIN)
@@ -50,7 +50,7 @@ class Replies:
 
 
 class DeathWatch:
-    """A thread that sleeps until a rank dies, then ends the others: those in a collective would wait for ever."""
+    """A thread that sleeps until a rank dies and then kills the others, which might wait in a collective forever."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -62,23 +62,23 @@ class DeathWatch:
 
     @property
     def death(self) -> EngineDeadError | None:
-        """Which rank died, and how; None as long as all live."""
+        """Which rank died and how; None while all are alive."""
         return self._death
 
     def wait_for_death(self) -> EngineDeadError:
-        """Return the death of a rank that has hung up already."""
+        """Return the death of a rank whose connection has closed."""
         self._is_over.wait(_VERDICT_S)
-        return self._death or EngineDeadError("a rank has stopped talking, and nobody knows why")
+        return self._death or EngineDeadError("a rank closed its connection for an unknown reason")
 
     def give_up(self, death: EngineDeadError) -> EngineDeadError:
-        """End all ranks for a reason of our own, unless one died before; return what counts."""
+        """Kill all ranks for the given reason, unless one has died already; return the actual reason."""
         if self._death is None:
             self._death = death
         self._ranks.kill()
         return self._death
 
     def stop(self) -> None:
-        """Watch no longer: from here on, ranks may leave."""
+        """Stop watching, so that ranks may exit."""
         os.close(self._stop_writer)
         self._thread.join()
         os.close(self._stop_reader)
@@ -88,7 +88,7 @@ class DeathWatch:
         poll.register(self._stop_reader, 0)  # hang-ups are always reported
         fds = {connection.fileno(): rank for rank, connection in enumerate(self._ranks.replies)}
         for fd in fds:
-            poll.register(fd, select.POLLRDHUP)  # of sockets; pipes hang up
+            poll.register(fd, select.POLLRDHUP)  # for sockets; pipes report POLLHUP
         ready = [fd for fd, _ in poll.poll()]
         if self._stop_reader not in ready:
             rank = fds[ready[0]]
@@ -96,6 +96,6 @@ class DeathWatch:
             death = EngineDeadError(f"rank {rank} ({self._ranks.describe(rank)}) ended: {how}")
             if self._death is None:
                 self._death = death
-                logger.error("%s; the engine cannot go on without it", death)
+                logger.error("%s; the engine cannot continue", death)
             self._ranks.kill()
         self._is_over.set()

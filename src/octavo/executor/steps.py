@@ -1,7 +1,7 @@
-"""Steps that ranks are computing, and what becomes of one that raises.
+"""Steps in flight, and what happens when one raises.
 
-A step fails, and no more than the step, where every rank of the last stage says so: then none waits for another. Stages
-before hand a failure on (`worker/stage_links.py`). Where some ranks fail and others do not, the engine cannot go on.
+If every rank of the last stage reports a failure, only the step has failed, as no rank is left waiting for another.
+Earlier stages pass failures on (`worker/stage_links.py`). If only some ranks fail, the engine cannot continue.
 """
 
 import logging
@@ -20,18 +20,18 @@ from octavo.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
 
-_OTHERS_S = 1.0  # a rank's step has failed; when the others' has too, they say so within this time
-_NUM_REMEMBERED = 64  # failed steps, of which some rank may speak late; far more than are ever under way
+_OTHERS_S = 1.0  # for the other ranks to report the same failure
+_NUM_REMEMBERED = 64  # failed steps that a rank may still report; far more than can be in flight
 
 
 class StepFuture(Future[ModelRunnerOutput]):
-    """The answer of one step. Nobody listens in the background: who asks for the result receives it."""
+    """The output of one step. There is no background thread: asking for the result receives it."""
 
     def __init__(self, order: SchedulerOutput, receive: Callable[["StepFuture", float | None], None]) -> None:
         super().__init__()
         self.order = order
-        self.failures: dict[int, RankFailure] = {}  # by rank, the first to fail first
-        self.failed_s = 0.0  # when it was
+        self.failures: dict[int, RankFailure] = {}  # by rank, in order of arrival
+        self.failed_s = 0.0  # time of the first failure
         self._receive = receive
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
@@ -46,7 +46,7 @@ class StepFuture(Future[ModelRunnerOutput]):
 
 
 class StepsUnderWay:
-    """All steps that are begun and not answered, oldest first. Raises EngineDeadError where ranks disagree on one."""
+    """All steps in flight, oldest first. Raises EngineDeadError if ranks disagree about one."""
 
     def __init__(self, parallel: ParallelConfig) -> None:
         self._parallel = parallel
@@ -54,23 +54,23 @@ class StepsUnderWay:
         self._failed: deque[int] = deque(maxlen=_NUM_REMEMBERED)
 
     def add(self, step: StepFuture) -> None:
-        """Take in a step whose order is on its way."""
+        """Add a step that has been sent."""
         self._steps.append(step)
 
     def answer(self, answer: ModelRunnerOutput) -> None:
-        """Give the oldest step its answer; its ids are those of the order."""
+        """Complete the oldest step; its request ids are those of the scheduler output."""
         step = self._steps.popleft()
         if step.failures:
             raise _dead(*next(iter(step.failures.items())))
         step.set_result(msgspec.structs.replace(answer, req_ids=step.order.req_ids))
 
     def fail(self, rank: int, failure: RankFailure) -> None:
-        """Note that a step raised on one rank; the step has failed when it did on enough of them."""
+        """Record that a step raised on one rank; the step fails once all ranks of the last stage have reported it."""
         step = next((step for step in self._steps if step.order.step == failure.step), None)
         if step is None:
             if failure.step in self._failed:
                 return
-            raise _dead(rank, failure)  # answered, so other ranks got through
+            raise _dead(rank, failure)  # it completed, so other ranks succeeded
         if not step.failures:
             step.failed_s = time.monotonic()
         step.failures[rank] = failure
@@ -81,11 +81,11 @@ class StepsUnderWay:
             logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
 
     def deadline_s(self) -> float:
-        """Return when `check` may have something to say; infinity while no step has failed."""
+        """Return when `check` is next due; infinity while no step has failed."""
         return min((step.failed_s + _OTHERS_S for step in self._steps if step.failures), default=float("inf"))
 
     def check(self, now_s: float) -> None:
-        """Raise when some rank's step has failed and time is up for the others to say the same."""
+        """Raise if a step failed on some rank and the others have not reported the same in time."""
         for step in self._steps:
             if step.failures and now_s >= step.failed_s + _OTHERS_S:
                 raise _dead(*next(iter(step.failures.items())))
@@ -96,4 +96,4 @@ class StepsUnderWay:
 
 def _dead(rank: int, failure: RankFailure) -> EngineDeadError:
     what = f"{failure.error_type}: {failure.message}"
-    return EngineDeadError(f"rank {rank} failed where others did not: {what}\n{failure.traceback}")
+    return EngineDeadError(f"rank {rank} failed while others did not: {what}\n{failure.traceback}")

@@ -1,4 +1,4 @@
-"""One rank, in this process and this thread. On a device with a queue a step is begun; else it is done at once."""
+"""One rank in this process and thread. On a device with a queue, steps are asynchronous; otherwise they run inline."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ from octavo.worker.worker import Worker
 
 
 class LaterAnswer(Future[ModelRunnerOutput]):
-    """The answer of a step that was begun. Who asks for the result waits for the device."""
+    """The output of an asynchronous step. Asking for the result waits for the device."""
 
     def __init__(self, wait: Callable[[], ModelRunnerOutput]) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class UniProcExecutor:
         future: Future[ModelRunnerOutput] = Future()
         try:
             future.set_result(self.worker.execute_model(order))
-        except Exception as error:  # noqa: BLE001 - whatever the forward raises belongs to the requests of this step
+        except Exception as error:  # noqa: BLE001 - any exception of the forward pass fails the requests of this step
             future.set_exception(error)
         return future
 
     def _begin(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:
             return LaterAnswer(self.worker.begin(order))
-        except Exception as error:  # noqa: BLE001 - whatever a launch raises belongs to the requests of this step
+        except Exception as error:  # noqa: BLE001 - any exception of a launch fails the requests of this step
             failed: Future[ModelRunnerOutput] = Future()
             failed.set_exception(error)
             return failed
@@ -75,7 +75,7 @@ class UniProcExecutor:
         return self.worker.prefault_kv(num_reached_blocks)
 
     def check_health(self) -> None:
-        """Alive as long as this process is."""
+        """No-op: alive as long as this process is."""
 
     def exit(self) -> None:
         self._worker = None

@@ -1,1 +1,1 @@
-"""Numbers for operators: counted while requests run, shown as Prometheus text and as a line in the log."""
+"""Metrics for operators: Prometheus text and a periodic log line."""

@@ -1,7 +1,6 @@
-"""What an engine's front learns about its requests, in totals and histograms.
+"""Statistics of an engine's requests, as totals and histograms.
 
-Fed by the output processor, once for each step and once for each request that begins or ends; nothing here is done
-per token.
+Updated by the output processor once per step and when requests start or end; nothing is done per token.
 """
 
 from collections import Counter
@@ -13,7 +12,7 @@ from octavo.metrics.histogram import Histogram, powers_of_two
 from octavo.metrics.log import StatsLog
 from octavo.outputs import RequestMetrics
 
-# Seconds. Requests: from the demo on one core to long thoughts of a large model.
+# Seconds. Requests: from the demo model on one core to long reasoning of a large model.
 _REQUEST_BOUNDS = (
     0.01,
     0.025,
@@ -37,25 +36,25 @@ _TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07
 
 
 class EngineMetrics:
-    """Counts since the start. One thread: the one that processes outputs. Seconds of the wall clock."""
+    """Totals since the start. Owned by the thread that processes outputs. Times are in seconds of the wall clock."""
 
     def __init__(self, stats_interval_s: float = 0.0) -> None:
-        self.stats: SchedulerStats | None = None  # as of the latest step, of all replicas together
+        self.stats: SchedulerStats | None = None  # as of the latest step, summed over replicas
         self.stats_by_replica: dict[int, SchedulerStats] = {}
-        self.expert_load_by_replica: dict[int, ExpertLoad] = {}  # of models with experts
+        self.expert_load_by_replica: dict[int, ExpertLoad] = {}  # of MoE models
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
-        self.finished: Counter[str] = Counter()  # samples, by how they ended
+        self.finished: Counter[str] = Counter()  # samples by finish reason
         self.time_to_first_token = Histogram(_REQUEST_BOUNDS)
         self.inter_token_latency = Histogram(_TOKEN_BOUNDS)
-        self.time_per_output_token = Histogram(_TOKEN_BOUNDS)  # the mean of each request
+        self.time_per_output_token = Histogram(_TOKEN_BOUNDS)  # mean per request
         self.duration = Histogram(_REQUEST_BOUNDS)
         self.queue_time = Histogram(_REQUEST_BOUNDS)
         self.prefill_time = Histogram(_REQUEST_BOUNDS)
         self.decode_time = Histogram(_REQUEST_BOUNDS)
         self.prompt_tokens = Histogram(powers_of_two(0, 20))
         self.generation_tokens = Histogram(powers_of_two(0, 20))
-        self.max_generation_tokens = Histogram(powers_of_two(0, 20))  # of a request's samples, the longest
+        self.max_generation_tokens = Histogram(powers_of_two(0, 20))  # of the longest sample of each request
         self.step_tokens = Histogram(powers_of_two(0, 16))
         self._log = StatsLog(stats_interval_s)
 
@@ -65,7 +64,7 @@ class EngineMetrics:
         return sorted(replica for replica, stats in self.stats_by_replica.items() if not stats.num_blocks)
 
     def note_step(self, outputs: EngineCoreOutputs, num_by_last_time: Mapping[float, int], now_s: float) -> None:
-        """Take in a step. `num_by_last_time`: how many samples had got their last token at which time."""
+        """Record a step. `num_by_last_time` is the number of samples by the time of their previous token."""
         self.num_generation_tokens += len(outputs.new_token_ids)
         if outputs.num_scheduled_tokens:
             self.step_tokens.observe(outputs.num_scheduled_tokens)
@@ -80,12 +79,12 @@ class EngineMetrics:
             self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
 
     def note_first_token(self, arrival_time_s: float, num_prompt_tokens: int, now_s: float) -> None:
-        """A request got its first token: its prompt has been computed."""
+        """Record that a request got its first token: its prompt has been computed."""
         self.num_prompt_tokens += num_prompt_tokens
         self.time_to_first_token.observe(now_s - arrival_time_s)
 
     def note_end(self, times: RequestMetrics, num_prompt_tokens: int, samples: Sequence[tuple[str, int]]) -> None:
-        """A request ended. `samples`: how each ended, with how many tokens."""
+        """Record the end of a request. `samples`: finish reason and number of tokens of each."""
         assert times.finished_time_s is not None
         self.finished.update(reason for reason, _ in samples)
         self.duration.observe(times.finished_time_s - times.arrival_time_s)

@@ -1,6 +1,6 @@
-"""How evenly tokens choose experts, as Prometheus reads it: three numbers for each layer, and each expert on request.
+"""Expert load in Prometheus format: three values per layer and, on request, one per expert.
 
-A model may have thousands of experts in all: a series for each would make most of a scrape.
+A model may have thousands of experts, whose series would dominate a scrape.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,14 +13,14 @@ from octavo.contracts.stats import ExpertLoad
 def about_experts(
     loads: Iterable[ExpertLoad], labels: Mapping[str, str], *, with_each_expert: bool
 ) -> Iterator[Metric]:
-    """Yield what replicas have counted together; nothing where models have no experts."""
+    """Yield the load summed over replicas; nothing for models without experts."""
     by_layer = _sum(loads)
     if not by_layer:
         return
     names, values = [*labels, "layer"], list(labels.values())
-    choices = CounterMetricFamily("octavo_expert_choices", "Experts chosen, several by each token.", labels=names)
+    choices = CounterMetricFamily("octavo_expert_choices", "Expert choices; each token makes several.", labels=names)
     busiest = GaugeMetricFamily(
-        "octavo_expert_busiest_ratio", "Tokens of the busiest expert over the mean of all; 1: even.", labels=names
+        "octavo_expert_busiest_ratio", "Load of the busiest expert over the mean; 1 is balanced.", labels=names
     )
     unchosen = GaugeMetricFamily("octavo_experts_unchosen", "Experts that no token has chosen.", labels=names)
     for layer, counts in sorted(by_layer.items()):

@@ -1,11 +1,11 @@
-"""A histogram that takes many equal values at once: observing is what a busy front does most."""
+"""A histogram that takes many equal values at once, because observing is what a busy frontend does most."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
 
 
 class Histogram:
-    """Counts values by upper bound, as Prometheus does: a value on a bound belongs to it."""
+    """Counts values by upper bound, as Prometheus does; bounds are inclusive."""
 
     __slots__ = ("_counts", "bounds", "sum")
 
@@ -13,20 +13,20 @@ class Histogram:
         assert list(bounds) == sorted(set(bounds))
         self.bounds = bounds
         self.sum = 0.0
-        self._counts = [0] * (len(bounds) + 1)  # the last: above all bounds
+        self._counts = [0] * (len(bounds) + 1)  # the last is above all bounds
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Take `count` equal values."""
+        """Add `count` equal values."""
         self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self._counts)
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Yield each bound, infinity last, with how many values do not lie above it."""
+        """Yield each bound, infinity last, with the number of values up to it."""
         total = 0
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -34,5 +34,5 @@ class Histogram:
 
 
 def powers_of_two(first: int, last: int) -> tuple[float, ...]:
-    """Return 2**first to 2**last: bounds for numbers of tokens."""
+    """Return 2**first to 2**last, as bounds for numbers of tokens."""
     return tuple(float(2**power) for power in range(first, last + 1))

@@ -1,4 +1,4 @@
-"""One line every few seconds about the engine's load, while it has some."""
+"""Logs the engine's load every few seconds while there is work."""
 
 import logging
 
@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatsLog:
-    """Told about every step; speaks when its interval is over. An interval of 0: never."""
+    """Called after every step; logs when the interval has passed. An interval of 0 means never."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -17,7 +17,7 @@ class StatsLog:
         self._num_generation_tokens = 0
 
     def tick(self, now_s: float, stats: SchedulerStats, num_prompt_tokens: int, num_generation_tokens: int) -> None:
-        """Note a step; the totals count from the start."""
+        """Record a step; totals count from the start."""
         if self._last_s is None:
             self._last_s = now_s
         elapsed_s = now_s - self._last_s

@@ -1,7 +1,7 @@
-"""Metrics as Prometheus reads them: names of our own, and on request those that vLLM's dashboards and routers know.
+"""Metrics in Prometheus format, under our own names and, on request, under vLLM's for its dashboards and routers.
 
-Two tables say what is called how. Numbers are taken at the moment of the scrape; nothing is kept twice. A registry of
-our own, so that programs with metrics of their own are not disturbed.
+The tables below define all names. Values are read at scrape time; nothing is stored twice. Uses its own registry, so
+that programs with metrics of their own are not affected.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,22 +27,22 @@ from octavo.metrics.http import HttpMetrics
 
 _NOTHING_YET = SchedulerStats()
 
-# our name, vLLM's name, what it is, where it comes from
+# our name, vLLM's name, help, source
 _GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
-    ("requests_running", "num_requests_running", "Samples that are computed.", lambda s: s.num_running),
-    ("requests_waiting", "num_requests_waiting", "Samples that wait in the engine.", lambda s: s.num_waiting),
+    ("requests_running", "num_requests_running", "Samples running.", lambda s: s.num_running),
+    ("requests_waiting", "num_requests_waiting", "Samples waiting in the engine.", lambda s: s.num_waiting),
     ("kv_cache_usage", "kv_cache_usage_perc", "Fraction of KV blocks in use.", lambda s: s.kv_cache_usage),
 )
 _UP: tuple[str, str, str, Callable[[SchedulerStats], float]] = (
-    "up", "", "1 while the replica lives.", lambda s: float(s.num_blocks > 0)
+    "up", "", "1 while the replica is alive.", lambda s: float(s.num_blocks > 0)
 )  # fmt: skip
 _COUNTERS: tuple[tuple[str, str, str, Callable[[EngineMetrics, SchedulerStats], float]], ...] = (
     ("prompt_tokens", "prompt_tokens", "Prompt tokens.", lambda m, s: m.num_prompt_tokens),
     ("generation_tokens", "generation_tokens", "Output tokens.", lambda m, s: m.num_generation_tokens),
-    ("preemptions", "num_preemptions", "Samples that had to make room.", lambda m, s: s.num_preemptions_total),
+    ("preemptions", "num_preemptions", "Preempted samples.", lambda m, s: s.num_preemptions_total),
     ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
      lambda m, s: s.num_prefix_queries_total),
-    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found there.", lambda m, s: s.num_prefix_hits_total),
+    ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in it.", lambda m, s: s.num_prefix_hits_total),
 )  # fmt: skip
 _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], ...] = (
     ("time_to_first_token_seconds", "time_to_first_token_seconds", "From arrival to the first token.",
@@ -67,7 +67,7 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], .
 
 
 class Exposition:
-    """All metrics of one server as text."""
+    """All metrics of one server."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Exposition:
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the text and its content type, in the newest form that the `Accept` header allows."""
+        """Return the text and its content type, in the newest format that the `Accept` header allows."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -120,12 +120,12 @@ class _Collector(Collector):
     def _about_http(self) -> Iterator[Metric]:
         http = self._http
         yield InfoMetricFamily("octavo_build", "What is running.", value={"version": __version__})
-        yield GaugeMetricFamily("octavo_http_requests_in_flight", "Requests without a whole answer.",
+        yield GaugeMetricFamily("octavo_http_requests_in_flight", "Requests without a complete response.",
                                 value=http.num_in_flight)  # fmt: skip
-        yield _counted("octavo_http_responses", "Answers.", "status", http.responses)
-        yield _counted("octavo_requests_rejected", "Requests refused or broken off.", "cause", http.rejections)
-        yield CounterMetricFamily("octavo_client_aborts", "Clients that left early.", value=http.num_client_aborts)
-        yield CounterMetricFamily("octavo_http_sent_bytes", "Bytes of bodies sent.", value=http.num_bytes_sent)
+        yield _counted("octavo_http_responses", "Responses.", "status", http.responses)
+        yield _counted("octavo_requests_rejected", "Requests rejected or aborted by errors.", "cause", http.rejections)
+        yield CounterMetricFamily("octavo_client_aborts", "Early client disconnects.", value=http.num_client_aborts)
+        yield CounterMetricFamily("octavo_http_sent_bytes", "Bytes of response bodies sent.", value=http.num_bytes_sent)
 
 
 def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mapping[str, str]) -> Iterator[Metric]:
@@ -149,7 +149,7 @@ def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mappi
 
 
 def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield the gauges of each replica, where there are several; those above are of all together."""
+    """Yield the gauges of each replica if there are several; those above are totals."""
     if len(engine.stats_by_replica) < 2:
         return
     for title, _, text, of_stats in (_UP, *_GAUGES):
@@ -160,7 +160,7 @@ def _about_replicas(engine: EngineMetrics, labels: Mapping[str, str]) -> Iterato
 
 
 def _ends(name: str, label: str, engine: EngineMetrics, labels: Mapping[str, str]) -> Metric:
-    family = CounterMetricFamily(name, "Samples, by how they ended.", labels=[*labels, label])
+    family = CounterMetricFamily(name, "Finished samples by reason.", labels=[*labels, label])
     for reason in ("stop", "length", "abort", "error"):
         family.add_metric([*labels.values(), reason], engine.finished[reason])
     return family

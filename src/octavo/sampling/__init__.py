@@ -1,1 +1,1 @@
-"""From logits to the next token: edits, filters, and noise that is a function of (seed, output index, token id)."""
+"""From logits to the next token: logits processors, filters, and noise by (seed, output index, token id)."""

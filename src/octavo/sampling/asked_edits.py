@@ -1,4 +1,4 @@
-"""What one row asks to be done to its logits, as lists: what a device is told of it. Legend: V = vocabulary size."""
+"""One row's logits processors in list form, as sent to a device. Legend: V = vocabulary size."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ _WORD_BITS = 32
 
 
 class AskedEdits:
-    """Of one row, beside its penalties. Never changes."""
+    """The logits processors of one row, except penalties. Immutable."""
 
     def __init__(
         self,
@@ -22,20 +22,20 @@ class AskedEdits:
     ) -> None:
         self._params, self._stop_token_ids, self._vocab_size = params, list(stop_token_ids), vocab_size
         self._bad_words = [tuple(word) for word in bad_words_token_ids]
-        self._words: dict[bool, Int32Array | None] = {}  # of `allowed_words`, by whether stopping is too early
+        self._words: dict[bool, Int32Array | None] = {}  # of `allowed_words`, by whether min_tokens is not reached yet
 
     @property
     def bias(self) -> Mapping[int, float]:
-        """What is added to logits, by token id."""
+        """Values added to logits, by token id."""
         return self._params.logit_bias or {}
 
     @property
     def long_bad_words(self) -> list[tuple[int, ...]]:
-        """Bad words whose ban depends on what was said last."""
+        """Bad words of several tokens, whose ban depends on the preceding tokens."""
         return [word for word in self._bad_words if len(word) > 1]
 
     def allowed_words(self, output_index: int) -> Int32Array | None:
-        """Return what may be sampled as output `output_index`: [V / 32], a bit for each token. None: everything."""
+        """Return the allowed tokens for output `output_index` as a bit mask [V / 32]; None: all are allowed."""
         is_early = output_index < self._params.min_tokens
         if is_early not in self._words:
             self._words[is_early] = self._make_words(is_early=is_early)

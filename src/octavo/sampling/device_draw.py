@@ -1,6 +1,6 @@
-"""A token for each row, on the device and without asking it anything.
+"""Samples a token for each row on the device, without synchronizing with the host.
 
-Equal, row by row, to what the `Sampler` gives them. All that differs between rows is in tensors, so it can be captured.
+The result equals the `Sampler`'s row by row. All per-row parameters are in tensors, so the code can be captured.
 
 Legend: L = logits rows of the step, S = rows of one slice, V = vocabulary size.
 """
@@ -15,33 +15,33 @@ from octavo.sampling.filters import Filters, thresholds
 from octavo.sampling.mass import relative_logits
 from octavo.sampling.noise import NoiseKeys, gumbel_for_all
 
-_SLICE = 2**23  # logits at once: their float64 intermediates take some 0.5 GB
+_SLICE = 2**23  # logits processed at once: their float64 intermediates take about 0.5 GB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wishes:
-    """What each row asked for, on the device: [L] each, int64 but for floats, which are float64."""
+    """Sampling metadata on the device: tensors [L], float64 for floats and int64 for everything else."""
 
-    temperatures: Tensor  # 0: the arg-max, ties to the lowest id
+    temperatures: Tensor  # 0: argmax, ties go to the lowest id
     seed_low: Tensor
     seed_high: Tensor
     output_indices: Tensor
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
-    num_logprobs: Tensor  # below 0: none are wanted
+    num_logprobs: Tensor  # -1: no logprobs
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
     num_prompt_tokens: Tensor
-    mask_indices: Tensor  # of `Edits`; below 0: all may come
+    mask_indices: Tensor  # into `Edits.masks`; -1: all tokens are allowed
 
     @property
     def keys(self) -> NoiseKeys:
         return NoiseKeys(seed_low=self.seed_low, seed_high=self.seed_high, output_indices=self.output_indices)
 
     def take(self, rows: slice) -> "Wishes":
-        """Return those of a range of rows."""
+        """Return a range of rows."""
         return Wishes(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
@@ -50,9 +50,9 @@ INTEGER_WISHES = tuple(field.name for field in fields(Wishes) if field.name not 
 
 
 def draw_on_device(logits: Tensor, wishes: Wishes, *, is_filtered: bool) -> tuple[Tensor, Tensor]:
-    """Return each row's largest logit [L] and its token [L] int64; logits are [L, V] float32.
+    """Return each row's maximum logit [L] and its sampled token [L] int64; logits are [L, V] float32.
 
-    Filters are looked at where `is_filtered`. A row whose largest logit is not finite gets some token.
+    Filters are applied only if `is_filtered`. Tokens of rows whose maximum logit is not finite are undefined.
     """
     largest, tokens = logits.max(-1)
     if uses_triton(logits.device, logits.dtype):
@@ -78,7 +78,7 @@ def _draw_by_triton(logits: Tensor, largest: Tensor, wishes: Wishes, *, is_filte
 
 
 def _draw_by_torch(logits: Tensor, wishes: Wishes, *, is_filtered: bool) -> Tensor:
-    """Draw from logits [S, V]. What rows of temperature 0 get means nothing."""
+    """Sample from logits [S, V]. Results of rows with temperature 0 are undefined."""
     temperatures = wishes.temperatures.masked_fill(wishes.temperatures == 0.0, 1.0)
     scores = relative_logits(logits, temperatures)  # [S, V]
     scores += gumbel_for_all(wishes.keys, logits.shape[1])

@@ -1,9 +1,9 @@
-"""Edits of logits on the device: penalties, bias, masks and bad words, as `edits.py` and `grammar.py` define them.
+"""Logits processors on the device: penalties, bias, masks and bad words, as defined by `edits.py` and `grammar.py`.
 
-What a row has said is counted from the tokens on the device, so a token that the host has not seen yet counts.
+Output tokens are counted on the device, so tokens that the host has not received yet are included.
 
-Legend: L = logits rows of the step, V = vocabulary size, N = rows of the worker, C = tokens of a context at most,
-M = masks, W = words of a mask, B = biases, H = bad words of several tokens, K = tokens of the longest but its last.
+Legend: L = logits rows of the step, V = vocabulary size, N = rows of the worker, C = maximum tokens of a context, M =
+masks, W = words of a mask, B = biases, H = bad words of several tokens, K = tokens of the longest one minus 1.
 """
 
 from collections.abc import Callable
@@ -25,29 +25,29 @@ Arrays = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """What rows know so far: prompt and output."""
+    """The known tokens of each row: prompt and output."""
 
     token_ids: Tensor  # [N, .] int32
-    rows: Tensor  # [L] int64 of it
+    rows: Tensor  # [L] int64 into token_ids
     num_tokens: Tensor  # [L] int64
-    max_tokens: int  # C, no less than any of them
+    max_tokens: int  # C, the maximum of num_tokens or more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edits:
-    """What rows ask for beside numbers of their own, which are in `Wishes`: lists over all rows of the step."""
+    """Logits processors with parameter lists, over all rows of the step; scalar parameters are in `Wishes`."""
 
-    masks: Tensor  # [M, W] int32; bit b of word w: token 32 w + b may come
-    biased: Tensor  # [B] int64: row * V + id, each once but for biases of 0
+    masks: Tensor  # [M, W] int32; bit b of word w allows token 32 w + b
+    biased: Tensor  # [B] int64: row * V + id, distinct except for biases of 0
     biases: Tensor  # [B] float32
-    bad_rows: Tensor  # [H] int64 in L
-    bad_lens: Tensor  # [H] int64, tokens but the last
+    bad_rows: Tensor  # [H] int64, index into L
+    bad_lens: Tensor  # [H] int64, number of tokens except the last
     bad_tokens: Tensor  # [H, K] int64
     banned: Tensor  # [H] int64: row * V + the last token
 
     @classmethod
     def of(cls, arrays: Arrays, send: Callable[..., list[Tensor]]) -> Self:
-        """Bring `edit_arrays` to the device by `send`, which takes flat arrays."""
+        """Copy `edit_arrays` to the device with `send`, which takes flat arrays."""
         names = [field.name for field in fields(cls)]
         tensors = send(*(arrays[name].reshape(-1) for name in names))
         return cls(**{name: x.view(arrays[name].shape) for name, x in zip(names, tensors, strict=True)})
@@ -103,7 +103,7 @@ def _bad_arrays(bad: list[tuple[int, tuple[int, ...]]], vocab_size: int) -> Arra
 
 
 def edit_on_device(logits: Tensor, wishes: Wishes, context: Context, edits: Edits) -> Tensor:
-    """Return logits [L, V] float32 after all edits; a copy."""
+    """Return a copy of logits [L, V] float32 with all logits processors applied."""
     edit = _edit_by_triton if uses_triton(logits.device, logits.dtype) else edit_by_torch
     edited = edit(logits, wishes, context, edits.masks)
     flat = edited.view(-1)
@@ -122,12 +122,12 @@ def _edit_by_triton(logits: Tensor, wishes: Wishes, context: Context, masks: Ten
 
 
 def edit_by_torch(logits: Tensor, wishes: Wishes, context: Context, masks: Tensor) -> Tensor:
-    """Return a copy [L, V] after penalties and masks: what Triton's kernel must give, too."""
+    """Return a copy [L, V] with penalties and masks applied. The specification of the Triton kernel."""
     return _mask(_penalise(logits, wishes, context), wishes.mask_indices, masks)
 
 
 def _penalise(logits: Tensor, wishes: Wishes, context: Context) -> Tensor:
-    """Return a copy [L, V], by torch's operations."""
+    """Return a copy [L, V] with penalties applied, using torch ops."""
     token_ids = context.token_ids[:, : context.max_tokens].index_select(0, context.rows).to(torch.int64)  # [L, C]
     token_ids = token_ids.clamp(max=logits.shape[1] - 1)
     places = torch.arange(token_ids.shape[1], device=logits.device)
@@ -144,7 +144,7 @@ def _penalise(logits: Tensor, wishes: Wishes, context: Context) -> Tensor:
 
 
 def _mask(logits: Tensor, mask_indices: Tensor, masks: Tensor) -> Tensor:
-    """Ban in place what masks do not allow; return the logits [L, V]."""
+    """Set logits [L, V] of tokens that masks do not allow to -inf, in place; return the logits."""
     if not len(masks):
         return logits
     token_ids = torch.arange(logits.shape[1], device=logits.device)
@@ -154,7 +154,7 @@ def _mask(logits: Tensor, mask_indices: Tensor, masks: Tensor) -> Tensor:
 
 
 def _bans(context: Context, edits: Edits) -> Tensor:
-    """Return -inf for each bad word [H] whose other tokens are the last ones known, else 0."""
+    """Return -inf for each bad word [H] whose other tokens are the latest ones of its row, else 0."""
     places = torch.arange(edits.bad_tokens.shape[1], device=edits.banned.device)  # [K]
     starts = context.num_tokens[edits.bad_rows] - edits.bad_lens  # [H]
     at = (starts[:, None] + places).clamp(0, context.token_ids.shape[1] - 1)  # [H, K]

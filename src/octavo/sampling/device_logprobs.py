@@ -1,8 +1,8 @@
-"""Log-probabilities in two halves: what the device adds up and finds, and what the host reads of it, a step later.
+"""Log-probabilities in two parts: reductions on the device, and the final arithmetic on the host one step later.
 
-The result is that of `logprobs.py`, to the bit: integers come from the device, and logits as they were.
+Bit-identical to `logprobs.py`: the device returns integers and unmodified logits.
 
-Legend: L = logits rows of the step, V = vocabulary size, K = most tokens reported beside the one that stands there.
+Legend: L = logits rows of the step, V = vocabulary size, K = maximum number of top tokens reported.
 """
 
 import numpy as np
@@ -20,10 +20,10 @@ _LOW, _LAST_ID = 2**32, 2**31 - 1
 
 
 def rate_on_device(logits: Tensor, largest: Tensor, token_ids: Tensor, is_wanted: Tensor) -> Tensor:
-    """Return [L, 3 + K] int64: mass of the row, rank and key of its token, keys of the likeliest tokens, best first.
+    """Return [L, 3 + K] int64: total mass, rank and key of the sampled token, keys of the top tokens, best first.
 
-    logits are the model's [L, V] float32, largest [L] of them, token_ids [L] int64. Rows where is_wanted [L] int64 is
-    below 0, or where the largest is not finite, get anything. Keys: see `_keys`.
+    logits [L, V] are the model's, float32; largest [L] are their maxima; token_ids [L] int64. Rows where is_wanted [L]
+    int64 is negative, or where the maximum is not finite, are undefined. Keys: see `_keys`.
     """
     if not uses_triton(logits.device, logits.dtype):
         return rate_by_torch(logits, token_ids)
@@ -34,7 +34,7 @@ def rate_on_device(logits: Tensor, largest: Tensor, token_ids: Tensor, is_wanted
 
 
 def rate_by_torch(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """The same of all rows, by torch's operations: what Triton's kernel must give, too."""
+    """Do the same for all rows with torch ops. The specification of the Triton kernel."""
     chosen, count = logits.gather(1, token_ids[:, None]), min(MAX_LOGPROBS, logits.shape[1])
     totals, ranks = masses(relative_logits(logits)).sum(-1), (logits > chosen).sum(-1) + 1
     likeliest = _keys(logits, torch.arange(logits.shape[1], device=logits.device)).topk(count).values
@@ -42,13 +42,13 @@ def rate_by_torch(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _joined(totals: Tensor, ranks: Tensor, likeliest: Tensor, keys: Tensor) -> Tensor:
-    """Return [L, 3 + K] of totals and ranks [L], keys of the likeliest, as many as there are, and of tokens [L, 1]."""
+    """Join totals and ranks [L], top tokens' keys (at most K) and sampled tokens' keys [L, 1] into [L, 3 + K]."""
     rating = torch.cat((totals[:, None], ranks[:, None], keys, likeliest), dim=-1)
     return torch.nn.functional.pad(rating, (0, RATING_SIZE - rating.shape[1]))
 
 
 def read_rating(rating: NDArray[np.int64], largest: float, num_logprobs: int, vocab_size: int) -> TokenLogprobs:
-    """Read one row of `rate_on_device` [3 + K], whose largest logit is finite."""
+    """Read one row of `rate_on_device` [3 + K], whose maximum logit is finite."""
     total, rank, *keys = rating[: 3 + min(num_logprobs, vocab_size)].tolist()
     relative = np.array([_logit(key >> 32) - largest for key in keys])
     return TokenLogprobs(
@@ -59,11 +59,11 @@ def read_rating(rating: NDArray[np.int64], largest: float, num_logprobs: int, vo
 
 
 def _keys(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Return int64 in the order of logits; of equal ones the lowest id is the largest. Both are [L, K] or broadcast."""
+    """Return int64 keys that sort like logits, ties by ascending id. Both arguments are [L, K] or broadcast."""
     bits = logits.contiguous().view(torch.int32).to(torch.int64)
     return torch.where(bits < 0, -(2**31) - bits, bits) * _LOW + (_LAST_ID - token_ids)
 
 
 def _logit(place: int) -> float:
-    """Return the float32 number at this place in the order of numbers."""
+    """Convert the upper half of a key back to its float32 logit."""
     return float(np.array(place if place >= 0 else -(2**31) - place, dtype=np.int64).astype(np.int32).view(np.float32))

@@ -1,4 +1,4 @@
-"""One token for each of some rows: the largest logit's, or one drawn, filtered or not.
+"""Selects one token per row: the argmax, or a sample, filtered or not.
 
 Legend: S = rows, V = vocabulary size.
 """
@@ -17,36 +17,36 @@ from octavo.sampling.filters import Filters, draw_filtered
 from octavo.sampling.mass import relative_logits
 from octavo.sampling.noise import NoiseKeys, gumbel_for_all
 
-# Logits drawn at once. On a CPU, float64 intermediates of the whole vocabulary should stay in the cache; filtered rows
-# need few. Elsewhere memory is the limit.
+# Logits sampled at once. On CPUs, the float64 intermediates of the vocabulary should stay in the cache; filtered rows
+# need few of them. On other devices memory is the limit.
 _CPU_SLICE, _CPU_FILTERED_SLICE = 2**18, 2**23
 _DEVICE_SLICE = 2**26
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """What came of S rows. Where the largest logit is not finite, the token means nothing."""
+    """The result for S rows. Tokens of rows whose maximum logit is not finite are undefined."""
 
     token_ids: Tensor  # [S] int64
-    largest: Tensor  # [S] float32; NaN where any logit is
+    largest: Tensor  # [S] float32; NaN if any logit is NaN
 
 
 class Draws(Protocol):
-    """Who draws. All give the same tokens, which are those of `TorchDraws`."""
+    """A sampler backend. All backends return the same tokens as `TorchDraws`."""
 
     def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> Drawn:
-        """Draw from each row of `logits` [S, V] float32 what `records` [S] ask for, as output `output_indices` [S].
+        """Sample from each row of `logits` [S, V] float32 as `records` [S] say, for output tokens `output_indices` [S].
 
-        Ties go to the lowest id. The records are those of `sampling/rows.py`.
+        Ties go to the lowest id. For records, see `sampling/rows.py`.
         """
         ...
 
 
 class TorchDraws:
-    """See `Draws`. The definition, by torch's operations, on any device that has float64."""
+    """The reference backend (see `Draws`): torch ops, on any device with float64."""
 
     def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> Drawn:
-        largest, token_ids = logits.max(-1)  # of equals, max names the lowest id
+        largest, token_ids = logits.max(-1)  # on ties, max returns the lowest id
         is_drawn = (records["temperature"] != 0.0) & largest.isfinite().cpu().numpy()
         on_cpu, is_filtered = logits.device.type == "cpu", records["is_filtered"]
         for is_alike, cpu_slice in (
@@ -60,21 +60,21 @@ class TorchDraws:
 
 
 def slices_of(is_wanted: BoolArray, size: int) -> Iterator[NDArray[np.int64]]:
-    """Cut the positions of what is wanted [S] into parts of `size`, or of one where that is less."""
+    """Split the positions where `is_wanted` [S] is true into slices of at least 1 and at most `size`."""
     positions, size = is_wanted.nonzero()[0], max(1, size)
     for start in range(0, len(positions), size):
         yield positions[start : start + size]
 
 
 def take_rows(logits: Tensor, part: NDArray[np.int64]) -> Tensor:
-    """Return rows of `logits` [S, V] by number: a view where they are neighbours."""
+    """Return rows of `logits` [S, V] by index: a view if they are contiguous."""
     is_run = part[-1] - part[0] + 1 == len(part)
     return logits[part[0] : part[-1] + 1] if is_run else logits[part]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wishes:
-    """What S rows want, on the device: all of them filtered, or none."""
+    """Sampling metadata of S rows on the device: all of them filtered, or none."""
 
     is_filtered: bool
     filters: Filters  # [S] each
@@ -82,10 +82,10 @@ class _Wishes:
 
     @classmethod
     def of(cls, records: NDArray[np.void], output_indices: Int32Array, device: torch.device) -> Self:
-        """Gather from the rows' records [S], which choose output tokens `output_indices` [S]."""
+        """Gather from the rows' records [S], for output tokens `output_indices` [S]."""
 
         def column(values: NDArray[np.generic]) -> Tensor:
-            return torch.from_numpy(values.copy()).to(device)  # torch does not read the strides of a record's field
+            return torch.from_numpy(values.copy()).to(device)  # torch ignores the strides of a record field
 
         return cls(
             is_filtered=bool(records["is_filtered"][0]),
@@ -104,7 +104,7 @@ class _Wishes:
 
 
 def _draw(logits: Tensor, wishes: _Wishes) -> Tensor:
-    """Return a token for each row of `logits` [S, V], whose largest is finite: int64 [S]."""
+    """Return an int64 token [S] for each row of `logits` [S, V]; every maximum must be finite."""
     if wishes.is_filtered:
         return draw_filtered(logits, wishes.filters, wishes.keys)
     scores = relative_logits(logits, wishes.filters.temperatures)  # [S, V]

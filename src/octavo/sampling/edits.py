@@ -1,4 +1,4 @@
-"""What one row does to its logits before it is sampled. Most rows do nothing and own none of this.
+"""Logits processors of one row. Most rows need none and have no `RowEdits`.
 
 Legend: V = vocabulary size, N = token ids in a list.
 """
@@ -15,7 +15,7 @@ from octavo.sampling_params import SamplingParams
 
 
 class RowEdits:
-    """The edits of one row, applied in the order of the design: penalties, bias, allowed ids, bad words, min_tokens."""
+    """The logits processors of one row, in order: penalties, bias, allowed ids, bad words, min_tokens."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class RowEdits:
 
     @staticmethod
     def wanted(params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]]) -> bool:
-        """Say whether these parameters change any logit at all."""
+        """Return whether these parameters change any logits."""
         return bool(
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
@@ -51,14 +51,14 @@ class RowEdits:
         )
 
     def append(self, token_id: int) -> None:
-        """Take note of an output token."""
+        """Record an output token."""
         for penalty in self._penalties:
             penalty.append(token_id)
         if self._bad_words is not None:
             self._bad_words.append(token_id)
 
     def apply(self, logits: Tensor, output_index: int) -> None:
-        """Edit `logits` [V] in place; they choose output token number `output_index`."""
+        """Modify `logits` [V] in place, for output token number `output_index`."""
         for penalty in self._penalties:
             penalty.apply(logits)
         if self._bias is not None:
@@ -73,7 +73,7 @@ class RowEdits:
 
 
 class BadWords:
-    """Bans the last token of every bad word whose other tokens are the last ones known, prompt included."""
+    """Bans the last token of every bad word whose other tokens are the latest ones, prompt included."""
 
     def __init__(self, words: Sequence[Sequence[int]], token_ids: Int32Array) -> None:
         self._words = [tuple(word) for word in words]
@@ -81,11 +81,11 @@ class BadWords:
         self._tail = deque[int](token_ids[max(0, len(token_ids) - longest) :].tolist(), maxlen=longest)
 
     def append(self, token_id: int) -> None:
-        """Take note of an output token."""
+        """Record an output token."""
         self._tail.append(token_id)
 
     def banned(self) -> list[int]:
-        """Return the ids that would complete a bad word now."""
+        """Return the ids that would complete a bad word."""
         tail = tuple(self._tail)
         return [word[-1] for word in self._words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
 

@@ -1,7 +1,7 @@
-"""Bans the tokens that a grammar does not allow next.
+"""Masks out tokens that a grammar does not allow.
 
-Legend: L = logits rows of the step, S = rows of one slice, S' = those of them under a grammar, M = rows of the step
-under a grammar, W = words of a mask, V = vocabulary size.
+Legend: L = logits rows of the step, S = rows of one slice, S' = those of them with a grammar, M = rows of the step with
+a grammar, W = words of a mask, V = vocabulary size.
 """
 
 import numpy as np
@@ -15,17 +15,17 @@ _NO_MASK = -1
 
 
 class GrammarBans:
-    """The masks of one step, matched with its rows of logits."""
+    """The masks of one step, matched to its rows of logits."""
 
     def __init__(self, masks: TokenMasks, row_ids: Int32Array) -> None:
-        """Match `masks` with the worker's rows `row_ids` [L] that the logits belong to."""
+        """Match `masks` to the worker's rows `row_ids` [L], which the logits belong to."""
         mask_of = {row: index for index, row in enumerate(masks.rows.tolist())}
         self._mask_at = np.array([mask_of.get(row, _NO_MASK) for row in row_ids.tolist()])  # [L] among M
         self._words = masks.words  # [M, W]
         self.is_banning: BoolArray = self._mask_at != _NO_MASK  # [L]
 
     def apply(self, logits: Tensor, part: NDArray[np.int64]) -> None:
-        """Ban in place what the rows `part` [S] of the step, whose logits [S, V] these are, may not sample."""
+        """Mask in place the `logits` [S, V] of the step's rows `part` [S]."""
         at = self.is_banning[part].nonzero()[0]
         words = self._words[self._mask_at[part[at]]]  # [S', W]
         allowed = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")  # [S', V]

@@ -1,9 +1,8 @@
-"""Log-probabilities of the model's own distribution: raw logits, before penalties, bias, masks and temperature.
+"""Log-probabilities under the model: raw logits, before penalties, bias, masks and temperature.
 
-The normaliser is a sum of integers (`mass.py`) and all else is element-wise, so a row's bits do not depend on the
-batch that it is in.
+The normalizer is a sum of integers (`mass.py`) and everything else is element-wise, so the result is batch-invariant.
 
-Legend: L = logits rows, V = vocabulary size, K = tokens reported beside the one that stands there.
+Legend: L = logits rows, V = vocabulary size, K = top tokens reported in addition to the actual one.
 """
 
 from collections.abc import Sequence
@@ -17,21 +16,21 @@ from octavo.sampling.mass import log_of_mass, masses, relative_logits
 
 
 def prompt_logprobs(logits: Tensor, target_ids: Tensor, num_logprobs: int) -> list[TokenLogprobs]:
-    """Rate the tokens of one request's prompt: `logits[j]` [L, V] predict `target_ids[j]` [L].
+    """Return logprobs of the tokens of one request's prompt: `logits[j]` [L, V] predict `target_ids[j]` [L].
 
     Raises:
-        RequestError: when a row holds NaN, or nothing finite.
+        RequestError: a row contains NaN or has no finite logit.
     """
     finite = logits.amax(-1).isfinite()
     if not bool(finite.all()):
-        raise RequestError(f"the model gave no finite logits at {int((~finite).sum())} positions of the prompt")
+        raise RequestError(f"the model's logits are not finite at {int((~finite).sum())} positions of the prompt")
     return [
         token_logprobs(row, token_id, num_logprobs) for row, token_id in zip(logits, target_ids.tolist(), strict=True)
     ]
 
 
 def token_logprobs(logits: Tensor, token_id: int, num_logprobs: int) -> TokenLogprobs:
-    """Rate `token_id` and the `num_logprobs` most likely tokens under `logits` [V], whose largest is finite."""
+    """Return logprobs of `token_id` and of the `num_logprobs` top tokens of `logits` [V], whose maximum is finite."""
     relative = relative_logits(logits[None, :])  # [1, V]
     log_total = log_of_mass(int(masses(relative).sum()))
     token_ids = [token_id, *_most_likely(logits, num_logprobs)]
@@ -44,14 +43,14 @@ def token_logprobs(logits: Tensor, token_id: int, num_logprobs: int) -> TokenLog
 
 
 def _most_likely(logits: Tensor, count: int) -> Sequence[int]:
-    """Return the `count` ids of largest `logits` [V], best first, equal ones in the order of their ids.
+    """Return the ids of the `count` largest `logits` [V] in descending order, ties by ascending id.
 
-    `topk` alone leaves the order of equals open, and which of them it returns.
+    `topk` alone specifies neither which of equal logits it returns nor in what order.
     """
     if count == 0:
         return ()
     least = logits.topk(min(count, len(logits))).values[-1]
-    candidates = (logits >= least).nonzero()[:, 0]  # ascending ids, `count` of them or, with equals, more
+    candidates = (logits >= least).nonzero()[:, 0]  # ascending ids; more than `count` if there are ties
     order = logits[candidates].argsort(descending=True, stable=True)
     ids: list[int] = candidates[order][:count].tolist()
     return ids

@@ -1,4 +1,4 @@
-"""Draws by the C++ kernels: the tokens of the definition, without its intermediates.
+"""The C++ sampler backend: the same tokens as the reference, without its intermediates.
 
 Legend: S = rows, V = vocabulary size.
 """
@@ -16,13 +16,13 @@ from octavo.sampling.draw import Drawn, Draws, TorchDraws
 
 
 def select_draws(device: torch.device, kernels: Kernels) -> Draws:
-    """Return the fastest draws for logits on `device`, by the threads of the model's `kernels` where it has such."""
+    """Return the fastest sampler backend for logits on `device`. A native one shares the model's threads."""
     native = kernels if isinstance(kernels, NativeKernels) else native_kernels()
     return TorchDraws() if device.type != "cpu" or native is None else NativeDraws(native)
 
 
 class NativeDraws:
-    """See `Draws`. What the kernels are not sure of, about one row in 10^8, the definition draws again."""
+    """See `Draws`. Rows that the kernels are not sure of, about one in 10^8, are sampled again by the reference."""
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._kernels = kernels
@@ -37,11 +37,11 @@ class NativeDraws:
 
 
 def draw_rows(records: NDArray[np.void], output_indices: Int32Array) -> NDArray[np.void]:
-    """Lay out what S rows want as the kernels read it."""
+    """Convert the sampling metadata of S rows to the kernels' layout."""
     wanted = np.zeros(len(records), dtype=DRAW_ROW)
     for name in ("temperature", "top_p", "top_k", "seed_low", "seed_high"):
         wanted[name] = records[name]
     wanted["output_index"] = output_indices
-    # torch's logarithm: what min-p compares with is to have the same bits as in the definition.
+    # torch's log, so that the bits min-p compares with are those of the reference.
     wanted["log_min_p"] = torch.from_numpy(records["min_p"].copy()).log().numpy()
     return wanted

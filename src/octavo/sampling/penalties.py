@@ -1,7 +1,7 @@
-"""Penalties on tokens that were seen before, counted where they are applied.
+"""Penalties on tokens that occurred before.
 
-Only tokens that occurred can be penalised, so counts are kept for those alone: a row that talks for 1,000 tokens holds
-at most 1,000 of them, not one for each id of the vocabulary.
+Only tokens that occurred have counts, so a row with 1,000 output tokens stores at most 1,000 of them instead of one per
+id of the vocabulary.
 
 Legend: V = vocabulary size, N = distinct tokens seen.
 """
@@ -15,15 +15,15 @@ from octavo.sampling_params import SamplingParams
 
 
 class TokenCounts:
-    """How often each token occurred, as two columns that grow."""
+    """Occurrences of each token, as two growing columns."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, int] = {}  # token id -> place in the columns
+        self._slots: dict[int, int] = {}  # token id -> index in the columns
         self._token_ids = np.zeros(64, dtype=np.int64)  # [capacity]
         self._counts = np.zeros(64, dtype=np.int64)  # [capacity]
 
     def add(self, token_id: int, count: int = 1) -> None:
-        """Count `token_id` again."""
+        """Add occurrences of `token_id`."""
         slot = self._slots.setdefault(token_id, len(self._slots))
         if slot == len(self._token_ids):
             self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
@@ -32,22 +32,22 @@ class TokenCounts:
         self._counts[slot] += count
 
     def add_all(self, token_ids: Int32Array) -> None:
-        """Count every one of `token_ids` [N]."""
+        """Add one occurrence of each of `token_ids` [N]."""
         distinct, counts = np.unique(token_ids, return_counts=True)
         for token_id, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             self.add(token_id, count)
 
     def columns(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the distinct token ids and how often each occurred: two int64 [N]."""
+        """Return the distinct token ids and their counts: two int64 [N]."""
         num_seen = len(self._slots)
         columns = torch.from_numpy(np.stack([self._token_ids[:num_seen], self._counts[:num_seen]])).to(device)
         return columns[0], columns[1]
 
 
 class RepetitionPenalty:
-    """Makes every token of prompt and output less likely: a positive logit is divided, a negative one multiplied.
+    """Makes tokens of prompt and output less likely: divides positive logits and multiplies negative ones.
 
-    Source: Keskar et al., "CTRL", 2019, section 4.1; for negative logits as Hugging Face defines it.
+    Source: Keskar et al., "CTRL", 2019, section 4.1; negative logits as in Hugging Face transformers.
     """
 
     def __init__(self, params: SamplingParams, token_ids: Int32Array) -> None:
@@ -56,18 +56,18 @@ class RepetitionPenalty:
         self._seen.add_all(token_ids)
 
     def append(self, token_id: int) -> None:
-        """Remember an output token."""
+        """Record an output token."""
         self._seen.add(token_id)
 
     def apply(self, logits: Tensor) -> None:
-        """Edit `logits` [V] in place."""
+        """Modify `logits` [V] in place."""
         token_ids, _ = self._seen.columns(logits.device)
         seen = logits[token_ids]  # [N]
         logits[token_ids] = torch.where(seen < 0, seen * self._penalty, seen / self._penalty)
 
 
 class OutputPenalty:
-    """Takes `frequency_penalty` for each time a token was in the output, and `presence_penalty` once (OpenAI's API)."""
+    """Subtracts `frequency_penalty` per occurrence in the output and `presence_penalty` once (OpenAI's API)."""
 
     def __init__(self, params: SamplingParams, output_token_ids: Int32Array) -> None:
         self._presence, self._frequency = params.presence_penalty, params.frequency_penalty
@@ -75,10 +75,10 @@ class OutputPenalty:
         self._said.add_all(output_token_ids)
 
     def append(self, token_id: int) -> None:
-        """Remember an output token."""
+        """Record an output token."""
         self._said.add(token_id)
 
     def apply(self, logits: Tensor) -> None:
-        """Edit `logits` [V] in place."""
+        """Modify `logits` [V] in place."""
         token_ids, counts = self._said.columns(logits.device)
         logits[token_ids] -= (counts.double() * self._frequency + self._presence).float()

@@ -1,4 +1,4 @@
-"""What the sampler remembers about each of the worker's rows, from the step that adds a row to the one that frees it.
+"""The sampler's state of each of the worker's rows, from the step that adds a row to the step that frees it.
 
 Legend: N = rows in the worker, L = logits rows of this step, V = vocabulary size.
 """
@@ -21,7 +21,7 @@ _ROW_FIELDS = np.dtype(
         ("seed_low", np.int64),
         ("seed_high", np.int64),
         ("temperature", np.float64),
-        ("top_k", np.int64),  # the vocabulary's size: off
+        ("top_k", np.int64),  # V: off
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("num_logprobs", np.int64),  # -1: none
@@ -30,16 +30,16 @@ _ROW_FIELDS = np.dtype(
         ("frequency", np.float64),
         ("is_filtered", np.bool_),
         ("is_edited", np.bool_),
-        ("wants_largest", np.bool_),  # and nothing else of its logits
+        ("wants_largest", np.bool_),  # needs nothing but the argmax
     ]
 )
 
 
 class SamplingRows:
-    """Sampling state by row index. A row that asks for nothing special is one record; the rest own their edits.
+    """Sampling state by row. A row without logits processors is one record; other rows also have a `RowEdits`.
 
-    With `edits_on_device` nobody counts tokens here: `device_edits.py` does. `device` is where sampling happens: the
-    logits' device, or the CPU where that one has no float64 (mps).
+    With `edits_on_device`, `device_edits.py` counts tokens instead. `device` is where sampling happens: the logits'
+    device, or the CPU if that has no float64 (mps).
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class SamplingRows:
         token_ids: Int32Array,
         num_prompt_tokens: int,
     ) -> None:
-        """Begin `row` anew for a request that knows `token_ids` [prompt + outputs so far]. Its seed must be set."""
-        assert params.seed is not None, "the front door gives every request a seed"
+        """Initialize `row` for a request with `token_ids` [prompt + outputs so far]. Its seed must be set."""
+        assert params.seed is not None, "the input processor gives every request a seed"
         self.remove(row)
         if RowEdits.wanted(params, bad_words_token_ids):
             stop_token_ids = self._sampleable([*eos_token_ids, *params.stop_token_ids])
@@ -93,7 +93,7 @@ class SamplingRows:
         )
 
     def append(self, rows: Int32Array, token_ids: Tensor) -> None:
-        """Tell row `rows[j]` that `token_ids[j]` [L] was sampled for it and counts from now on."""
+        """Record that `token_ids[j]` [L] was sampled for row `rows[j]`."""
         if not self._edits:
             return
         for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
@@ -101,27 +101,27 @@ class SamplingRows:
                 self._edits[row].append(token_id)
 
     def remove(self, row: int) -> None:
-        """Forget a row."""
+        """Free a row."""
         self._asked.pop(row, None)
         self._edits.pop(row, None)
         self._records[row]["is_edited"] = False
 
     def want_largest(self, rows: Int32Array) -> bool:
-        """Say whether all that `rows` [L] want of their logits is which is the largest."""
+        """Return whether `rows` [L] need nothing but the argmax of their logits."""
         return bool(self._records["wants_largest"][rows].all())
 
     def records(self, rows: Int32Array) -> NDArray[np.void]:
-        """Return the records of `rows` [L], in that order: fields as in `_ROW_FIELDS`."""
+        """Return the records of `rows` [L], in that order; fields: `_ROW_FIELDS`."""
         return self._records[rows]
 
     def asked_of(self, row: int) -> AskedEdits:
-        """Return what `row` asks to be done; only for rows whose record says `is_edited`."""
+        """Return the logits processors of `row` in list form; only for rows whose record has `is_edited` set."""
         return self._asked[row]
 
     def edits_of(self, row: int) -> RowEdits:
-        """Return what `row` does to its logits; likewise, and not where a device does it."""
+        """Return the logits processors of `row`; only for rows with `is_edited`, and without `edits_on_device`."""
         return self._edits[row]
 
     def _sampleable(self, token_ids: Sequence[int]) -> list[int]:
-        """Leave out ids that have no logit: a tokenizer may know more than its model."""
+        """Drop ids that have no logit: a tokenizer may have more tokens than its model."""
         return [token_id for token_id in token_ids if token_id < self.vocab_size]

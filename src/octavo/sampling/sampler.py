@@ -1,10 +1,10 @@
-"""The last stage on the device: one token for each row of logits, as a pure function of the row.
+"""The sampler: one token per row of logits, as a pure function of the row.
 
-Order: penalties, logit bias, masks (a grammar's last), temperature, top-k, top-p, min-p; then the arg-max of log p +
-Gumbel noise, which is an exact draw from p (Maddison, Tarlow and Minka, "A* sampling", 2014). Temperature 0 is the
-arg-max without noise.
+Order: penalties, logit bias, masks (the grammar's last), temperature, top-k, top-p, min-p; then the argmax of log p +
+Gumbel noise, which is an exact sample from p (Maddison, Tarlow and Minka, "A* sampling", 2014). Temperature 0 is the
+argmax without noise.
 
-Legend: L = logits rows of the step, S = rows of one slice, M = rows under a grammar, V = vocabulary size.
+Legend: L = logits rows of the step, S = rows of one slice, M = rows with a grammar, V = vocabulary size.
 """
 
 from dataclasses import dataclass, field
@@ -20,32 +20,32 @@ from octavo.sampling.grammar import GrammarBans
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.rows import SamplingRows
 
-_EDITED_SLICE = 2**23  # logits copied at once to be edited
+_EDITED_SLICE = 2**23  # logits copied at once for logits processors
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerOutput:
-    """One token per row of logits. Where `errors` has an entry, the row failed alone and its token means nothing."""
+    """One token per row of logits. If `errors` has an entry, that row failed on its own and its token is undefined."""
 
     token_ids: Tensor  # [L] int64
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by position in L, for rows that asked
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by position in L, for rows with logprobs
     errors: dict[int, str] = field(default_factory=dict)  # by position in L
 
 
 class Sampler:
-    """Draws tokens for rows that `SamplingRows` knows. Has no state of its own and changes none."""
+    """Samples tokens for the rows of a `SamplingRows`. Stateless."""
 
     def __init__(self, rows: SamplingRows, draws: Draws | None = None) -> None:
-        """Draw by `draws`; None: by the definition."""
+        """Sample with the backend `draws`; None: the reference."""
         self._rows, self._draws = rows, draws or TorchDraws()
 
     def sample(
         self, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array, masks: TokenMasks | None = None
     ) -> SamplerOutput:
-        """Choose a token for each row of `logits` [L, V] float32.
+        """Select a token for each row of `logits` [L, V] float32; the logits are not modified.
 
-        Row j belongs to the worker's row `row_ids[j]` and chooses that request's output token number
-        `output_indices[j]`. Rows under a grammar find what they may sample in `masks`. The logits are not changed.
+        Row j belongs to the worker's row `row_ids[j]` and selects output token number `output_indices[j]` of its
+        request. `masks` has the allowed tokens of rows with a grammar.
         """
         bans = None if masks is None else GrammarBans(masks, row_ids)
         step = _Step(self._rows, self._draws, logits.to(self._rows.device), row_ids, output_indices, bans)
@@ -53,17 +53,17 @@ class Sampler:
         return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
 
     def takes_largest(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
-        """Say whether all that these rows want of their logits is the largest, so that nobody need write them all."""
+        """Return whether these rows need nothing but the argmax, so the logits need not be written out."""
         return masks is None and self._rows.want_largest(row_ids)
 
     def take_largest(self, largest: Tensor, token_ids: Tensor) -> SamplerOutput:
-        """Do what `sample` does, for rows of which `takes_largest` is true: their largest logits [L], and whose [L]."""
+        """Do what `sample` does, given the maximum logits [L] and their tokens [L] of rows with `takes_largest`."""
         errors = {at: why_not(float(largest[at])) for at in _not_finite(largest)}
         return SamplerOutput(token_ids=token_ids.to(self._rows.device), errors=errors)
 
 
 class _Step:
-    """One call of the sampler: its inputs, and its results as they come."""
+    """One call of the sampler: its inputs and results."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class _Step:
         self._is_changed = self._records["is_edited"] if bans is None else self._records["is_edited"] | bans.is_banning
         self.errors: dict[int, str] = {}
         unchanged = self._records.copy()
-        unchanged["temperature"][self._is_changed] = 0.0  # of these, for now, only whether the largest is finite counts
+        unchanged["temperature"][self._is_changed] = 0.0  # for now, only check that their maximum is finite
         drawn = draws.draw(logits, unchanged, output_indices)
         self.token_ids = drawn.token_ids  # [L]
         self._check(np.arange(len(row_ids)), drawn.largest)
 
     def draw_changed(self) -> None:
-        """Draw for the rows whose logits are edited or banned, unless they have failed."""
+        """Sample rows with logits processors or masks, unless they have failed."""
         is_wanted = self._is_changed.copy()
         is_wanted[list(self.errors)] = False
         for part in slices_of(is_wanted, _EDITED_SLICE // self._logits.shape[1]):
@@ -95,7 +95,7 @@ class _Step:
             self._check(part, drawn.largest)
 
     def rate_all(self) -> dict[int, TokenLogprobs]:
-        """Return the log-probabilities of every row that asked for them and has a token."""
+        """Return the logprobs of every row that requested them and has a token."""
         counts = self._records["num_logprobs"]
         return {
             at: token_logprobs(self._logits[at], int(self.token_ids[at]), int(counts[at]))
@@ -104,7 +104,7 @@ class _Step:
         }
 
     def _edited(self, part: NDArray[np.int64]) -> Tensor:
-        """Return the rows' logits after their edits and bans: a copy [S, V]."""
+        """Return a copy of the rows' logits [S, V] with logits processors and masks applied."""
         logits = self._logits[part]
         for at in self._records["is_edited"][part].nonzero()[0].tolist():
             edits = self._rows.edits_of(int(self._row_ids[part[at]]))
@@ -114,7 +114,7 @@ class _Step:
         return logits
 
     def _check(self, part: NDArray[np.int64], largest: Tensor) -> None:
-        """Note an error for each row whose largest logit, `largest` [S], is not finite."""
+        """Record an error for each row whose maximum logit `largest` [S] is not finite."""
         for at in _not_finite(largest):
             self.errors[int(part[at])] = why_not(float(largest[at]))
 
@@ -125,12 +125,12 @@ def _not_finite(largest: Tensor) -> list[int]:
 
 
 def why_not(largest: float) -> str:
-    """Say why a row whose largest logit is not finite has no token."""
+    """Return why a row whose maximum logit is not finite has no token."""
     if np.isnan(largest):
         return "the model's logits contain NaN"
     if largest > 0:
         return "the model's logits contain infinity"
     return (
-        "no token may be sampled: allowed_token_ids, bad_words, logit_bias, min_tokens and structured_output together "
-        "ban every one"
+        "no token is allowed: allowed_token_ids, bad_words, logit_bias, min_tokens and structured_output together "
+        "ban every token"
     )

@@ -1,1 +1,1 @@
-"""From the form that an answer must have to the tokens that may come next. Beside the scheduler; no tensors."""
+"""Structured output: from constraints to the allowed next tokens. Runs alongside the scheduler; no tensors."""

@@ -1,6 +1,6 @@
-"""What a grammar library must do for us. One protocol, so that another library is one more file.
+"""The interface of a grammar library; supporting another library means adding one file.
 
-Legend: M = matchers, W = words of one mask; bit b of word w stands for token 32 w + b.
+Legend: M = matchers, W = words of one mask; bit b of word w is token 32 w + b.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from octavo.structured_output import StructuredOutput
 
 
 class GrammarMatcher(Protocol):
-    """Where one answer stands in its grammar."""
+    """The state of one output in its grammar."""
 
     def accept(self, token_id: int) -> None:
-        """Go on by one token. A token that the mask did not allow, and a grammar over its limits, raise.
+        """Advance by one token. Tokens outside the mask and grammars over their limits raise.
 
         Raises:
-            GrammarError, GrammarTooComplexError: this answer cannot go on.
+            GrammarError, GrammarTooComplexError: this output cannot continue.
         """
 
     @property
     def is_complete(self) -> bool:
-        """True when the form is complete and nothing but an end token may follow."""
+        """True if the output satisfies the constraint and nothing but an EOS token may follow."""
 
 
 MatcherT = TypeVar("MatcherT", bound=GrammarMatcher)
@@ -31,25 +31,25 @@ MatcherT_co = TypeVar("MatcherT_co", bound=GrammarMatcher, covariant=True)
 
 
 class CompiledGrammar(Protocol[MatcherT_co]):
-    """A grammar that is ready; shared by all requests with the same form."""
+    """A compiled grammar, shared by all requests with the same constraint."""
 
     def matcher(self) -> MatcherT_co:
-        """Return a new matcher at the start of an answer."""
+        """Return a new matcher in the initial state."""
 
 
 class GrammarBackend(Protocol[MatcherT]):
-    """A grammar library that knows the model's tokenizer. Safe to use from several threads."""
+    """A grammar library set up for the model's tokenizer. Thread-safe."""
 
     num_words: int  # W
-    end_token_ids: frozenset[int]  # allowed by a mask exactly where the form may be complete
+    end_token_ids: frozenset[int]  # allowed by a mask exactly where the output may end
 
     def compile(self, form: StructuredOutput) -> CompiledGrammar[MatcherT]:
-        """Compile a form, within limits on time and memory.
+        """Compile a constraint within limits on time and memory.
 
         Raises:
-            InvalidParameterError: no answer has this form, or it is malformed.
-            GrammarTooComplexError: it is over the limits.
+            InvalidParameterError: it is malformed or cannot be satisfied.
+            GrammarTooComplexError: it exceeds the limits.
         """
 
     def fill_masks(self, matchers: Sequence[MatcherT], words: Int32Array) -> list[OctavoError | None]:
-        """Write which tokens may come next into `words` [M, W]; say for each matcher why none may, if so."""
+        """Write the allowed next tokens to `words` [M, W]; return errors of matchers that allow none, else None."""

@@ -1,8 +1,8 @@
-"""Looks at a form before any work: what is malformed is told with the place of the fault.
+"""Validates constraints before any work is done; errors name the location.
 
-It needs no tokenizer. Most forms take a millisecond, but nobody can say how long one takes that was made to hurt, or
-whether the library survives it: `FormChecker` has it done in a process that may die. What shows only when the form is
-compiled for the model's tokens ends that request later, with a typed error.
+Needs no tokenizer. Most constraints take a millisecond, but a malicious one may take any time or crash the library, so
+`FormChecker` validates in a process that may die. What shows only during compilation for the model's tokens ends that
+request later, with a typed error.
 """
 
 import re
@@ -18,10 +18,10 @@ _REPEAT = re.compile(r"(?<!\\)(?:\\\\)*\{(\d+)(?:,(\d*))?\}")
 
 
 def check_form(form: StructuredOutput) -> None:
-    """Raise when no answer can be held to `form`.
+    """Raise if no output can satisfy `form`.
 
     Raises:
-        InvalidParameterError: with the place of the fault.
+        InvalidParameterError: names the location of the error.
     """
     for field, what, content in _parts(form):
         _CHECKS[what](f"structured_output.{field}", content)
@@ -30,7 +30,7 @@ def check_form(form: StructuredOutput) -> None:
 
 
 def _parts(form: StructuredOutput) -> Iterator[tuple[str, str, str]]:
-    """Yield everything that somebody has written: its field, what it is, the text."""
+    """Yield every text that the user has written: its field, its kind, the text."""
     for name in ("json_schema", "regex", "grammar"):
         if (text := getattr(form, name)) is not None:
             yield name, name, str(text)

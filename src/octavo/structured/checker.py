@@ -1,4 +1,4 @@
-"""Has forms tried in a process of their own, and remembers those that were found good."""
+"""Validates constraints in a separate process, and remembers valid ones."""
 
 import contextlib
 import subprocess
@@ -13,12 +13,13 @@ from octavo.structured_output import StructuredOutput
 
 MAX_REMEMBERED = 256
 _CLOSE_S = 5.0
-# How a process ends that a form was too much for: past its work, out of memory, out of stack. Negative: by a signal.
+# How a process ends when a constraint was too much for it: CPU limit, out of memory, out of stack. Negative: by a
+# signal.
 _KILLED_BY_A_FORM = frozenset({-27, -6, -9, -11})  # SIGPROF, SIGABRT, SIGKILL, SIGSEGV
 
 
 class FormChecker:
-    """May be shared by threads. The process is started with the first form, in 0.2 s, and again after one killed it."""
+    """Thread-safe. The process is started for the first constraint, in 0.2 s, and again whenever one has killed it."""
 
     def __init__(self) -> None:
         self._good: dict[StructuredOutput, None] = {}  # oldest first
@@ -26,11 +27,11 @@ class FormChecker:
         self._lock = threading.Lock()
 
     def check(self, form: StructuredOutput) -> None:
-        """Raise when no answer can be held to `form`. May take seconds for one that was made to hurt.
+        """Raise if no output can satisfy `form`. May take seconds for a malicious one.
 
         Raises:
-            InvalidParameterError: with the place of the fault.
-            GrammarTooComplexError: to find out takes too long, or too much memory.
+            InvalidParameterError: names the location of the error.
+            GrammarTooComplexError: validation takes too much time or memory.
         """
         with self._lock:
             if form not in self._good:
@@ -41,7 +42,7 @@ class FormChecker:
                 del self._good[next(iter(self._good))]
 
     def close(self) -> None:
-        """End the process; it comes back when it is needed."""
+        """Stop the process; it is restarted when needed."""
         with self._lock:
             if self._process is not None:
                 self._end(self._process)
@@ -63,18 +64,18 @@ class FormChecker:
             raise InvalidParameterError(verdict.field, verdict.value, verdict.limit)
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is not None and self._process.poll() is not None:  # somebody else ended it
+        if self._process is not None and self._process.poll() is not None:  # it was killed from outside
             self._end(self._process)
         if self._process is None:
             self._process = _start()
         return self._process
 
     def _end(self, process: "subprocess.Popen[bytes]") -> int:
-        """Wait for the end of the process; return how it ended."""
+        """Wait for the process to exit; return its exit code."""
         self._process = None
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # what it was too dead to read
+        with contextlib.suppress(BrokenPipeError):  # it died before reading everything
             process.stdin.close()
         process.stdout.close()
         try:
@@ -91,5 +92,5 @@ def _start() -> "subprocess.Popen[bytes]":
 
 def _death(form: StructuredOutput, returncode: int) -> GrammarTooComplexError | RequestError:
     if returncode in _KILLED_BY_A_FORM:
-        return GrammarTooComplexError(f"structured_output.{form.kind}: takes too much time or memory to compile")
-    return RequestError(f"structured_output could not be checked: the process for it ended with {returncode}")
+        return GrammarTooComplexError(f"structured_output.{form.kind}: compilation takes too much time or memory")
+    return RequestError(f"structured_output could not be checked: the checker process exited with {returncode}")

@@ -1,4 +1,4 @@
-"""Compiles grammars in threads of its own, each form once, and remembers them. The engine loop never waits for it."""
+"""Compiles grammars in background threads and caches them. The engine loop never waits for it."""
 
 import time
 from collections import OrderedDict
@@ -15,30 +15,30 @@ NUM_THREADS = 2
 
 
 class CompileJob(Generic[MatcherT]):
-    """One form being compiled, or compiled."""
+    """One constraint being compiled, or compiled."""
 
     def __init__(self) -> None:
         self.future: Future[CompiledGrammar[MatcherT]] = Future()
         self.started_s: float | None = None
 
     def is_over(self, now_s: float, time_limit_s: float) -> bool:
-        """True when there is nothing more to wait for."""
+        """True if there is nothing left to wait for."""
         return self.future.done() or (self.started_s is not None and now_s - self.started_s > time_limit_s)
 
     def error(self, time_limit_s: float) -> OctavoError | None:
-        """Say why this job, which is over, is no use; None if it is."""
+        """Return why this finished job failed, or None."""
         if not self.future.done():
             return GrammarTooComplexError(f"structured_output was not compiled within {time_limit_s:g} s")
         error = self.future.exception()
         if isinstance(error, InvalidParameterError):
-            return UserError(str(error))  # only name and text of an error cross the process line, not its fields
+            return UserError(str(error))  # fields of an error do not cross the process boundary
         if error is None or isinstance(error, OctavoError):
             return error
         return RequestError(f"compiling structured_output failed: {type(error).__name__}: {error}")
 
 
 class GrammarCompiler(Generic[MatcherT]):
-    """Owned by one thread. The backend, which costs a second for a large vocabulary, is made with the first job."""
+    """Owned by one thread. The backend, which takes a second for a large vocabulary, is created with the first job."""
 
     def __init__(self, make_backend: Callable[[], GrammarBackend[MatcherT]]) -> None:
         self._make_backend = make_backend
@@ -48,12 +48,12 @@ class GrammarCompiler(Generic[MatcherT]):
 
     @property
     def backend(self) -> GrammarBackend[MatcherT]:
-        """What the grammars were compiled by. There is one as soon as one of them is ready."""
+        """The grammar backend. Available once any job has completed."""
         assert self._backend is not None
         return self._backend.result()
 
     def submit(self, form: StructuredOutput) -> CompileJob[MatcherT]:
-        """Return the job for `form`, begun now unless it is known."""
+        """Return the job for `form`; start one unless it is cached."""
         if form in self._jobs:
             self._jobs.move_to_end(form)
             return self._jobs[form]
@@ -68,7 +68,7 @@ class GrammarCompiler(Generic[MatcherT]):
         return job
 
     def close(self) -> None:
-        """Start no further job. One under way ends by the backend's own limits."""
+        """Start no more jobs. A running job ends by the backend's own limits."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -77,5 +77,5 @@ class GrammarCompiler(Generic[MatcherT]):
             backend = self.backend
             job.started_s = time.monotonic()
             job.future.set_result(backend.compile(form))
-        except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait for this form
+        except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait for this constraint
             job.future.set_exception(error)

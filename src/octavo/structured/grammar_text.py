@@ -1,6 +1,6 @@
-"""A form as text in llguidance's dialect of Lark, with JSON schemas inside.
+"""Constraints as text in llguidance's dialect of Lark, with embedded JSON schemas.
 
-Source: the syntax page of llguidance (`%json`, `<[id]>` for a token, `[lazy]`, `{m,n}`).
+Source: llguidance's syntax page (`%json`, `<[id]>` for a token, `[lazy]`, `{m,n}`).
 """
 
 import json
@@ -15,10 +15,10 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def grammar_text(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
-    """Return the grammar of `form`. `special_tokens` are those that plain text cannot spell, by their text.
+    """Return the grammar of `form`. `special_tokens` are those that plain text cannot produce, by text.
 
     Raises:
-        ValueError: a grammar in GBNF that does not parse.
+        ValueError: a GBNF grammar that does not parse.
     """
     match form.kind:
         case "json_schema":
@@ -43,10 +43,10 @@ def schema_grammar(schema: str) -> str:
 
 
 def lark_of(grammar: str) -> str:
-    """Return a grammar as Lark, whichever of the two notations it is in.
+    """Return a grammar in Lark, given Lark or GBNF.
 
     Raises:
-        ValueError: it is GBNF and does not parse.
+        ValueError: a GBNF grammar that does not parse.
     """
     if _GBNF_RULE.search(grammar) is None:
         return grammar
@@ -56,12 +56,12 @@ def lark_of(grammar: str) -> str:
         return gbnf_to_lark(grammar)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    except Exception as error:  # the converter raises the bare class, with the reason in the text
+    except Exception as error:  # the converter raises bare Exception with a message
         raise ValueError(str(error)) from error
 
 
 def _tags(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
-    """Return the grammar of tagged parts: one rule for all tags that open alike, and how often they come."""
+    """Return the grammar of tags: one rule for all tags with the same trigger, and how many there may be."""
     rules, side_grammars = [], []
     bodies: dict[str, list[str]] = {}  # by trigger
     for index, tag in enumerate(form.tags):
@@ -70,7 +70,7 @@ def _tags(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
         bodies.setdefault(tag.trigger or "", []).append(_body(tag, index, special_tokens))
     for index, (trigger, endings) in enumerate(bodies.items()):
         pieces = _pieces(trigger, special_tokens)
-        if form.free_text and pieces[0].startswith('"'):  # text: the first time it comes, free text is over
+        if form.free_text and pieces[0].startswith('"'):  # text: its first occurrence ends free text
             rules.append(f"head_{index}[lazy]: TEXT {pieces[0]}")
             pieces[0] = f"head_{index}"
         elif form.free_text:
@@ -83,14 +83,14 @@ def _tags(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
 
 
 def _body(tag: StructuralTag, index: int, special_tokens: Mapping[str, int]) -> str:
-    """Return what follows a tag's trigger."""
+    """Return the part of a tag after its trigger."""
     content = f"@content_{index}" if tag.json_schema is None else f"%json {compiler_schema(str(tag.json_schema))}"
     rest = tag.begin[len(tag.trigger or "") :]
     return " ".join([*_pieces(rest, special_tokens), content, *_pieces(tag.end, special_tokens)])
 
 
 def _repeated(form: StructuredOutput) -> str:
-    """Return how often tags come, and what may stand around them."""
+    """Return the repetition of tags and what may come between them."""
     low, high = form.min_tags, form.max_tags
     if not form.free_text:
         separator = _quoted(form.separator) if form.separator else ""
@@ -99,14 +99,14 @@ def _repeated(form: StructuredOutput) -> str:
         return some if low else f"({some})?"
     if high is None:
         return f"tag{{{low},}} TEXT"
-    ends = [f"tag{{{high}}}"]  # with the last tag that is allowed, the answer ends
+    ends = [f"tag{{{high}}}"]  # the output ends with the last allowed tag
     if low < high:
         ends.append(f"tag{{{low},{high - 1}}} TEXT" if high > 1 else "TEXT")
     return " | ".join(ends)
 
 
 def _pieces(text: str, special_tokens: Mapping[str, int]) -> list[str]:
-    """Cut text into quoted strings and tokens."""
+    """Split text into quoted strings and special tokens."""
     names = sorted((name for name in special_tokens if name in text), key=len, reverse=True)
     if not names:
         return [_quoted(text)] if text else []

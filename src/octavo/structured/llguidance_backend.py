@@ -1,7 +1,7 @@
-"""Grammars by llguidance: Earley parsing over a lexer of regular-expression derivatives, made as it is needed.
+"""The grammar backend on llguidance: Earley parsing over a lexer of lazily computed regex derivatives.
 
-Because nothing is unfolded ahead of time, a huge count in a schema costs nothing, and every bound below is on work
-really done. The library gives the GIL back while it compiles and while it makes masks.
+Nothing is expanded in advance, so a huge count in a schema costs nothing and the limits below are on actual work. The
+library releases the GIL while it compiles and while it computes masks.
 
 Legend: M = matchers, W = words of one mask.
 """
@@ -26,9 +26,9 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 _INNER_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
-_REFUSAL = "doesn't satisfy the grammar"  # how the library says so; all else are limits
-_NOTHING_FOLLOWS = "NoExtensionBias"  # how the library calls a dead end
-_NUM_THREADS = 4  # that make the masks of a step together
+_REFUSAL = "doesn't satisfy the grammar"  # the library's message for a rejected token; all other errors are limits
+_NOTHING_FOLLOWS = "NoExtensionBias"  # the library's name for a dead end
+_NUM_THREADS = 4  # computing the masks of a step
 
 
 class LLGuidanceMatcher:
@@ -42,7 +42,7 @@ class LLGuidanceMatcher:
             return
         problem = _first_line(self.matcher)
         if _REFUSAL in problem:
-            raise GrammarError(f"token {token_id} does not go with the grammar: {problem}")
+            raise GrammarError(f"token {token_id} does not match the grammar: {problem}")
         raise GrammarTooComplexError(f"structured_output: {problem}")
 
     @property
@@ -51,7 +51,7 @@ class LLGuidanceMatcher:
 
 
 class LLGuidanceGrammar:
-    """Implements `CompiledGrammar`: a matcher that nobody moves."""
+    """Implements `CompiledGrammar` with a matcher that is only copied."""
 
     def __init__(self, pristine: LLMatcher) -> None:
         self._pristine = pristine
@@ -63,11 +63,11 @@ class LLGuidanceGrammar:
 class LLGuidanceBackend:
     """Implements `GrammarBackend` for one tokenizer.
 
-    `tokenizer_json` is a whole `tokenizer.json`, `num_tokens` its largest id and one; `added_tokens` are by their text.
-    `vocab_size` is that of the logits; an id beyond the tokenizer is never allowed.
+    `tokenizer_json` is the content of a `tokenizer.json`, `num_tokens` its largest id plus one, `added_tokens` ids by
+    text. `vocab_size` is that of the logits; ids beyond the tokenizer are never allowed.
 
     Raises:
-        UserError: the library cannot read this kind of tokenizer.
+        UserError: the library does not support this kind of tokenizer.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LLGuidanceBackend:
         try:
             self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, num_tokens), eos_token=ends)
         except ValueError as error:
-            raise UserError(f"structured output is not there for this model's tokenizer: {error}") from error
+            raise UserError(f"structured output does not support this model's tokenizer: {error}") from error
         self.num_words = -(-self._tokenizer.vocab_size // 32)
         self.end_token_ids = frozenset(self._tokenizer.eos_tokens)
         special = {text: id_ for text, id_ in added_tokens.items() if self._tokenizer.is_special_token(id_)}
@@ -91,23 +91,23 @@ class LLGuidanceBackend:
         self._executor = LLExecutor(_NUM_THREADS)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what the library takes a token to stand for."""
+        """Return the bytes of a token according to the library."""
         return self._tokenizer.decode_bytes([token_id])
 
     def compile(self, form: StructuredOutput) -> LLGuidanceGrammar:
         text = whole_grammar(form, self._vocabulary)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-        matcher.compute_bitmask()  # the first mask costs the most, and shows what cannot begin
+        matcher.compute_bitmask()  # the first mask costs the most, and reveals grammars that match nothing
         field = f"structured_output.{form.kind}"
         if _first_line(matcher) == _NOTHING_FOLLOWS:
-            raise InvalidParameterError(field, "...", "no answer has this form")
+            raise InvalidParameterError(field, "...", "no output can satisfy it")
         if matcher.is_error():
             raise GrammarTooComplexError(f"{field}: {_first_line(matcher)}")
         return LLGuidanceGrammar(matcher)
 
     def fill_masks(self, matchers: Sequence[LLGuidanceMatcher], words: Int32Array) -> list[OctavoError | None]:
         assert words.shape == (len(matchers), self.num_words)
-        if len(matchers) == 1:  # to wake other threads costs more than one mask
+        if len(matchers) == 1:  # for one mask, waking other threads costs more than it saves
             matchers[0].matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         else:
             fill_next_token_bitmask_par(self._executor, [(m.matcher, i) for i, m in enumerate(matchers)], words)
@@ -115,18 +115,18 @@ class LLGuidanceBackend:
 
 
 def validate(grammar: str) -> str | None:
-    """Return what is wrong with the text of a grammar, for any tokenizer, in one line; None if nothing is."""
+    """Return what is wrong with a grammar, whatever the tokenizer, in one line; None if it is valid."""
     has_failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=_LIMITS)
     if not has_failed:
         return None
-    innermost = _INNER_ERROR.findall(messages[0])  # below it is a drawing of the place
+    innermost = _INNER_ERROR.findall(messages[0])  # followed by a drawing of the location
     return _shortened(innermost[-1] if innermost else messages[0].partition("\n")[0])
 
 
 def _problem(matcher: LLMatcher) -> OctavoError | None:
-    """Say why no token may come next, unless one may or the form is complete."""
+    """Return why no token may come next; None if one may or the output is complete."""
     if _first_line(matcher) == _NOTHING_FOLLOWS:
-        return GrammarError("the answer has come to where its grammar knows no next token")
+        return GrammarError("the grammar allows no next token")
     return GrammarTooComplexError(f"structured_output: {_first_line(matcher)}") if matcher.is_error() else None
 
 
@@ -135,5 +135,5 @@ def _first_line(matcher: LLMatcher) -> str:
 
 
 def _shortened(text: str) -> str:
-    """An error may quote the whole of what it is about."""
+    """Shorten an error, which may quote its whole subject."""
     return text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"

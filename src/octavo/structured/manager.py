@@ -1,7 +1,7 @@
-"""The grammars of all requests that have one: compiled elsewhere, advanced here, one mask ahead of the sampler.
+"""The grammars of all requests that have one: compiled in threads, advanced here, with masks computed one step ahead.
 
-A request is *pending* until its grammar is compiled and *held* from then on. The mask for its next token is made as
-soon as its last token is known, so that the scheduler finds it ready and hears at once when the form is complete.
+A request is *pending* until its grammar is compiled and *held* afterwards. The mask for its next token is computed as
+soon as its last token is known, so the scheduler finds it ready and knows at once when the output is complete.
 
 Legend: M = requests, W = words of one mask.
 """
@@ -24,16 +24,16 @@ COMPILE_TIME_LIMIT_S = 10.0
 
 
 class _Held(Generic[MatcherT]):
-    """A request under its grammar."""
+    """A request with its compiled grammar."""
 
     def __init__(self, matcher: MatcherT, banned: Int32Array | None) -> None:
         self.matcher = matcher
-        self.banned = banned  # [W] end tokens of the model that are none to this request
+        self.banned = banned  # [W] EOS tokens of the model that must not end this request
         self.mask: Int32Array | None = None  # [W] for the next token
 
 
 class GrammarManager(Generic[MatcherT]):
-    """Implements `contracts.grammar.Grammars`. Owned by the core's thread; only compiling happens in others."""
+    """Implements `contracts.grammar.Grammars`. Owned by the core's thread; only compilation uses other threads."""
 
     def __init__(
         self, make_backend: Callable[[], GrammarBackend[MatcherT]], *, time_limit_s: float = COMPILE_TIME_LIMIT_S
@@ -54,7 +54,7 @@ class GrammarManager(Generic[MatcherT]):
         return {request_id: self._take(*self._pending.pop(request_id)) for request_id in over}
 
     def wait(self, timeout_s: float) -> None:
-        """Return when a pending request's grammar is ready, at the latest after `timeout_s`."""
+        """Wait until a pending request's grammar is ready, for at most `timeout_s`."""
         wait([job.future for _, job in self._pending.values()], timeout_s, FIRST_COMPLETED)
 
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
@@ -78,18 +78,18 @@ class GrammarManager(Generic[MatcherT]):
         self._held.pop(request_id, None)
 
     def close(self) -> None:
-        """Start no further compilation."""
+        """Start no more compilations."""
         self._compiler.close()
 
     def _take(self, message: EngineCoreRequest, job: CompileJob[MatcherT]) -> OctavoError | None:
-        """Put a request under its grammar; return why that cannot be, if so."""
+        """Move a request from pending to held; return the error if that fails."""
         if (error := job.error(self._time_limit_s)) is not None:
             return error
         self._held[message.request_id] = _Held(job.future.result().matcher(), self._banned(message))
         return self._make_masks([message.request_id]).get(message.request_id)
 
     def _banned(self, message: EngineCoreRequest) -> Int32Array | None:
-        """Return a mask [W] of the end tokens that must not end this request."""
+        """Return a mask [W] of EOS tokens that must not end this request."""
         backend = self._compiler.backend
         own = () if message.sampling_params.ignore_eos else message.eos_token_ids
         token_ids = np.array(sorted(backend.end_token_ids.difference(own)), dtype=np.int64)
@@ -103,7 +103,7 @@ class GrammarManager(Generic[MatcherT]):
         return frozenset(request_id for request_id in request_ids if self._held[request_id].matcher.is_complete)
 
     def _make_masks(self, request_ids: Sequence[str]) -> dict[str, OctavoError]:
-        """Make the next masks of these requests; return those that cannot go on."""
+        """Compute the next masks of these requests; return errors for those that cannot continue."""
         if not request_ids:
             return {}
         backend, held = self._compiler.backend, [self._held[request_id] for request_id in request_ids]

@@ -1,22 +1,22 @@
-"""JSON schemas as the grammar compiler reads them, and where in one a fault lies."""
+"""Prepares JSON schemas for the grammar compiler and locates errors in them."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-# Those that llguidance holds an answer to. By the standard any other `format` is a remark, so it is left out.
+# The formats that llguidance enforces. By the standard, any other `format` is an annotation, so it is removed.
 ENFORCED_FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )
 MAX_LEAST_COUNT = 65_536  # of `minItems` and the like: more than any context holds
-SEARCH_BYTES = 1 << 20  # of schemas looked at for where a fault lies: 0.2 s
-LOOK_BYTES = 1 << 11  # that a look costs beside those it reads
+SEARCH_BYTES = 1 << 20  # limit on the search for the location of an error: 0.2 s
+LOOK_BYTES = 1 << 11  # fixed cost per candidate, in addition to its size
 _OPTIONS = {
-    # Room for the pretty-printing of models, and an end to a model that would write spaces for ever.
+    # Allows models to pretty-print, but stops one that writes whitespace forever.
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n\r\t]{0,32}",
-    "coerce_one_of": False,  # `oneOf` whose branches overlap is refused: what comes out must match exactly one
-    "lenient": False,  # a keyword that cannot be held to is an error
+    "coerce_one_of": False,  # `oneOf` with overlapping branches is an error: the output must match exactly one
+    "lenient": False,  # unsupported keywords are errors
 }
 _LEAST_COUNTS = ("minItems", "minLength", "minProperties", "minContains")
 _MAPS_OF_SCHEMAS = ("$defs", "definitions", "properties", "patternProperties")
@@ -25,14 +25,14 @@ _SCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames",
 
 
 def compiler_schema(text: str) -> str:
-    """Return a JSON schema with our options for the compiler, and without formats that are only remarks."""
+    """Return a JSON schema with our options for the compiler, without `format` annotations that are not enforced."""
     schema = _without_remarks(json.loads(text))
     schema["x-guidance"] = _OPTIONS
     return json.dumps(schema, ensure_ascii=True, separators=(",", ":"))
 
 
 def find_excess(text: str) -> tuple[str, str] | None:
-    """Return where a schema asks for more than any answer can hold, and the limit."""
+    """Return where a schema requires more than any output can contain, and the limit."""
     for path, schema in _all_schemas("$", json.loads(text)):
         for name in _LEAST_COUNTS:
             count = schema.get(name)
@@ -42,9 +42,9 @@ def find_excess(text: str) -> tuple[str, str] | None:
 
 
 def locate_fault(text: str, error: str, why_not: Callable[[str], str | None]) -> tuple[str, str]:
-    """Return the path of the innermost schema that is at fault, and what `why_not` says of it.
+    """Return the path of the innermost invalid schema and the message of `why_not` for it.
 
-    `error` is what it says of the whole.
+    `error` is the message for the whole schema.
     """
     schema = json.loads(text)
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
@@ -63,7 +63,7 @@ def locate_fault(text: str, error: str, why_not: Callable[[str], str | None]) ->
 
 
 def _children(path: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the schemas directly inside one, with their paths."""
+    """Yield the direct subschemas with their paths."""
     for name in _MAPS_OF_SCHEMAS:
         if isinstance(inner := schema.get(name), dict):
             yield from ((f"{path}.{name}.{key}", child) for key, child in inner.items() if isinstance(child, dict))

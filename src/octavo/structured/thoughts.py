@@ -1,7 +1,7 @@
-"""Puts the thoughts of a model before the form of its answer: any tokens between two tags, of limited number.
+"""Prepends reasoning to a constraint: any tokens between two tags, with a limit on their number.
 
-The two tags must be tokens of their own (in the models that think they are): then a limit is exact, as it counts
-tokens, and no text can be mistaken for a tag.
+Both tags must be single tokens, as they are in reasoning models. So the limit, which counts tokens, is exact, and no
+text can be mistaken for a tag.
 """
 
 import json
@@ -12,19 +12,19 @@ from octavo.errors import InvalidParameterError
 from octavo.structured.grammar_text import grammar_text
 from octavo.structured_output import StructuredOutput, Thoughts
 
-_GAP = "gap: /[ \\n]{1,8}/"  # white space that models put between thoughts and answer
+_GAP = "gap: /[ \\n]{1,8}/"  # whitespace that models put between reasoning and answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vocabulary:
-    """What grammars must know of a tokenizer."""
+    """What grammars need to know of a tokenizer."""
 
-    num_tokens: int  # without the padding of the model's vocabulary
-    special_tokens: Mapping[str, int]  # those that plain text cannot spell, by their text
+    num_tokens: int  # without padding of the model's vocabulary
+    special_tokens: Mapping[str, int]  # those that plain text cannot produce, by text
     end_token_ids: Collection[int]
 
     def any_but(self, *token_ids: int) -> str:
-        """Return the grammar of any one token but these and those that end an answer."""
+        """Return the grammar of any single token except these and EOS tokens."""
         ranges, first = [], 0
         for last in sorted({*token_ids, *self.end_token_ids, self.num_tokens}):
             if first < last:
@@ -34,11 +34,11 @@ class Vocabulary:
 
 
 def whole_grammar(form: StructuredOutput, vocabulary: Vocabulary) -> str:
-    """Return the grammar of an answer in `form`, thoughts included; see `grammar_text`.
+    """Return the grammar of an output in `form`, including reasoning; see `grammar_text`.
 
     Raises:
-        InvalidParameterError: a tag of the thoughts is no token of this model.
-        ValueError: a grammar in GBNF that does not parse.
+        InvalidParameterError: a reasoning tag is not a token of this model.
+        ValueError: a GBNF grammar that does not parse.
     """
     answer = None if form.kind == "thoughts" else grammar_text(form, vocabulary.special_tokens)
     if form.thoughts is not None:
@@ -48,7 +48,7 @@ def whole_grammar(form: StructuredOutput, vocabulary: Vocabulary) -> str:
 
 
 def _with_thoughts(answer: str | None, thoughts: Thoughts, vocabulary: Vocabulary) -> str:
-    """Return the grammar of thoughts and then `answer`; None: anything. Thoughts not opened yet may stay away."""
+    """Return the grammar of reasoning and then `answer` (None: anything). Optional unless already open."""
     begin = _token("begin", thoughts.begin, vocabulary)
     end = _token("end", thoughts.end, vocabulary)
     thinking = f"{_up_to(thoughts.max_tokens, vocabulary.any_but(end))} <[{end}]>"
@@ -69,12 +69,12 @@ def _up_to(max_count: int | None, item: str) -> str:
 
 def _token(name: str, tag: str, vocabulary: Vocabulary) -> int:
     if tag not in vocabulary.special_tokens:
-        raise InvalidParameterError(f"structured_output.thoughts.{name}", tag, "must be one token of the model's")
+        raise InvalidParameterError(f"structured_output.thoughts.{name}", tag, "must be a single token of the model")
     return vocabulary.special_tokens[tag]
 
 
 def _named(grammar: str) -> list[dict[str, object]]:
-    """Return the grammars in `grammar`, the first of them under the name `answer`."""
+    """Return the grammars in `grammar`, the first of them renamed to `answer`."""
     if not grammar.startswith("{"):
         return [{"name": "answer", "lark_grammar": grammar}]
     first, *others = json.loads(grammar)["grammars"]

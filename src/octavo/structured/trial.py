@@ -1,7 +1,7 @@
-"""The process in which forms are tried. Run as `python -m octavo.structured.trial`: a form per line in, a verdict out.
+"""The process that validates constraints: `python -m octavo.structured.trial` reads one per line and writes verdicts.
 
-It limits itself, so that nobody has to watch it: past `CPU_S` seconds of work on one form, or `MEMORY_BYTES`, the
-kernel ends it, and the form has its verdict. It ends by itself when nobody writes to it any more.
+It limits itself and needs no supervision: beyond `CPU_S` seconds of CPU time for one constraint, or `MEMORY_BYTES`, the
+kernel kills it, which is a verdict as well. It exits at the end of its input.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from octavo.errors import InvalidParameterError
 from octavo.structured.check import check_form
 from octavo.structured_output import StructuredOutput
 
-CPU_S = 1.5  # the largest forms that are no bombs take a third
-MEMORY_BYTES = 2 << 30  # of addresses
+CPU_S = 1.5  # the largest harmless constraints take a third
+MEMORY_BYTES = 2 << 30  # of address space
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a form, as `InvalidParameterError` has it; an empty field: nothing."""
+    """What is wrong with a constraint, as in `InvalidParameterError`; an empty field means nothing."""
 
     field: str = ""
     value: str = ""
@@ -27,7 +27,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(line: bytes) -> Verdict:
-    """Try the form in `line`."""
+    """Validate the constraint in `line`."""
     try:
         check_form(msgspec.json.decode(line, type=StructuredOutput))
     except InvalidParameterError as error:
@@ -36,8 +36,8 @@ def judge(line: bytes) -> Verdict:
 
 
 def main() -> None:
-    """Serve until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and service managers reach all; the parent decides
+    """Serve until the end of input."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # these may be sent to all processes; the parent decides
         signal.signal(number, signal.SIG_IGN)
     _limit_memory()
     while line := sys.stdin.buffer.readline():
@@ -57,7 +57,7 @@ def _limit_memory() -> None:
 
 
 def _limit_work(seconds: float) -> None:
-    """Have the kernel end this process after so much work of all its threads; 0: no more."""
+    """Set the CPU time after which the kernel kills this process, over all threads; 0: no limit."""
     if hasattr(signal, "setitimer"):  # not on Windows
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

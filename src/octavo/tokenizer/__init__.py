@@ -1,1 +1,1 @@
-"""Text to tokens and back: the tokenizer, its chat template, and the incremental detokeniser. No torch."""
+"""Text to tokens and back: the tokenizer, its chat template, and the incremental detokenizer. No torch."""

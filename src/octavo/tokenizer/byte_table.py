@@ -1,9 +1,9 @@
-"""The bytes that each token stands for: the whole of decoding, worked out once a token, so that streaming is a look-up.
+"""The bytes of each token, computed once per token, so that streaming detokenization is a lookup.
 
-A `tokenizer.json` says how token texts become text with a chain of decoders. Three families cover the checkpoints
-that Octavo serves, and all three are per token, save for the space that some of them drop at the very start:
+A `tokenizer.json` defines decoding as a chain of decoders. Three families cover the supported checkpoints, and all
+three work token by token, except for the leading space that some drop:
 
-- byte-level BPE (GPT-2; Qwen, Llama 3): each character of a token spells one byte;
+- byte-level BPE (GPT-2; Qwen, Llama 3): each character of a token stands for one byte;
 - SentencePiece with byte fallback (Llama 1 and 2, Mistral): `▁` is a space, `<0x0A>` is a byte, and the first
   space of the whole text is dropped;
 - Metaspace: `▁` is a space, and the first token loses its own.
@@ -23,21 +23,21 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderRules:
-    """What a chain of decoders does, reduced to what it does to one token."""
+    """The effect of a chain of decoders on one token."""
 
-    byte_alphabet: str | None = None  # byte-level BPE: the character at place b spells byte b
+    byte_alphabet: str | None = None  # byte-level BPE: the character at index b stands for byte b
     replacements: tuple[tuple[str, str], ...] = ()
     byte_fallback: bool = False
-    num_leading_spaces: int = 0  # most spaces dropped at the start of the whole text
-    first_drops: str = ""  # what is removed from the first token, wherever it stands in it
-    separator: str = ""  # stands before every token but the first
+    num_leading_spaces: int = 0  # maximum number of spaces dropped at the start of the text
+    first_drops: str = ""  # removed from the first token, wherever it occurs
+    separator: str = ""  # inserted before every token but the first
 
     def token_bytes(self, text: str) -> bytes:
-        """Return the bytes of a token in the midst of a text."""
+        """Return the bytes of a token within a text."""
         return self.separator.encode() + self._plain_bytes(text)
 
     def first_token_bytes(self, text: str) -> bytes:
-        """Return the bytes of a token that opens the text."""
+        """Return the bytes of the first token of a text."""
         return self._plain_bytes(text.replace(self.first_drops, "") if self.first_drops else text)
 
     def _plain_bytes(self, text: str) -> bytes:
@@ -48,31 +48,31 @@ class DecoderRules:
         if self.byte_alphabet is not None:
             try:
                 return codecs.charmap_encode(text, "strict", _encoding_map(self.byte_alphabet))[0]
-            except UnicodeEncodeError:  # an added token that is not spelt in the alphabet stands for itself
+            except UnicodeEncodeError:  # added tokens that are not spelled in the alphabet are literal text
                 return text.encode()
         return text.encode()
 
 
 class ByteTable:
-    """Token id -> bytes, for one choice of `skip_special_tokens`, worked out when a token is first met.
+    """Maps token ids to bytes for one value of `skip_special_tokens`; filled on demand.
 
-    An id that is no token stands for nothing: a hole in the vocabulary, or beyond its end.
+    Ids that are not tokens have no bytes: gaps in the vocabulary, or ids beyond its end.
     """
 
     def __init__(
         self, rules: DecoderRules, text_of: Callable[[int], str | None], skipped_ids: frozenset[int] = frozenset()
     ) -> None:
-        """`text_of` tells a token's text in the vocabulary, None for an id that is no token."""
+        """`text_of` returns a token's text in the vocabulary, or None for an id that is not a token."""
         self._text_of = text_of
         self._skipped_ids = skipped_ids
         self.num_leading_spaces = rules.num_leading_spaces
         self.pieces: Mapping[int, bytes] = _Pieces(rules.token_bytes, self._spoken_text)
-        self.first_pieces = self.pieces  # the same object where the first token is like any other
+        self.first_pieces = self.pieces  # the same object if the first token is not special
         if rules.first_drops or rules.separator:
             self.first_pieces = _Pieces(rules.first_token_bytes, self._spoken_text)
 
     def is_silent(self, token_id: int) -> bool:
-        """Tell whether a token leaves no trace in the text at all, and so is not the first one either."""
+        """Return whether a token produces no text and so does not count as the first."""
         return self._spoken_text(token_id) is None
 
     def _spoken_text(self, token_id: int) -> str | None:
@@ -80,7 +80,7 @@ class ByteTable:
 
 
 class _Pieces(dict[int, bytes]):
-    """Fills itself: a vocabulary has 150,000 tokens, of which an answer uses a few hundred."""
+    """Filled on demand: a vocabulary has 150,000 tokens, of which an output uses a few hundred."""
 
     def __init__(self, bytes_of: Callable[[str], bytes], text_of: Callable[[int], str | None]) -> None:
         super().__init__()
@@ -94,13 +94,13 @@ class _Pieces(dict[int, bytes]):
 
 
 def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
-    """Reduce the `decoder` section of a `tokenizer.json` to rules for single tokens.
+    """Reduce the `decoder` section of a `tokenizer.json` to per-token rules.
 
     Raises:
-        CheckpointError: for a decoder that cannot be applied token by token, or that Octavo does not know.
+        CheckpointError: a decoder that is unknown or does not work token by token.
     """
     if spec is None:
-        return DecoderRules(separator=" ")  # the tokenizers library then joins token texts with spaces
+        return DecoderRules(separator=" ")  # the tokenizers library joins token texts with spaces in this case
     rules = DecoderRules()
     for part in _flatten(spec):
         rules = _add_decoder(rules, part)
@@ -108,7 +108,7 @@ def parse_decoder(spec: Mapping[str, Any] | None) -> DecoderRules:
 
 
 def byte_alphabet() -> str:
-    """The byte-level BPE alphabet (GPT-2): printable Latin-1 characters spell their own byte, U+0100 on spell the rest.
+    """Return GPT-2's byte-level BPE alphabet: printable Latin-1 characters are their own byte, U+0100 on are the rest.
 
     Source: Radford et al. 2019, section 2.2, and the vocabulary published with it.
     """
@@ -118,7 +118,7 @@ def byte_alphabet() -> str:
 
 
 @cache
-def _encoding_map(alphabet: str) -> Any:  # of a type that the codecs keep to themselves
+def _encoding_map(alphabet: str) -> Any:  # its type is private to codecs
     return codecs.charmap_build(alphabet)
 
 

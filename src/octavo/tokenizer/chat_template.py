@@ -1,9 +1,8 @@
-"""`ChatTemplate`: a conversation becomes one prompt, by the Jinja template that the checkpoint ships.
+"""`ChatTemplate`: renders a conversation to a prompt with the checkpoint's Jinja template.
 
-A template is a program from a stranger: it runs in Jinja's immutable sandbox. The dialect is the one that checkpoints
-are written for (https://huggingface.co/docs/transformers/chat_templating): trimmed blocks, `break` and `continue`,
-`raise_exception`, `strftime_now`, `tojson` that leaves HTML characters alone, and `{% generation %}` marks, which
-matter to training only.
+Templates are untrusted code and run in Jinja's immutable sandbox. The dialect is that of Hugging Face checkpoints
+(https://huggingface.co/docs/transformers/chat_templating): trimmed blocks, `break` and `continue`, `raise_exception`,
+`strftime_now`, `tojson` without HTML escapes, and `{% generation %}` marks, which only matter for training.
 """
 
 import json
@@ -19,12 +18,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidParameterError
 
-# Ends in a space: if the template trims the message, the space is gone, and the text before the mark is trimmed too.
+# The trailing space shows whether the template trims messages: if it is gone, the text before the mark is trimmed, too.
 _CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
 
 
 class ChatTemplate:
-    """One checkpoint's template, compiled when it is first used."""
+    """One checkpoint's template, compiled on first use."""
 
     def __init__(
         self, source: str, *, special_tokens: Mapping[str, str] | None = None, tool_use_source: str | None = None
@@ -42,13 +41,13 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: object,
     ) -> str:
-        """Return the prompt. `variables` are whatever else the template reads, such as `enable_thinking`.
+        """Return the prompt. `variables` are further inputs of the template, such as `enable_thinking`.
 
-        With `continue_final_message` the prompt ends within the last message, for the model to go on with it;
+        With `continue_final_message` the prompt ends within the last message, for the model to continue it;
         `add_generation_prompt` is then off.
 
         Raises:
-            InvalidParameterError: for malformed messages, and for what the template itself refuses.
+            InvalidParameterError: malformed messages, or messages that the template rejects.
         """
         plain = plain_messages(messages)
         if continue_final_message:
@@ -65,7 +64,7 @@ class ChatTemplate:
         return _cut_at_mark(text) if continue_final_message else text
 
     def check(self) -> None:
-        """Compile the template now rather than with the first conversation.
+        """Compile the template now rather than on first use.
 
         Raises:
             InvalidParameterError: it is not a Jinja template.
@@ -81,7 +80,7 @@ class ChatTemplate:
             return template.render(context)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             roles = [message["role"] for message in context["messages"]]
-            raise InvalidParameterError("messages", roles, f"the model's chat template refuses: {error}") from error
+            raise InvalidParameterError("messages", roles, f"rejected by the chat template: {error}") from error
 
     @cached_property
     def _template(self) -> Template:
@@ -93,10 +92,10 @@ class ChatTemplate:
 
 
 def plain_messages(messages: object) -> list[dict[str, object]]:
-    """Check a conversation, and bring it into the form that templates expect: text as one string, nothing null.
+    """Check a conversation and normalize it for templates: text as one string, no nulls.
 
     Raises:
-        InvalidParameterError: naming the message and what is wrong with it.
+        InvalidParameterError: names the message and the problem.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
         raise InvalidParameterError("messages", messages, "a list of at least one message")
@@ -131,7 +130,7 @@ def _part_text(name: str, part: object) -> str:
 def _marked(message: Mapping[str, object]) -> dict[str, object]:
     content = message.get("content")
     if not isinstance(content, str):
-        raise InvalidParameterError("messages", message, "continue_final_message needs text in the last message")
+        raise InvalidParameterError("messages", message, "continue_final_message requires text in the last message")
     return dict(message) | {"content": content + _CUT_MARK}
 
 
@@ -153,7 +152,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationMark(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what training computes a loss on; here it renders as it is."""
+    """`{% generation %}...{% endgeneration %}` marks text for the training loss; here it renders unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja's own declaration is an instance variable
 

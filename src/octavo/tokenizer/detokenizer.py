@@ -1,9 +1,9 @@
-"""Turns tokens into text as they come, and never shows half a character.
+"""Incremental detokenization that never emits incomplete characters.
 
-A pure little state machine: token ids go through a table of bytes, bytes through an incremental UTF-8 decoder. What it
-gives, piece by piece, is in total what `Tokenizer.decode` gives at once. The one exception is a run of SentencePiece
-byte tokens that is no valid UTF-8: there `decode` looks at the whole run, and the stream, which cannot look ahead, puts
-U+FFFD where `bytes.decode(errors="replace")` puts it.
+A small state machine: token ids go through a table of bytes, bytes through an incremental UTF-8 decoder. The pieces
+concatenate to the result of `Tokenizer.decode`, with one exception: for a run of SentencePiece byte tokens that is not
+valid UTF-8, `decode` looks at the whole run, while the stream, which cannot look ahead, emits U+FFFD where
+`bytes.decode(errors="replace")` does.
 """
 
 import codecs
@@ -14,7 +14,7 @@ from octavo.tokenizer.byte_table import ByteTable
 
 
 class HasByteTable(Protocol):
-    """All that detokenising needs to know about a tokenizer."""
+    """All that detokenization needs to know of a tokenizer."""
 
     def byte_table(self, skip_special_tokens: bool) -> ByteTable: ...
 
@@ -22,8 +22,8 @@ class HasByteTable(Protocol):
 class Detokenizer:
     """The text of one sequence of output tokens.
 
-    Some tokenizers drop the space that opens a text. By default the output is a text of its own, and loses it, as with
-    `decode(output_ids)`; with `prompt_token_ids` it continues the prompt, and keeps it.
+    Some tokenizers drop the leading space of a text. By default the output is a text of its own and loses it, as with
+    `decode(output_ids)`; with `prompt_token_ids` it continues the prompt and keeps it.
     """
 
     __slots__ = ("_awaits_first", "_decoder", "_num_spaces", "_starting", "_table")
@@ -34,7 +34,7 @@ class Detokenizer:
         self._table = tokenizer.byte_table(skip_special_tokens)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._awaits_first = self._table.first_pieces is not self._table.pieces
-        self._num_spaces = self._table.num_leading_spaces  # that may still be dropped
+        self._num_spaces = self._table.num_leading_spaces  # still to be dropped
         self._starting = self._awaits_first or self._num_spaces > 0
         for token_id in prompt_token_ids:
             if not self._starting:
@@ -43,7 +43,7 @@ class Detokenizer:
         self._decoder.reset()
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; empty while a character is still incomplete."""
+        """Return the text completed by these tokens; empty while a character is incomplete."""
         if self._starting:
             return self._push_start(token_ids)
         pieces = self._table.pieces
@@ -51,7 +51,7 @@ class Detokenizer:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """Return what the end of the sequence leaves incomplete, as U+FFFD."""
+        """Return an incomplete character at the end of the sequence as U+FFFD."""
         self._starting = False
         return self._decoder.decode(b"", True)
 

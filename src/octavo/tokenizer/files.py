@@ -1,9 +1,9 @@
-"""Reads the tokenizer's files of a checkpoint folder, and says exactly which file is missing or broken.
+"""Reads a checkpoint's tokenizer files; errors name the file that is missing or malformed.
 
-`tokenizer.json` decides how text becomes ids, including whether a beginning-of-sequence token is put in front. The
-others only name tokens and bring the chat template: `tokenizer_config.json`, `special_tokens_map.json` of older
-checkpoints, `chat_template.jinja` and `chat_template.json`. This is how transformers 5 reads them, `add_bos_token` of
-`tokenizer_config.json` included: beside a `tokenizer.json` it has no say.
+`tokenizer.json` defines how text becomes ids, including whether a BOS token is prepended. The other files only name
+special tokens and have the chat template: `tokenizer_config.json`, `special_tokens_map.json` in older checkpoints,
+`chat_template.jinja` and `chat_template.json`. This matches transformers 5, which also ignores `add_bos_token` in
+`tokenizer_config.json` if there is a `tokenizer.json`.
 """
 
 import json
@@ -22,18 +22,18 @@ CHAT_TEMPLATE_NAMES = ("default", "tool_use")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerFiles:
-    """What the files say."""
+    """The contents of the files."""
 
     backend: Backend
     named_tokens: Mapping[str, str]  # bos_token, eos_token, ... -> the token's text
-    chat_templates: Mapping[str, str]  # by name: `default`, perhaps `tool_use`
+    chat_templates: Mapping[str, str]  # by name: `default`, optionally `tool_use`
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read every file of the tokenizer in folder `path`.
+    """Read all tokenizer files in folder `path`.
 
     Raises:
-        CheckpointError: naming the file that is missing or malformed.
+        CheckpointError: names the file that is missing or malformed.
     """
     backend = _read_backend(path)
     config = _read_json(path / "tokenizer_config.json")
@@ -54,9 +54,9 @@ def _read_backend(path: Path) -> Backend:
     text = _read_text(file)
     try:
         backend = Backend.from_str(text)
-    except Exception as error:  # the library raises the bare class, with the reason in the text
+    except Exception as error:  # the library raises bare Exception with a message
         raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
-    backend.no_truncation()  # a file may have been saved with training's limits switched on
+    backend.no_truncation()  # the file may have been saved with training limits
     backend.no_padding()
     return backend
 
@@ -67,14 +67,14 @@ def _missing_message(path: Path) -> str:
     message = f"{path / 'tokenizer.json'} is missing"
     if any((path / name).is_file() for name in ("tokenizer.model", "vocab.json", "tekken.json")):
         message += (
-            "; this folder has an older tokenizer format only. Make one with transformers: "
+            "; this folder only has an older tokenizer format. Convert it with transformers: "
             f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r})"
         )
     return message
 
 
 def _add_tokens(backend: Backend, config: Mapping[str, Any]) -> dict[str, str]:
-    """Add what only `tokenizer_config.json` knows, and return the tokens that have a name, such as `eos_token`."""
+    """Add tokens that only `tokenizer_config.json` declares; return named tokens such as `eos_token`."""
     for token_id, value in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
         _add_declared_token(backend, int(token_id), value)
     named = {name: text for name, value in config.items() if name.endswith("_token") and (text := _token_text(value))}
@@ -100,14 +100,14 @@ def _extra_special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _token_text(value: object) -> str | None:
-    """A token is written as plain text, or as an object with its text in `content`."""
+    """Return a token's text, given the text itself or an object with the text in `content`."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
 def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """A file of its own goes before `tokenizer_config.json`, whose entry is one template or a list of named ones."""
+    """Return chat templates by name. A separate file overrides `tokenizer_config.json`."""
     if (file := path / "chat_template.jinja").is_file():
         return {"default": _read_text(file)}
     found = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
@@ -119,7 +119,7 @@ def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Return the object in `file`; empty where there is no such file, for only `tokenizer.json` must exist."""
+    """Return the object in `file`; empty if there is no such file, as only `tokenizer.json` is required."""
     if not file.is_file():
         return {}
     try:
@@ -127,7 +127,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file}: must hold a JSON object, holds {type(content).__name__}")
+        raise CheckpointError(f"{file}: expected a JSON object, found {type(content).__name__}")
     return content
 
 

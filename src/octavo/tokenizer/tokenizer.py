@@ -1,4 +1,4 @@
-"""`Tokenizer`: text to token ids and back, over the `tokenizers` library, from a checkpoint's own files."""
+"""`Tokenizer`: text to token ids and back, based on the `tokenizers` library and a checkpoint's files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from octavo.tokenizer.byte_table import ByteTable, DecoderRules, parse_decoder
 from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
 
-_LONG_TEXT = 16_384  # characters; `encode` would keep all other threads waiting meanwhile, `encode_batch` does not
+_LONG_TEXT = 16_384  # characters; beyond that use `encode_batch`, as `encode` holds the GIL
 
 
 class Tokenizer:
-    """One checkpoint's tokenizer. Immutable, and safe to share between threads.
+    """One checkpoint's tokenizer. Immutable and thread-safe.
 
-    A model's embedding may have more rows than there are tokens (padded vocabularies): an id beyond the tokenizer
-    stands for no text, and is never an error.
+    A model's embedding may have more rows than there are tokens (padded vocabularies): ids beyond the tokenizer are
+    empty text, never an error.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -40,12 +40,12 @@ class Tokenizer:
         """Read the tokenizer of a checkpoint folder.
 
         Raises:
-            CheckpointError: naming the file that is missing, malformed or not supported.
+            CheckpointError: names the file that is missing, malformed or not supported.
         """
         return cls(read_tokenizer_files(Path(path)))
 
     def with_chat_template(self, source: str) -> Self:
-        """Return a tokenizer that writes conversations by this template instead of the checkpoint's.
+        """Return a tokenizer with this chat template instead of the checkpoint's.
 
         Raises:
             InvalidParameterError: it is not a Jinja template.
@@ -57,7 +57,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, those added to the base vocabulary included."""
+        """Number of tokens, including added ones."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -70,47 +70,47 @@ class Tokenizer:
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that steer the model rather than spell text: those `skip_special_tokens` leaves out."""
+        """Control tokens: those that `skip_special_tokens` omits."""
         added = self._backend.get_added_tokens_decoder()
         named = set(self._named_tokens.values())
         return frozenset(id_ for id_, token in added.items() if token.special or token.content in named)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`. What `add_special_tokens` adds is for the checkpoint's `tokenizer.json` to say.
+        """Return the ids of `text`. `tokenizer.json` defines what `add_special_tokens` adds.
 
-        Special tokens that are spelt out in `text` become their ids either way.
+        Special tokens spelled out in `text` become their ids in any case.
 
         Raises:
-            InvalidParameterError: for text that no encoding can carry (a lone surrogate).
+            InvalidParameterError: text that cannot be encoded (a lone surrogate).
         """
         try:
             if len(text) > _LONG_TEXT:
                 return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidParameterError("prompt", text, "must be text that UTF-8 can carry") from error
+            raise InvalidParameterError("prompt", text, "must be valid Unicode text (no lone surrogates)") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of `token_ids`, all at once."""
+        """Return the text of all `token_ids`."""
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return exactly what a token stands for in the midst of a text; b"" beyond the vocabulary."""
+        """Return the exact bytes of a token within a text; b"" beyond the vocabulary."""
         return self._full_table.pieces[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """Return a token's text for display; a part of a character shows as U+FFFD."""
+        """Return a token's text for display; incomplete characters are U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def byte_table(self, skip_special_tokens: bool) -> ByteTable:
-        """Return the table behind incremental detokenising."""
+        """Return the table for incremental detokenization."""
         return self._spoken_table if skip_special_tokens else self._full_table
 
     def render_chat(self, messages: Sequence[Mapping[str, object]], **options: Any) -> str:
         """Return the prompt text of a conversation; see `ChatTemplate.render` for the options.
 
         Raises:
-            InvalidParameterError: when the checkpoint brings no chat template, or the template refuses the messages.
+            InvalidParameterError: the checkpoint has no chat template, or the template rejects the messages.
         """
         if self.chat_template is None:
             limit = "this model has no chat template; use generate() with a prompt in the model's own format"

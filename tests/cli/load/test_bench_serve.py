@@ -113,7 +113,7 @@ def test_a_server_that_hangs_is_a_failure(server: ScriptedServer) -> None:
     code, _, complaint = bench(server, "--timeout", "0.2", "--num-prompts", "1", "--warmup", "0")
     freed.set()
     assert code == 1
-    assert "no complete answer within 0.2 s" in complaint
+    assert "no complete response within 0.2 s" in complaint
 
 
 def test_short_answers_are_counted(server: ScriptedServer) -> None:

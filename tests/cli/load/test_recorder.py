@@ -37,9 +37,9 @@ def test_usage_is_kept() -> None:
     ("pieces", "complaint"),
     [
         ([said("a")], "without a usage chunk"),
-        ([*tokens(0)], "brought no text"),
+        ([*tokens(0)], "contained no text"),
         ([said("a"), event({"error": {"message": "engine trouble"}}), *tokens(0)], "engine trouble"),
-        ([event(b"not json"), *tokens(1)], "not of this API"),
+        ([event(b"not json"), *tokens(1)], "invalid event"),
     ],
 )
 def test_a_stream_that_failed_says_why(pieces: list[bytes], complaint: str) -> None:

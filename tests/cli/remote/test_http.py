@@ -78,7 +78,7 @@ async def test_a_stream_that_breaks_off_is_an_error(server: ScriptedServer) -> N
         raise HangUpError
 
     server.script = break_off
-    with pytest.raises(RequestError, match="before its answer was complete"):
+    with pytest.raises(RequestError, match="before the response ended"):
         await HttpClient(server.url).post("/v1/completions", BODY, lambda _: None)
 
 
@@ -109,9 +109,7 @@ async def test_a_request_is_sent_again_only_where_a_kept_connection_ends_without
 
     async with await asyncio.start_server(talk, "127.0.0.1", 0) as other:
         async with HttpClient(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}") as client:
-            with (
-                nullcontext() if first_answers else pytest.raises(RequestError, match="before its answer was complete")
-            ):
+            with nullcontext() if first_answers else pytest.raises(RequestError, match="before the response ended"):
                 for _ in range(3):
                     assert (await client.get("/v1/models")).status == 200
         await asyncio.gather(*(task for task in talks if task))

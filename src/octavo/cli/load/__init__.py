@@ -1,1 +1,1 @@
-"""Load on a server from outside: planned requests, a loop that sends them, records, figures, a picture."""
+"""Load generator for servers: planned requests, a loop that sends them, records, statistics, a plot."""

@@ -1,7 +1,7 @@
-"""`octavo bench serve`: what a client of a server sees under load. Any server with the OpenAI API will do.
+"""`octavo bench serve`: load-tests any server with the OpenAI API, from the client's point of view.
 
-An open loop (`--rate`, or all at once) shows what happens when users do not wait for one another; a closed loop
-(`--concurrency`) what a fixed number of patient ones get.
+An open loop (`--rate`, or all at once) simulates users who do not wait for each other; a closed loop (`--concurrency`)
+a fixed number of users who do.
 """
 
 import asyncio
@@ -16,44 +16,44 @@ from octavo.errors import InvalidParameterError
 
 
 def serve(
-    url: Annotated[str, typer.Option("--url", help="the server", metavar="<url>")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option("--model", help="default: the first that the server lists")] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="key for the server", metavar="<str>")] = None,
+    url: Annotated[str, typer.Option("--url", help="server URL", metavar="<url>")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option("--model", help="model name; default: the server's first")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="API key for the server", metavar="<str>")] = None,
     endpoint: Annotated[
         Literal["completions", "chat"],
         typer.Option("--endpoint", help="completions (random token ids) or chat (random words)"),
     ] = "completions",
     num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests to send", min=1)] = 100,
     input_len: Annotated[
-        str, typer.Option("--input-len", help="tokens per prompt behind its prefix; 64:256 draws from a range")
+        str, typer.Option("--input-len", help="tokens per prompt after its prefix; 64:256 is a range")
     ] = "128",
     output_len: Annotated[str, typer.Option("--output-len", help="tokens to generate per prompt, or a range")] = "64",
-    prefix_len: Annotated[int, typer.Option("--prefix-len", help="tokens that prompts share at the front", min=0)] = 0,
-    num_prefixes: Annotated[int, typer.Option("--num-prefixes", help="different shared prefixes", min=1)] = 1,
+    prefix_len: Annotated[int, typer.Option("--prefix-len", help="tokens of a shared prefix", min=0)] = 0,
+    num_prefixes: Annotated[int, typer.Option("--num-prefixes", help="number of shared prefixes", min=1)] = 1,
     token_ids: Annotated[
-        str, typer.Option("--token-ids", help="range of the ids in random prompts; the default suits any vocabulary")
+        str, typer.Option("--token-ids", help="range of random token ids; the default fits any vocabulary")
     ] = "300:2000",
-    rate: Annotated[float | None, typer.Option("--rate", help="requests per second, as a Poisson process")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="requests per second (Poisson process)")] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", help="requests in flight; the next goes out when one ends", min=1)
+        int | None, typer.Option("--concurrency", help="maximum number of requests in flight", min=1)
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="of all requests", min=0.0)] = 0.0,
+    temperature: Annotated[float, typer.Option("--temperature", help="sampling temperature", min=0.0)] = 0.0,
     goodput: Annotated[
         list[str] | None,
-        typer.Option("--goodput", help="promised milliseconds, like ttft:500,itl:50; also tpot, e2e", metavar="<str>"),
+        typer.Option("--goodput", help="latency targets in ms, e.g. ttft:500,itl:50; also tpot, e2e", metavar="<str>"),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="same seed, same requests at the same times")] = 0,
-    warmup: Annotated[int, typer.Option("--warmup", help="requests before the measured ones", min=0)] = 2,
-    timeout: Annotated[float, typer.Option("--timeout", help="seconds until a request counts as failed")] = 600.0,
+    seed: Annotated[int, typer.Option("--seed", help="seed of prompts, lengths and arrival times")] = 0,
+    warmup: Annotated[int, typer.Option("--warmup", help="warm-up requests", min=0)] = 2,
+    timeout: Annotated[float, typer.Option("--timeout", help="seconds until a request fails")] = 600.0,
     output: Annotated[
-        Path | None, typer.Option("--output", help="file for all figures and requests, as JSON", metavar="<path>")
+        Path | None, typer.Option("--output", help="write report and requests to this JSON file", metavar="<path>")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="file for a picture of the distributions, as SVG", metavar="<path>")
+        Path | None, typer.Option("--plot", help="plot the distributions to this SVG file", metavar="<path>")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """What a client of a server sees under load: times, rates, and how many requests kept a promise."""
+    """Benchmark a server under load: latency, throughput and goodput."""
     from octavo.cli.load.run import RunSpec, measure, raise_failures
     from octavo.cli.load.save import draw_run, encode_run
     from octavo.cli.load.summary import Slo, summarise
@@ -89,20 +89,20 @@ def serve(
 
 
 def _check(rate: float | None, concurrency: int | None, timeout_s: float, files: list[Path]) -> None:
-    """Say what is wrong before anything is measured."""
+    """Check the options before anything is measured."""
     if rate is not None and not rate > 0:
         raise InvalidParameterError("rate", rate, "greater than 0")
     if rate is not None and concurrency is not None:
-        raise InvalidParameterError("concurrency", concurrency, "has no place beside --rate: one loop or the other")
+        raise InvalidParameterError("concurrency", concurrency, "cannot be combined with --rate")
     if not timeout_s > 0:
         raise InvalidParameterError("timeout", timeout_s, "greater than 0")
     for file in files:
         if not file.parent.is_dir() or file.is_dir():
-            raise InvalidParameterError("output", str(file), "must be a file in a folder that exists")
+            raise InvalidParameterError("output", str(file), "must be in an existing folder")
 
 
 def _runner() -> asyncio.Runner:
-    """uvloop where there is one: the client shares its cores with the server and should take as little as it can."""
+    """Use uvloop if available: the client shares its cores with the server and should use as little CPU as possible."""
     if sys.platform == "win32":
         return asyncio.Runner()
     import uvloop

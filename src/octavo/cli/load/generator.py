@@ -1,4 +1,4 @@
-"""Drives a server: an open loop sends at its own times whatever comes back, a closed one keeps so many in flight."""
+"""Sends requests to a server: an open loop at planned times, a closed one with a fixed number in flight."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from octavo.errors import RequestError
 
 
 class LoadGenerator:
-    """Sends planned requests and records each. A request that fails is a record with an error, never the run's end."""
+    """Sends planned requests and records each. A failed request is a record with an error; it does not end the run."""
 
     def __init__(self, client: HttpClient, endpoint: Endpoint, timeout_s: float) -> None:
         self._client = client
@@ -20,7 +20,7 @@ class LoadGenerator:
         self._timeout_s = timeout_s
 
     async def run_open(self, planned: Sequence[PlannedRequest]) -> list[RequestRecord]:
-        """Send each request at its time after now."""
+        """Send each request at its planned time after now."""
         start_s = time.perf_counter()
         tasks = []
         for request in planned:
@@ -31,7 +31,7 @@ class LoadGenerator:
         return await asyncio.gather(*tasks)
 
     async def run_closed(self, planned: Sequence[PlannedRequest], concurrency: int) -> list[RequestRecord]:
-        """Send the next request when one of `concurrency` has ended."""
+        """Keep `concurrency` requests in flight."""
         queue = iter(planned)
 
         async def keep_one_in_flight() -> list[RequestRecord]:
@@ -51,5 +51,5 @@ class LoadGenerator:
         except RequestError as error:
             record.end(str(error))
         except TimeoutError:
-            record.end(f"no complete answer within {self._timeout_s:g} s")
+            record.end(f"no complete response within {self._timeout_s:g} s")
         return record

@@ -1,17 +1,17 @@
-"""A run as a picture: one SVG with a curve for each kind of time, the share of requests or gaps that took no longer."""
+"""Plots a run: one SVG with an empirical distribution function per kind of latency."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from octavo.cli.report import percentile
 
-WIDTH, HEIGHT, MARGIN = 300, 200, 44  # of one panel's axes, and the room around them, in pixels
-MAX_POINTS = 200  # per curve: finer steps would not be seen
+WIDTH, HEIGHT, MARGIN = 300, 200, 44  # of one panel's axes, and the margin around them, in pixels
+MAX_POINTS = 200  # per curve: more would be invisible
 MARKS = (50, 90, 99)
 
 
 def draw_cdfs(title: str, samples: Mapping[str, Sequence[float]]) -> str:
-    """Return an SVG with one panel per name: the empirical distribution of its values, with its percentiles marked."""
+    """Return an SVG with one panel per name: the empirical distribution of its values, with percentiles marked."""
     panels = [
         f'<g transform="translate({MARGIN + number * (WIDTH + 2 * MARGIN)} {2 * MARGIN})">{_panel(name, values)}</g>'
         for number, (name, values) in enumerate(samples.items())
@@ -27,7 +27,7 @@ def draw_cdfs(title: str, samples: Mapping[str, Sequence[float]]) -> str:
 
 
 def _panel(name: str, values: Sequence[float]) -> str:
-    """One panel. Its horizontal axis ends at the 99th percentile and a tenth, so that one outlier hides nothing."""
+    """Return one panel. Its x axis ends 10% above the 99th percentile, so that outliers do not hide everything else."""
     end = percentile(values, 99) * 1.1 or 1.0
     ranks = [100 * i / (MAX_POINTS - 1) for i in range(MAX_POINTS)]
     points = [(min(percentile(values, rank) / end, 1.0) * WIDTH, (1 - rank / 100) * HEIGHT) for rank in ranks]

@@ -1,4 +1,4 @@
-"""What one request of a measured run was like, noted down while its answer comes in."""
+"""Records one request of a benchmark while its response is streamed."""
 
 import time
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from octavo.errors import RequestError
 
 
 class RequestRecord:
-    """Times of one request on the clock of `time.perf_counter`, as its reader saw them.
+    """Timestamps of one request (`time.perf_counter`), as seen by the client.
 
-    An arrival is a piece of the stream that brought output. It may carry several tokens: a server under load joins
-    what its reader has not fetched yet.
+    An arrival is a chunk of the stream with output. It may contain several tokens: a server under load merges what the
+    client has not read yet.
     """
 
     def __init__(self, planned_s: float, output_len: int) -> None:
-        self.planned_s = planned_s  # when it should have been sent
-        self.output_len = output_len  # what was asked for
+        self.planned_s = planned_s  # when it was scheduled to be sent
+        self.output_len = output_len  # requested number of tokens
         self.sent_s = 0.0
         self.ended_s = 0.0
         self.arrivals_s: list[float] = []
@@ -27,7 +27,7 @@ class RequestRecord:
         self._reader = EventReader()
 
     def on_body(self, piece: bytes) -> None:
-        """Note when output came. The clock is read first: decoding is not the server's time."""
+        """Record an arrival. The clock is read first, so that parsing is not attributed to the server."""
         now_s = time.perf_counter()
         try:
             has_output = [self._read(data) for data in self._reader.feed(piece) if data != DONE]
@@ -44,13 +44,13 @@ class RequestRecord:
         return any(choice.has_output for choice in chunk.choices)
 
     def end(self, error: str | None = None) -> None:
-        """Close the record; a success must have brought output and said how many tokens it was."""
+        """Finish the record; a success must have output and report its number of tokens."""
         self.ended_s = time.perf_counter()
         self.error = self.error or error
         if self.error is None and self.usage is None:
             self.error = "the stream ended without a usage chunk"
         if self.error is None and not self.arrivals_s:
-            self.error = "the stream brought no text"
+            self.error = "the stream contained no text"
 
     @property
     def num_output_tokens(self) -> int:
@@ -70,12 +70,12 @@ class RequestRecord:
 
     @property
     def gaps_ms(self) -> Sequence[float]:
-        """Between an arrival and the next."""
+        """Times between consecutive arrivals."""
         return [(b - a) * 1e3 for a, b in pairwise(self.arrivals_s)]
 
     @property
     def per_token_ms(self) -> float | None:
-        """Mean time of a token after the first; None where there is none."""
+        """Mean time per token after the first; None if there is no second token."""
         if self.num_output_tokens < 2:
             return None
         return (self.arrivals_s[-1] - self.arrivals_s[0]) * 1e3 / (self.num_output_tokens - 1)

@@ -1,4 +1,4 @@
-"""One measured run: finds the model, warms the server up, sends everything, and keeps what came back."""
+"""One benchmark run: finds the model, warms up the server, sends all requests and collects the records."""
 
 import time
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from octavo.cli.remote.http import HttpClient
 from octavo.cli.remote.wire import find_model
 from octavo.errors import RequestError
 
-NUM_COMPLAINTS = 3  # failures whose words are shown
+NUM_COMPLAINTS = 3  # failures quoted in the error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """Whom to ask, what, and how: an open loop at the workload's own times, or `concurrency` requests in flight."""
+    """Target and mode of a run: an open loop at the workload's times, or `concurrency` requests in flight."""
 
     url: str
     api_key: str | None
@@ -28,7 +28,7 @@ class RunSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRun:
-    """A record for each request, and the seconds of CPU that this process took for all of them."""
+    """A record per request, and the CPU seconds that this process used for the run."""
 
     model: str
     records: Sequence[RequestRecord]
@@ -38,10 +38,10 @@ class MeasuredRun:
 async def measure(run: RunSpec) -> MeasuredRun:
     """Send the requests of a run.
 
-    The warm-up has another seed, so that the server has cached nothing of what is measured.
+    The warm-up uses another seed, so that nothing of what is measured is in the server's cache.
 
     Raises:
-        RequestError: when the server is not there, or a request of the warm-up fails.
+        RequestError: the server cannot be reached, or a warm-up request fails.
     """
     async with HttpClient(run.url, api_key=run.api_key) as client:
         model = await find_model(client, run.workload.model)
@@ -59,10 +59,10 @@ async def measure(run: RunSpec) -> MeasuredRun:
 
 
 def raise_failures(records: Sequence[RequestRecord]) -> None:
-    """Raise an error that counts the requests that failed and quotes the first of them, if any did.
+    """Raise an error with the number of failed requests and the first few messages, if any failed.
 
     Raises:
-        RequestError: as said.
+        RequestError: at least one request failed.
     """
     errors = [record.error for record in records if record.error is not None]
     if errors:

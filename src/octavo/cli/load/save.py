@@ -1,4 +1,4 @@
-"""A measured run as files: JSON for programs, an SVG for people."""
+"""Saves a run: JSON for programs, an SVG for people."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from octavo.cli.report import Report
 
 
 def encode_run(run: MeasuredRun, report: Report) -> bytes:
-    """Return the report and, for each request in the order in which they were sent, its times, as JSON."""
+    """Return the report and the timestamps of each request, in the order of sending, as JSON."""
     records = sorted(run.records, key=lambda record: record.sent_s)
     requests = [_times(record, records[0].sent_s) for record in records]
     whole = {"model": run.model, "report": report, "requests": requests}
@@ -28,7 +28,7 @@ def _times(record: RequestRecord, start_s: float) -> dict[str, object]:
 
 
 def draw_run(run: MeasuredRun) -> str:
-    """Return the distributions of the times of the requests that succeeded, as an SVG."""
+    """Return the latency distributions of successful requests as an SVG."""
     good = [record for record in run.records if record.error is None]
     samples = {
         "time to first token, ms": [record.first_token_ms for record in good],

@@ -1,4 +1,4 @@
-"""From the records of a run to its figures: rates, percentiles, and how many requests kept the promised times."""
+"""Statistics of a run: throughput, percentiles, and goodput (requests within their latency targets)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ LIMITS = ("ttft", "itl", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Promised times in milliseconds, each by its name in LIMITS. `itl` holds where 99 of 100 gaps do."""
+    """Latency targets in milliseconds, by their name in LIMITS. `itl` is met if 99% of the gaps meet it."""
 
     limits_ms: dict[str, float]
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> "Slo":
-        """Read `ttft:500`, several of them apart or joined by commas or spaces.
+        """Parse `ttft:500`; several targets are separate arguments or separated by commas or spaces.
 
         Raises:
-            InvalidParameterError: for an unknown name or a limit that is not a positive number.
+            InvalidParameterError: an unknown name, or a limit that is not a positive number.
         """
         limits_ms = {}
         for text in " ".join(texts).replace(",", " ").split():
@@ -31,11 +31,11 @@ class Slo:
             except ValueError:
                 limits_ms[name] = 0.0
             if name not in LIMITS or not limits_ms[name] > 0:
-                raise InvalidParameterError("goodput", text, f"like ttft:500, milliseconds; one of {', '.join(LIMITS)}")
+                raise InvalidParameterError("goodput", text, f"must be like ttft:500 (ms); names: {', '.join(LIMITS)}")
         return cls(limits_ms)
 
     def is_kept_by(self, record: RequestRecord) -> bool:
-        """Whether a request that did not fail kept every promise; one that a request has no figure for is kept."""
+        """Return whether a successful request met every target; targets without a value are met."""
         gaps_ms = record.gaps_ms
         figures = {
             "ttft": record.first_token_ms,
@@ -47,7 +47,7 @@ class Slo:
 
 
 def summarise(records: Sequence[RequestRecord], slo: Slo, client_cpu_s: float) -> Report:
-    """Return the figures of a run; times are of the requests that succeeded, rates of what they brought."""
+    """Return the statistics of a run. Latencies and throughput are of successful requests."""
     good = [record for record in records if record.error is None]
     elapsed_s = max(r.ended_s for r in records) - min(r.sent_s for r in records)
     num_tokens = sum(record.num_output_tokens for record in good)

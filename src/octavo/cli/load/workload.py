@@ -1,7 +1,7 @@
-"""The requests of a measured run, all made before it begins: what is asked, how much, and when. One seed, one workload.
+"""The requests of a benchmark, generated before it starts: prompts, lengths and times, determined by the seed.
 
-Prompts of `completions` are random token ids, so their lengths are exact, and `ignore_eos` makes the answers exact too.
-`chat` sends random words instead: its prompts are only about as long as they should be.
+Prompts for `completions` are random token ids, so their lengths are exact, and `ignore_eos` makes output lengths exact.
+`chat` sends random words instead, whose prompt lengths are approximate.
 """
 
 import random
@@ -18,17 +18,17 @@ PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/cha
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Whole numbers from `low` to `high`, both included."""
+    """A range of integers from `low` to `high`, inclusive."""
 
     low: int
     high: int
 
     @classmethod
     def parse(cls, field: str, text: str, at_least: int) -> Self:
-        """Read `64` or `64:256`.
+        """Parse `64` or `64:256`.
 
         Raises:
-            InvalidParameterError: for anything else, and below `at_least`.
+            InvalidParameterError: not a valid range, or below `at_least`.
         """
         low, _, high = text.partition(":")
         try:
@@ -36,7 +36,7 @@ class Span:
         except ValueError as error:
             raise InvalidParameterError(field, text, "must be like 64 or 64:256") from error
         if not at_least <= span.low <= span.high:
-            raise InvalidParameterError(field, text, f"from at least {at_least} up, the smaller number first")
+            raise InvalidParameterError(field, text, f"must be an ascending range from at least {at_least}")
         return span
 
     def draw(self, source: random.Random) -> int:
@@ -45,9 +45,9 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadSpec:
-    """What to ask for. `rate` is in requests per second, with exponential gaps (a Poisson process); None: all at once.
+    """What to send. `rate` is in requests per second (Poisson process); None: all at once.
 
-    `model` is None until the server was asked for its own.
+    `model` is None until the server's own model is known.
     """
 
     endpoint: Endpoint
@@ -65,7 +65,7 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRequest:
-    """One request: `send_at_s` after the start of the run, as these bytes, to be answered by `output_len` tokens."""
+    """One request: `send_at_s` after the start of the run, with this body; `output_len` tokens are expected."""
 
     send_at_s: float
     body: bytes
@@ -73,9 +73,9 @@ class PlannedRequest:
 
 
 def plan_requests(spec: WorkloadSpec) -> list[PlannedRequest]:
-    """Return the requests of a run, in the order in which they are sent.
+    """Return the requests of a run in the order of sending.
 
-    Each prompt begins with one of `num_prefixes` shared prefixes, taken in turn, and goes on with tokens of its own.
+    Each prompt starts with one of `num_prefixes` shared prefixes in turn, followed by tokens of its own.
     """
     source = random.Random(spec.seed)
     prefixes = [_tokens(spec, spec.prefix_len, source) for _ in range(spec.num_prefixes)]
@@ -101,7 +101,7 @@ def _prompt_fields(spec: WorkloadSpec, prompt: list[int]) -> dict[str, object]:
 
 
 def _word(number: int) -> str:
-    """A short word for a number: most tokenizers make one or two tokens of it."""
+    """Return a short word for a number: one or two tokens with most tokenizers."""
     return f"{chr(97 + number % 26)}{chr(97 + number // 26 % 26)}"
 
 

@@ -1,1 +1,1 @@
-"""A client of OpenAI-compatible servers, Octavo's or any other: HTTP, server-sent events, a conversation."""
+"""A client for OpenAI-compatible servers: HTTP, server-sent events, chat."""

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server, as `octavo chat` talks with it."""
+"""A model on an OpenAI-compatible server, for `octavo chat`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -16,17 +16,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RemoteModel:
-    """Answers conversations over HTTP. `options` are fields of the request beside its messages."""
+    """Chats over HTTP. `options` are further fields of the request."""
 
     def __init__(self, client: HttpClient, model: str, options: Mapping[str, object]) -> None:
         self._client = client
         self._fields = {"model": model, "stream": True, **options}
 
     async def answer(self, messages: Sequence[Mapping[str, object]]) -> AsyncIterator[Speech]:
-        """Yield the answer as it comes. Whoever stops listening stops the server's work too.
+        """Stream the response. Closing the generator early cancels the request on the server.
 
         Raises:
-            RequestError: when the server refuses, fails or cannot be reached.
+            RequestError: the server rejects the request, fails or cannot be reached.
         """
         pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         body = _encode({**self._fields, "messages": messages})
@@ -57,4 +57,4 @@ async def _events(pieces: "asyncio.Queue[bytes | None]") -> AsyncIterator[bytes]
 def _check_end(response: Response) -> None:
     check_status(response)
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
-        raise RequestError("the server did not stream its answer")
+        raise RequestError("the server did not stream its response")

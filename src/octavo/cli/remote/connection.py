@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection, for a client that shares its cores with the server it measures.
 
-A piece of a body reaches its reader inside the callback that took it off the socket: no queue, no task switch.
+Body chunks are delivered in the callback that read them from the socket: no queue, no task switch.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ import httptools
 
 from octavo.errors import RequestError
 
-Headers = dict[str, str]  # names in lower case
+Headers = dict[str, str]  # names are lower case
 OnBody = Callable[[bytes], None]
 
 
 @dataclass(kw_only=True, slots=True)
 class Response:
-    """What a server answered. The body of a success is empty where `on_body` took it piece by piece."""
+    """A server's response. The body of a success is empty if `on_body` received it in chunks."""
 
     status: int = 0
     headers: Headers = field(default_factory=dict)
@@ -30,11 +30,11 @@ class Response:
 
 
 class UnansweredError(RequestError):
-    """The connection ended before a byte of the answer had come."""
+    """The connection closed before the first byte of a response."""
 
 
 class Connection(asyncio.Protocol):
-    """Carries one request at a time. Has the callbacks of asyncio and, named `on_...`, of httptools."""
+    """Handles one request at a time. Implements the callbacks of asyncio and, as `on_...`, of httptools."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -63,23 +63,23 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its bases
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has another base class
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():
-            return self.close()  # nobody asked
+            return self.close()  # no request is pending
         self._has_answer = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(RequestError(f"the server's answer is not HTTP: {error}"))
+            self._fail(RequestError(f"the server's response is not HTTP: {error}"))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         kind = RequestError if self._has_answer else UnansweredError
-        self._fail(kind(f"the server ended the connection before its answer was complete{f': {exc}' if exc else ''}"))
+        self._fail(kind(f"the server closed the connection before the response ended{f': {exc}' if exc else ''}"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
             self._response.body += piece
 
     def on_message_complete(self) -> None:
-        if self._response.status < 200:  # "continue" and the like: the answer is still to come
+        if self._response.status < 200:  # 1xx: the final response follows
             self._response = Response()
             return
         if not self._parser.should_keep_alive():

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over asyncio: requests to one server, over connections that are kept for the next ones."""
+"""HTTP/1.1 over asyncio: requests to one server over pooled connections."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,17 @@ from urllib.parse import SplitResult, urlsplit
 from octavo.cli.remote.connection import Connection, OnBody, Response, UnansweredError
 from octavo.errors import InvalidParameterError, RequestError
 
-# Servers close connections that lie idle, five seconds being usual; one that has begun to close must not be used.
+# Servers close idle connections, typically after five seconds; one that may be closing must not be reused.
 MAX_IDLE_S = 2.0
 
 
 class HttpClient:
-    """Sends requests to one server, over as many connections as there are requests at once.
+    """Sends requests to one server, over as many connections as there are concurrent requests.
 
-    `base_url` may end in `/v1`, as other clients want it, or not: paths that are asked for begin with `/v1` anyway.
+    `base_url` may end in `/v1` or not; requested paths start with `/v1` either way.
 
     Raises:
-        InvalidParameterError: for a URL that is not http or https with a host.
+        InvalidParameterError: the URL is not http or https with a host.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
@@ -35,20 +35,20 @@ class HttpClient:
         self._idle: list[Connection] = []
 
     async def get(self, path: str) -> Response:
-        """Return the answer to a GET.
+        """Send a GET request and return the response.
 
         Raises:
-            RequestError: when the server cannot be reached or ends the connection early.
+            RequestError: the server cannot be reached or closes the connection early.
         """
         return await self._exchange(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode(), None)
 
     async def post(self, path: str, body: bytes, on_body: OnBody | None = None) -> Response:
-        """Send JSON; return the answer when it is complete, its body handed to `on_body` as it came if it is a success.
+        """Send JSON and return the complete response. The body of a success is passed to `on_body` in chunks.
 
-        Cancelling closes the connection, which tells the server that nobody listens any more.
+        Cancellation closes the connection, which makes the server abort the request.
 
         Raises:
-            RequestError: when the server cannot be reached or ends the connection early.
+            RequestError: the server cannot be reached or closes the connection early.
         """
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
@@ -60,14 +60,14 @@ class HttpClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connections that wait for a next request."""
+        """Close idle connections."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
-        await asyncio.sleep(0)  # sockets are closed by the event loop, which may end right after this
+        await asyncio.sleep(0)  # sockets are closed by the event loop, which may stop right after this
 
     async def _exchange(self, message: bytes, on_body: OnBody | None) -> Response:
-        # A server may end an idle connection in the moment in which it is used again: it has not seen the request then.
+        # A server may close an idle connection just as it is reused; then it has not seen the request.
         if connection := self._take_idle():
             with contextlib.suppress(UnansweredError):
                 return await self._send(connection, message, on_body)
@@ -105,7 +105,7 @@ def parse_base_url(url: str) -> SplitResult:
     """Return the parts of an http or https URL with a host.
 
     Raises:
-        InvalidParameterError: for any other text.
+        InvalidParameterError: not such a URL.
     """
     wanted = "must be like http://127.0.0.1:8000"
     try:

@@ -1,4 +1,4 @@
-"""Server-sent events, read: bytes as they come off the wire in, the `data` of complete events out.
+"""Parser for server-sent events: bytes in, the `data` of complete events out.
 
 Source: the WHATWG HTML standard, "Server-sent events". Lines that end in a lone carriage return, which it allows and
 nobody sends, are not split.
@@ -6,14 +6,14 @@ nobody sends, are not split.
 
 
 class EventReader:
-    """Reads one stream. Any cut of the bytes into pieces gives the same events."""
+    """Parses one stream. The result does not depend on how the bytes are split into chunks."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the data of the events that this piece completes, several data lines joined by a line feed."""
+        """Return the data of the events completed by this chunk; multiple data lines are joined with newlines."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         events = []
         for line in lines:

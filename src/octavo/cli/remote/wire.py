@@ -1,6 +1,6 @@
-"""What a client needs of the OpenAI API's answers, as msgspec structs. Other fields are ignored, none is required.
+"""OpenAI API responses as far as the client needs them. Other fields are ignored; all are optional.
 
-Source: OpenAI's published API description; `reasoning_content` and `reasoning` are what servers of open models add.
+Source: OpenAI's published API description; `reasoning_content` and `reasoning` are extensions for open models.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ class Delta(msgspec.Struct, kw_only=True):
 
 
 class Choice(msgspec.Struct, kw_only=True):
-    """One sample's part of a chunk: `delta` of a chat, `text` of a completion."""
+    """One sample's part of a chunk: `delta` in chats, `text` in completions."""
 
     delta: Delta = msgspec.field(default_factory=Delta)
     text: str = ""
@@ -35,20 +35,20 @@ class Choice(msgspec.Struct, kw_only=True):
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """Tokens of the whole request."""
+    """Token counts of the whole request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
-    """What went wrong, in the server's words."""
+    """The server's error message."""
 
     message: str = ""
 
 
 class Chunk(msgspec.Struct, kw_only=True):
-    """The data of one event. `error` stands alone, in streams that failed after their start."""
+    """The data of one event. `error` appears alone, in streams that failed after their start."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -70,19 +70,19 @@ def read_chunk(data: bytes) -> Chunk:
     """Return one event's data.
 
     Raises:
-        RequestError: with the server's words where it reports an error; for data that is no chunk at all.
+        RequestError: with the server's message if it reports an error; or the data is not a chunk.
     """
     try:
         chunk = _chunks.decode(data)
     except msgspec.DecodeError as error:
-        raise RequestError(f"the server sent an event that is not of this API: {error}") from error
+        raise RequestError(f"the server sent an invalid event: {error}") from error
     if chunk.error is not None:
-        raise RequestError(chunk.error.message or "the server reports an error without words")
+        raise RequestError(chunk.error.message or "the server reported an error without a message")
     return chunk
 
 
 def check_status(response: Response) -> None:
-    """Raise what the server has against a request, if anything.
+    """Raise an error if the response is one.
 
     Raises:
         RequestError: with status and message.
@@ -98,20 +98,20 @@ def check_status(response: Response) -> None:
 
 
 async def find_model(client: HttpClient, wanted: str | None) -> str:
-    """Return the model to name in requests: the one that was asked for, else the server's only or first one.
+    """Return the model name for requests: the requested one, else the server's first.
 
     Raises:
-        RequestError: when the server cannot be reached or refuses.
-        InvalidParameterError: when it lists nothing.
+        RequestError: the server cannot be reached or rejects the request.
+        InvalidParameterError: the server lists no models.
     """
     if wanted is not None:
-        return wanted  # a server may know it by a name that it does not list
+        return wanted  # a server may accept names that it does not list
     response = await client.get("/v1/models")
     check_status(response)
     try:
         names = [card.id for card in msgspec.json.decode(bytes(response.body), type=_ModelList).data]
     except msgspec.DecodeError as error:
-        raise RequestError(f"/v1/models is not of this API: {error}") from error
+        raise RequestError(f"invalid response from /v1/models: {error}") from error
     if not names:
-        raise InvalidParameterError("model", None, "the server lists none: name one with --model")
+        raise InvalidParameterError("model", None, "the server lists no models; use --model")
     return names[0]
