@@ -9,7 +9,7 @@ from octavo.attention.base import AttentionLayer, KVLayout
 from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 
 class FixedAttention:

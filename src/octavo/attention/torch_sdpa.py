@@ -18,7 +18,7 @@ from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
 from octavo.attention.split_decode import attend_in_tiles, is_worthwhile
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

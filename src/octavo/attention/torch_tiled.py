@@ -20,7 +20,7 @@ from octavo.attention.base import AttentionLayer, KVLayout
 from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 _TILE_WIDTH = 64  # context positions
 _MAX_POSITIONS = 1 << 14  # of a group; bounds what is gathered, to 128 MiB with 8 kv heads of 128

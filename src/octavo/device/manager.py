@@ -14,7 +14,8 @@ from octavo.config.model import DType
 from octavo.device.base import DeviceKind, DeviceMemory
 from octavo.device.device_queue import DeviceQueue
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
-from octavo.kernels.dispatch import Kernels, select_kernels
+from octavo.kernels.dispatch import select_kernels
+from octavo.kernels.reference import Kernels
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import process_weights_after_loading
 

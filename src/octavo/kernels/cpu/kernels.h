@@ -65,8 +65,8 @@ class Kernels {
     run_now(maps_.largest, LargestArgs{rows, packed, at<Largest>(out)});
   }
 
-  void mlp(const RowsArgs& rows, const PackedWeight& gate_up, const PackedWeight& down, std::uintptr_t out) {
-    run(maps_.mlp, MlpArgs{rows, gate_up, down, at<void>(out)});
+  void mlp(const RowsArgs& rows, const PackedWeight& up, const PackedWeight& down, std::uintptr_t out) {
+    run(maps_.mlp, MlpArgs{rows, up, down, at<void>(out)});
   }
 
   void route(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, std::uintptr_t expert_ids,
