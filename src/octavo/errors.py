@@ -21,6 +21,10 @@ class EngineError(OctavoError):
     """The engine could not do what it should have done."""
 
 
+class RecordingError(EngineError):
+    """A layer does something that a recorded step would not repeat."""
+
+
 class InvalidParameterError(UserError, ValueError):
     """A value outside its limits. `field`, `value` and `limit` are attributes, for callers with a text of their own."""
 

@@ -18,6 +18,7 @@ class FixedAttention:
     name = "fixed"
     is_row_invariant = True
     is_capturable = True
+    records_calls = False
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype

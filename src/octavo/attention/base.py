@@ -62,6 +62,7 @@ class AttentionBackend(Protocol[PlanT]):
     # One new token each for a number of requests takes the same launches whatever the tensors hold: then the batch's
     # `seq_lens_list` may be upper bounds, and nothing waits for the device.
     is_capturable: bool
+    records_calls: bool  # a CPU's step can be recorded with it: `worker/graph.py`
 
     def kv_layout(self, head_dim: int) -> KVLayout:
         """Say what the pool must hold for heads of this size."""

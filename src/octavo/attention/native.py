@@ -41,6 +41,7 @@ class NativeAttention:
 
     is_row_invariant = True
     is_capturable = False
+    records_calls = True
 
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu

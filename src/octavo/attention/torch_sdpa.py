@@ -61,6 +61,7 @@ class SdpaAttention:
     name = "torch-sdpa"
     is_row_invariant = False
     is_capturable = False
+    records_calls = False
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype

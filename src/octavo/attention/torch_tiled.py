@@ -49,6 +49,7 @@ class TiledAttention:
     name = "torch-tiled"
     is_row_invariant = True
     is_capturable = False
+    records_calls = False
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype

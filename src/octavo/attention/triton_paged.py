@@ -55,6 +55,7 @@ class TritonAttention:
     """
 
     is_capturable = True
+    records_calls = False
 
     def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling | None = None) -> None:
         exact = EXACT_FLOAT32 if dtype == torch.float32 else EXACT

@@ -133,7 +133,9 @@ class DeviceManager:
         kernels, attention = self.kernels(dtype), self.attention(dtype)
         is_invariant = kernels.is_row_invariant and attention.is_row_invariant
         promise = "the same bits in any batch" if is_invariant else "the last bits may depend on the batch"
-        return f"{kernels.name}, {attention.name}: {promise}"
+        is_recorded = kernels.records_calls and attention.records_calls
+        steps = "" if self.device.type != "cpu" else "; steps are recorded" if is_recorded else "; steps run op by op"
+        return f"{kernels.name}, {attention.name}: {promise}{steps}"
 
 
 def _load_kind(name: str) -> DeviceKind:

@@ -82,8 +82,6 @@ class MixtureOfExperts(nn.Module):
     Several ranks hold a slice of each expert; `layers/dealt_experts.py` deals out whole ones instead.
     """
 
-    is_recordable = True
-
     def __init__(
         self, layer: int, hidden_size: int, moe: MoEConfig, activation: Activation, *, context: BuildContext
     ) -> None:

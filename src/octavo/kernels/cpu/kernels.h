@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 
@@ -128,6 +129,7 @@ class Kernels {
  private:
   template <class Args>
   void run_now(void (*op)(const Args&, Pool&), const Args& args) {
+    if (recorded_tape()) throw std::logic_error("this op cannot be recorded");
     nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(pool_.mutex());
     op(args, pool_);

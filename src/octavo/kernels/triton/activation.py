@@ -11,15 +11,21 @@ _BLOCK = 1024
 
 
 @triton.jit
+def _swish(x: tl.tensor, logits: tl.tensor) -> tl.tensor:
+    """Return x times the sigmoid of logits, which stop where exp would overflow."""
+    return x / (1.0 + tl.exp(-tl.where(logits < -87.0, -87.0, logits)))
+
+
+@triton.jit
 def gated(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr) -> tl.tensor:
     """Return what an activation with gates makes of float32."""
     if KIND == "gelu_tanh":
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        result = gate / (1.0 + tl.exp(-2.0 * inner)) * up
+        result = _swish(gate, 2.0 * inner) * up
     elif KIND == "clamped_swiglu":
         gate = tl.where(gate > LIMIT, LIMIT, gate)  # NaN stays
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        result = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+        result = _swish(gate, ALPHA * gate) * (up + 1.0)
     else:
         result = gate / (1.0 + tl.exp(-gate)) * up
     return result
