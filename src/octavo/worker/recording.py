@@ -35,9 +35,9 @@ def _leave(inside: list[str]) -> None:
     inside.pop()
 
 
-class _Refusal(TorchDispatchMode):
+class _Refusal(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inside: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._inside = inside
 
     def __torch_dispatch__(
