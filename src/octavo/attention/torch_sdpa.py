@@ -104,7 +104,7 @@ class SdpaAttention:
         keys, values = (pool.transpose(0, 1).unsqueeze(0) for pool in (kv_cache.key, kv_cache.value))
         queries = torch.split(query.transpose(0, 1).unsqueeze(0), [span.num_queries for span in plan], dim=2)
         results = [
-            _attend(rows, keys, values, span, layer.scale, layer.sliding_window)
+            _attend(rows, keys, values, span, layer.softmax_scale, layer.sliding_window)
             for rows, span in zip(queries, plan, strict=True)
         ]
         return torch.cat(results, dim=1)[0].flatten(1)

@@ -95,7 +95,7 @@ class TiledAttention:
                 tokens, positions = (rows[:, part.start : part.stop] for rows in (group.tokens, group.positions))
                 tiles = group.tiles_seen(part, layer.sliding_window)
                 hidden = _hidden(positions, tiles, layer.sliding_window)  # [R, N, Q, W]
-                rows = query[tokens].float() * layer.scale  # [R, Q, H, D]
+                rows = query[tokens].float() * layer.softmax_scale  # [R, Q, H, D]
                 out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden).to(out.dtype)
         return out.flatten(1)
 

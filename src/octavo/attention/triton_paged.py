@@ -101,7 +101,7 @@ class TritonAttention:
                 plan.context,
                 work.few,
                 out,
-                scale=layer.scale,
+                scale=layer.softmax_scale,
                 sliding_window=layer.sliding_window,
                 tiling=self._tiling,
             )
@@ -112,7 +112,7 @@ class TritonAttention:
                 plan.context,
                 work.many,
                 out,
-                scale=layer.scale,
+                scale=layer.softmax_scale,
                 sliding_window=layer.sliding_window,
                 tiling=self._tiling,
             )

@@ -59,7 +59,7 @@ class DecoderAttention(nn.Module):
         )
         self.head_norms = self.build_head_norms(config, context)
         self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
-        self.attention = Attention(self._describe(config, layer), context=context)
+        self.attention = Attention(self.describe(config, layer), context=context)
         self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=config.attention_out_bias, context=context)
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
@@ -77,7 +77,8 @@ class DecoderAttention(nn.Module):
             attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
         return self.out(attended), residual
 
-    def _describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
+    def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
+        """Describe this layer's attention. A family that scales otherwise overrides this: `replace(super()...)`."""
         return AttentionLayer(
             num_heads=self.qkv.heads.query.size,
             num_kv_heads=self.qkv.heads.kv.size,
