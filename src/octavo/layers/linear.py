@@ -150,21 +150,5 @@ class GatedLinear(MergedLinear):
         return self._context.kernels.activated_linear(x, self.packed, self.activation)
 
 
-class UngatedLinear(MergedLinear):
-    """The first half of an MLP without gates: relu(x)^2 of one linear's outputs."""
-
-    def __init__(
-        self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext, activation: Activation
-    ) -> None:
-        group = context.groups.tensor
-        outputs = Share.of_features(out_size, group.rank, group.size)
-        super().__init__(Share.whole(in_size), {"": outputs}, has_bias=has_bias, context=context)
-        self.outputs, self.activation = outputs, activation
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [T, K] to [T, I]."""
-        return self._context.kernels.activated_linear(x, self.packed, self.activation)
-
-
 def _join(part: str, parameter: str) -> str:
     return f"{part}.{parameter}" if part else parameter
