@@ -14,11 +14,12 @@ from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report
 from octavo.errors import InvalidParameterError
-from octavo.kernels.dispatch import Kernels, PackedExperts, select_kernels
+from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS, Quantization, QuantizedWeight
 from octavo.kernels.quantize import quantize
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
+from octavo.kernels.types import SILU, PackedExperts
 
 _TURNS = 16  # choices of experts: one row's are a few, which stay in the caches
 
@@ -66,7 +67,7 @@ class _Mixture:
         turns, touched = cycle(choices), sum(len(torch.unique(choice)) for choice in choices) / _TURNS
         return Case(
             name=name,
-            run=lambda: self._kernels.expert_rows(x, token_ids, next(turns), self._packed),
+            run=lambda: self._kernels.expert_rows(x, token_ids, next(turns), self._packed, SILU),
             define=partial(self._define, x, token_ids, choices[0]),
             num_bytes=touched * self._bytes_of_expert() + x.nbytes * (1 + self._num_choices),
             num_operations=6.0 * len(token_ids) * self._hidden * self._inner,
@@ -78,7 +79,7 @@ class _Mixture:
         for number, (gate_up, down) in enumerate(self._plain):
             pairs = (expert_ids == number).nonzero().flatten()
             if len(pairs):
-                middle = self._kernels.silu_and_mul(_map(x[token_ids[pairs]], gate_up))
+                middle = self._kernels.activate(_map(x[token_ids[pairs]], gate_up), SILU)
                 rows[pairs] = _map(middle, down)
         return rows
 
@@ -112,5 +113,5 @@ class _Mixture:
 def _map(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
     if isinstance(weight, QuantizedWeight):
         return quantized_linear(x, weight, None).to(x.dtype)
-    reference = ReferenceKernels()
+    reference = Kernels()
     return reference.linear(x, reference.pack_linear(weight, None))

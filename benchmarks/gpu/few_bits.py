@@ -17,11 +17,12 @@ from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report
 from octavo.errors import InvalidParameterError
-from octavo.kernels.dispatch import Kernels, LoraAdapters, select_kernels
+from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS, Quantization
 from octavo.kernels.quantize import quantize
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
+from octavo.kernels.types import LoraAdapters
 
 _ADAPTERS, _RANK = 8, 16
 
@@ -78,7 +79,7 @@ def _lora(kernels: Kernels, size: int, num_rows: int, device: torch.device, dtyp
     return Case(
         name=f"adapters of rank {_RANK}",
         run=partial(kernels.add_lora, base, x, adapters, ids),
-        define=partial(ReferenceKernels().add_lora, base, x, adapters, ids),
+        define=partial(Kernels().add_lora, base, x, adapters, ids),
         num_bytes=3 * x.nbytes + min(_ADAPTERS, num_rows) * 2 * _RANK * size * dtype.itemsize,
     )
 

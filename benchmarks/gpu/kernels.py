@@ -22,8 +22,9 @@ from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
 from octavo.attention.torch_sdpa import SdpaAttention
-from octavo.kernels.dispatch import Kernels, select_kernels
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.dispatch import select_kernels
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import SILU, Fused
 
 _BLOCK_SIZE = 32
 
@@ -60,7 +61,7 @@ class _Layer:
         attention: AttentionBackend[Any],
     ) -> None:
         self._device, self._dtype, self._kernels, self._attention = device, dtype, kernels, attention
-        self._reference = ReferenceKernels()
+        self._reference = Kernels()
         self._map_kernels = {"": kernels}
         exact = select_kernels(device, dtype, deterministic=True)
         if exact.name != kernels.name:
@@ -81,16 +82,17 @@ class _Layer:
         """What is bound by its activations."""
         x, residual = self._random(num_rows, self._hidden), self._random(num_rows, self._hidden)
         weight, wide = self._random(self._hidden), self._random(num_rows, 2 * self._inner)
+        fused = Fused(residual=residual, norm_weight=weight, eps=1e-6)
         yield Case(
             name="add + norm",
-            run=lambda: torch.cat(self._kernels.add_rms_norm(x, residual, weight, 1e-6)),
-            define=lambda: torch.cat(self._reference.add_rms_norm(x, residual, weight, 1e-6)),
+            run=lambda: torch.cat(self._kernels.add_rms_norm(x, fused)),
+            define=lambda: torch.cat(self._reference.add_rms_norm(x, fused)),
             num_bytes=6 * x.nbytes,  # two read and two written, and again by the concatenation
         )
         yield Case(
             name="silu * up",
-            run=lambda: self._kernels.silu_and_mul(wide),
-            define=lambda: self._reference.silu_and_mul(wide),
+            run=lambda: self._kernels.activate(wide, SILU),
+            define=lambda: self._reference.activate(wide, SILU),
             num_bytes=1.5 * wide.nbytes,
         )
 

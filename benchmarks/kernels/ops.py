@@ -28,9 +28,10 @@ from benchmarks.kernels.attention import Cell, attention_run
 from benchmarks.kernels.cold import num_copies
 from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
 from octavo.attention.selector import select_attention
-from octavo.kernels.dispatch import KeepsPacked, Kernels, PackedExperts, PackedLinear, Routing, select_kernels
+from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import SILU, Fused, KeepsPacked, PackedExperts, PackedLinear, Routing
 from octavo.sampling.draw import Draws, TorchDraws
 from octavo.sampling.native_draw import select_draws
 from octavo.sampling.rows import SamplingRows
@@ -119,7 +120,7 @@ def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
 
     def run() -> object:
         x, experts = next(turns)
-        return kernels.moe(x, rest, norm, 1e-6, router, routing, experts, load)
+        return kernels.moe(x, Fused(residual=rest, norm_weight=norm, eps=1e-6), router, routing, experts, load)
 
     weights = 3 * EXPERT_HIDDEN * EXPERT_INTERMEDIATE
     maps = (layers[0].gate_up[0], 2 * EXPERT_INTERMEDIATE), (layers[0].down[0], EXPERT_INTERMEDIATE)
@@ -149,13 +150,14 @@ def small_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator
     heads = torch.randn(num_rows, HEADS, HEAD_DIM).to(dtype)
     gate_up = torch.randn(num_rows, 2 * INTERMEDIATE).to(dtype)
     weight, head_weight = torch.ones(HIDDEN, dtype=dtype), torch.ones(HEAD_DIM, dtype=dtype)
+    fused = Fused(residual=residual, norm_weight=weight, eps=1e-6)
     cos, sin = torch.randn(num_rows, HEAD_DIM // 2), torch.randn(num_rows, HEAD_DIM // 2)
     runs: dict[str, tuple[Callable[[], object], int]] = {
         "rms_norm": (lambda: kernels.rms_norm(x, weight, 1e-6), 2 * x.numel()),
-        "add_rms_norm": (lambda: kernels.add_rms_norm(x, residual, weight, 1e-6), 4 * x.numel()),
+        "add_rms_norm": (lambda: kernels.add_rms_norm(x, fused), 4 * x.numel()),
         "rms_norm of heads": (lambda: kernels.rms_norm(heads, head_weight, 1e-6), 2 * heads.numel()),
         "rotary": (lambda: kernels.rotary(heads, cos, sin), 2 * heads.numel()),
-        "silu_and_mul": (lambda: kernels.silu_and_mul(gate_up), gate_up.numel() * 3 // 2),
+        "silu * up": (lambda: kernels.activate(gate_up, SILU), gate_up.numel() * 3 // 2),
     }
     for name, (run, num_values) in runs.items():
         yield Case(name=name, run=run, num_bytes=num_values * dtype.itemsize)
@@ -213,7 +215,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    kernels: Kernels = ReferenceKernels() if options.reference else select_kernels(CPU, dtype, options.quantization)
+    kernels: Kernels = Kernels() if options.reference else select_kernels(CPU, dtype, options.quantization)
     draws: Draws = TorchDraws() if options.reference else select_draws(CPU, kernels)
     with torch.inference_mode():
         bandwidth, rate = read_bandwidth(), max(matmul_rate(dtype), matmul_rate(torch.float32))

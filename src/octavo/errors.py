@@ -21,6 +21,10 @@ class EngineError(OctavoError):
     """The engine failed."""
 
 
+class RecordingError(EngineError):
+    """A layer does something that a recorded step would not repeat."""
+
+
 class InvalidParameterError(UserError, ValueError):
     """A value out of range. `field`, `value` and `limit` are attributes, for callers that word their own message."""
 

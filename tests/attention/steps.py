@@ -105,6 +105,7 @@ def run_step(
     parts: list[tuple[Sequence, int, int]],
     *,
     sliding_window: int | None = None,
+    scale: float | None = None,
     norms: HeadNorms | None = None,
     table: torch.Tensor | None = None,  # [positions, D / 2], angles
     kept: list[int] | None = None,  # places of tokens whose answers count; None: all
@@ -123,6 +124,7 @@ def run_step(
         head_dim=shape.head_dim,
         sliding_window=sliding_window,
         norms=norms,
+        scale=scale,
         answers_kept=kept is not None,
     )
     plan = pool.backend.plan(batch)

@@ -1,6 +1,6 @@
 """Every backend computes attention as it is defined, whatever the shape, the batch and the blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -73,6 +73,16 @@ def test_a_sliding_window(backend: Backend, sliding_window: int) -> None:
     parts = [(whole, 0, 130), (chunk, 101, 170), (decode, 139, 140)]
     for result, (sequence, start, _) in zip(run_step(pool, parts, sliding_window=sliding_window), parts, strict=True):
         assert_exact(result, exact_attention(sequence, sliding_window)[start:])
+
+
+def test_a_scale_of_its_own(backend: Backend) -> None:
+    """Twice the queries at half the scale: powers of two change no bit."""
+    pool = backend.pool(num_heads=4, num_kv_heads=2, head_dim=64)
+    sequence = pool.sequence(70, seed=1)
+    twice = replace(sequence, query=2 * sequence.query)
+    [plain] = run_step(pool, [(sequence, 0, 70)])
+    [halved] = run_step(pool, [(twice, 0, 70)], scale=0.5 * 64**-0.5)
+    assert torch.equal(halved, plain)
 
 
 @pytest.mark.parametrize("name", ["tiled", "sdpa"])

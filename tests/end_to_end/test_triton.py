@@ -16,12 +16,12 @@ from tests.kernels.triton.device import DEVICE
 from octavo import LLM
 from octavo.attention import triton_paged
 from octavo.device.cpu import CpuKind
-from octavo.kernels.dispatch import PackedLinear
 from octavo.kernels.quantization import Float8Format
 from octavo.kernels.quantize import quantize
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.triton import draw, threshold
 from octavo.kernels.triton.kernels import TritonKernels
+from octavo.kernels.types import PackedLinear
 from octavo.sampling_params import SamplingParams
 from octavo.testing_device import CalledQueue
 
@@ -141,7 +141,7 @@ def test_weights_in_8_bit_floats_are_the_nearest_weights(make_llm: MakeLLM, monk
     """The tokens of weights that are rounded before they are packed as ever."""
 
     def pack_rounded(kernels: TritonKernels, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return ReferenceKernels.pack_linear(kernels, quantize(weight, Float8Format()).dequantized(), bias)
+        return Kernels.pack_linear(kernels, quantize(weight, Float8Format()).dequantized(), bias)
 
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
     monkeypatch.setattr(TritonKernels, "pack_linear", pack_rounded)

@@ -9,9 +9,9 @@ import torch
 from octavo.kernels import onednn
 from octavo.kernels.cpu_float32 import Float32CpuKernels
 from octavo.kernels.cpu_half import HalfCpuKernels
-from octavo.kernels.dispatch import Kernels
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.native_level import available_levels, is_built
+from octavo.kernels.reference import Kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LEVELS = available_levels() if is_built() else []

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.kernels.dispatch import Kernels, PackedExperts, Routing
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import SILU, Activation, Fused, PackedExperts, PackedLinear, Routing
 
 MOST_ROWS = 300
+# Limits that values of size 1 to 3 meet.
+OTHERS = (Activation("gelu_tanh"), Activation("relu2"), Activation("clamped_swiglu", limit=1.25, alpha=1.702))
 Op = Callable[[Kernels, slice], torch.Tensor]  # computes the rows of the slice
 
 
@@ -27,6 +30,10 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return the same numbers on whatever is torch's default device."""
     drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), device="cpu")
     return drawn.to(torch.get_default_device(), dtype)
+
+
+def _fused(residual: torch.Tensor, norm: torch.Tensor, activation: Activation = SILU, offset: float = 0.0) -> Fused:
+    return Fused(residual=residual, norm_weight=norm, eps=1e-5, norm_offset=offset, activation=activation)
 
 
 def _linear(num_outputs: int, in_size: int, *, has_bias: bool) -> Callable[[torch.dtype], Op]:
@@ -49,12 +56,24 @@ def _logits_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op
     return make
 
 
-def _gated_linear(size: int, in_size: int, *, has_bias: bool) -> Callable[[torch.dtype], Op]:
+def _pack_up(kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation) -> PackedLinear:
+    """Pack [2 * I, K] for an activation; one without gates takes the first half."""
+    if activation.is_gated:
+        return kernels.pack_gated_linear(weight, bias)
+    size = len(weight) // 2
+    return kernels.pack_linear(weight[:size], None if bias is None else bias[:size])
+
+
+def _activated_linear(
+    size: int, in_size: int, *, has_bias: bool, activation: Activation = SILU
+) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, weight = _random(MOST_ROWS, in_size, dtype=dtype), _random(2 * size, in_size, dtype=dtype)
         bias = _random(2 * size, dtype=dtype) if has_bias else None
         scaled = weight * in_size**-0.5
-        return lambda kernels, rows: kernels.gated_linear(x[rows], kernels.pack_gated_linear(scaled, bias))
+        return lambda kernels, rows: kernels.activated_linear(
+            x[rows], _pack_up(kernels, scaled, bias, activation), activation
+        )
 
     return make
 
@@ -64,13 +83,15 @@ def _normed_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op
         x, residual = _random(MOST_ROWS, in_size, dtype=dtype), _random(MOST_ROWS, in_size, dtype=dtype).flip(0)
         norm, weight = _random(in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype) * in_size**-0.5
         return lambda kernels, rows: torch.cat(
-            kernels.normed_linear(x[rows], residual[rows], norm, 1e-5, kernels.pack_linear(weight, None)), dim=-1
+            kernels.normed_linear(x[rows], _fused(residual[rows], norm), kernels.pack_linear(weight, None)), dim=-1
         )
 
     return make
 
 
-def _gated_mlp(size: int, middle_size: int) -> Callable[[torch.dtype], Op]:
+def _mlp(
+    size: int, middle_size: int, activation: Activation = SILU, offset: float = 0.0
+) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
         gate_up = _random(2 * middle_size, size, dtype=dtype) * size**-0.5
@@ -78,8 +99,9 @@ def _gated_mlp(size: int, middle_size: int) -> Callable[[torch.dtype], Op]:
         norm = _random(size, dtype=dtype)
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
-            maps = kernels.pack_gated_linear(gate_up, None), kernels.pack_linear(down, None)
-            return torch.cat(kernels.gated_mlp(x[rows], residual[rows], norm, 1e-5, *maps), dim=-1)
+            linears = _pack_up(kernels, gate_up, None, activation), kernels.pack_linear(down, None)
+            fused = _fused(residual[rows], norm, activation, offset)
+            return torch.cat(kernels.mlp(x[rows], fused, *linears), dim=-1)
 
         return compute
 
@@ -100,7 +122,9 @@ def _route(size: int, routing: Routing) -> Callable[[torch.dtype], Op]:
     return make
 
 
-def _experts(size: int, middle_sizes: list[int], dtype: torch.dtype) -> Callable[[Kernels], PackedExperts]:
+def _experts(
+    size: int, middle_sizes: list[int], dtype: torch.dtype, activation: Activation = SILU
+) -> Callable[[Kernels], PackedExperts]:
     """Return what packs experts of these sizes, once for each set of kernels; the last may be a shared one."""
     gate_up = [_random(2 * middle + expert, size)[: 2 * middle] for expert, middle in enumerate(middle_sizes)]
     down = [_random(size + expert, middle)[:size] for expert, middle in enumerate(middle_sizes)]
@@ -109,7 +133,7 @@ def _experts(size: int, middle_sizes: list[int], dtype: torch.dtype) -> Callable
     def pack(kernels: Kernels) -> PackedExperts:
         if kernels.name not in packed:
             packed[kernels.name] = kernels.pack_experts(
-                [kernels.pack_gated_linear((weight * size**-0.5).to(dtype), None) for weight in gate_up],
+                [_pack_up(kernels, (weight * size**-0.5).to(dtype), None, activation) for weight in gate_up],
                 [kernels.pack_linear((weight * weight.shape[1] ** -0.5).to(dtype), None) for weight in down],
             )
         return packed[kernels.name]
@@ -117,14 +141,16 @@ def _experts(size: int, middle_sizes: list[int], dtype: torch.dtype) -> Callable
     return pack
 
 
-def _expert_rows(size: int, middle_sizes: list[int]) -> Callable[[torch.dtype], Op]:
+def _expert_rows(size: int, middle_sizes: list[int], activation: Activation = SILU) -> Callable[[torch.dtype], Op]:
     """Rows are tokens in a stride of 7; most of them choose the first experts."""
 
     def make(dtype: torch.dtype) -> Op:
         x, token_ids = _random(50, size, dtype=dtype), torch.arange(MOST_ROWS) * 7 % 50
         expert_ids = (torch.arange(MOST_ROWS) % 5 * torch.arange(MOST_ROWS) % 3) % len(middle_sizes)
-        experts = _experts(size, middle_sizes, dtype)
-        return lambda kernels, rows: kernels.expert_rows(x, token_ids[rows], expert_ids[rows], experts(kernels))
+        experts = _experts(size, middle_sizes, dtype, activation)
+        return lambda kernels, rows: kernels.expert_rows(
+            x, token_ids[rows], expert_ids[rows], experts(kernels), activation
+        )
 
     return make
 
@@ -137,16 +163,20 @@ def _combine_experts(size: int, num_choices: int) -> Callable[[torch.dtype], Op]
     return make
 
 
-def _moe(size: int, middle_sizes: list[int], routing: Routing) -> Callable[[torch.dtype], Op]:
+def _moe(
+    size: int, middle_sizes: list[int], routing: Routing, activation: Activation = SILU
+) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
         norm = _random(size, dtype=dtype)
         weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
-        experts = _experts(size, middle_sizes, dtype)
+        experts = _experts(size, middle_sizes, dtype, activation)
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
             load, router = torch.ones(routing.num_experts, dtype=torch.int64), kernels.pack_router(weight)
-            out = kernels.moe(x[rows], residual[rows], norm, 1e-5, router, routing, experts(kernels), load)
+            out = kernels.moe(
+                x[rows], _fused(residual[rows], norm, activation), router, routing, experts(kernels), load
+            )
             assert load.sum() == routing.num_experts + len(x[rows]) * routing.top_k
             return torch.cat(out, dim=-1)
 
@@ -159,10 +189,10 @@ def _routing(num_experts: int, top_k: int, *, renormalises: bool, has_shared: bo
     return Routing(num_experts=num_experts, top_k=top_k, renormalises=renormalises, has_shared=has_shared)
 
 
-def _rms_norm(size: int) -> Callable[[torch.dtype], Op]:
+def _rms_norm(size: int, offset: float = 0.0) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, weight = _random(MOST_ROWS, size, dtype=dtype), _random(size, dtype=dtype)
-        return lambda kernels, rows: kernels.rms_norm(x[rows], weight, 1e-6)
+        return lambda kernels, rows: kernels.rms_norm(x[rows], weight, 1e-6, offset)
 
     return make
 
@@ -182,22 +212,25 @@ def _add_rms_norm(size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
         weight = _random(size, dtype=dtype)
-        return lambda kernels, rows: torch.cat(kernels.add_rms_norm(x[rows], residual[rows], weight, 1e-5), dim=-1)
+        return lambda kernels, rows: torch.cat(kernels.add_rms_norm(x[rows], _fused(residual[rows], weight)), dim=-1)
 
     return make
 
 
-def _silu_and_mul(size: int) -> Callable[[torch.dtype], Op]:
+def _activate(size: int, activation: Activation = SILU) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        gate_up = 3 * _random(MOST_ROWS, 2 * size, dtype=dtype)
-        return lambda kernels, rows: kernels.silu_and_mul(gate_up[rows])
+        x = 3 * _random(MOST_ROWS, (1 + activation.is_gated) * size, dtype=dtype)
+        return lambda kernels, rows: kernels.activate(x[rows], activation)
 
     return make
 
 
-def _rotary(num_heads: int, size: int) -> Callable[[torch.dtype], Op]:
+def _rotary(num_heads: int, size: int, rotary_dim: int | None = None) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        wide, angles = _random(MOST_ROWS, num_heads + 3, size, dtype=dtype), 9 * _random(MOST_ROWS, size // 2)
+        wide, angles = (
+            _random(MOST_ROWS, num_heads + 3, size, dtype=dtype),
+            9 * _random(MOST_ROWS, (size if rotary_dim is None else rotary_dim) // 2),
+        )
         cos, sin = angles.cos(), angles.sin()
         return lambda kernels, rows: kernels.rotary(wide[rows, :num_heads], cos[rows], sin[rows])
 
@@ -212,6 +245,7 @@ def _embedding(size: int) -> Callable[[torch.dtype], Op]:
     return make
 
 
+TWO_OF_FIVE = _routing(5, 2, renormalises=True, has_shared=False)
 CASES = [
     Case(name="linear-37x84", make=_linear(37, 84, has_bias=True)),
     Case(name="linear-84x100", make=_linear(84, 100, has_bias=False)),
@@ -220,11 +254,29 @@ CASES = [
     Case(name="linear-256x2048", make=_linear(256, 2048, has_bias=True)),
     Case(name="linear-900x1000", make=_linear(900, 1000, has_bias=False)),
     Case(name="logits_linear-300x64", make=_logits_linear(300, 64)),
-    Case(name="gated_linear-37x84", make=_gated_linear(37, 84, has_bias=True)),
-    Case(name="gated_linear-96x100", make=_gated_linear(96, 100, has_bias=False)),
+    Case(name="activated_linear-37x84", make=_activated_linear(37, 84, has_bias=True)),
+    Case(name="activated_linear-96x100", make=_activated_linear(96, 100, has_bias=False)),
     Case(name="normed_linear-100x84", make=_normed_linear(100, 84)),
-    Case(name="gated_mlp-84x37", make=_gated_mlp(84, 37)),
-    Case(name="gated_mlp-64x200", make=_gated_mlp(64, 200)),
+    Case(name="mlp-84x37", make=_mlp(84, 37)),
+    Case(name="mlp-64x200", make=_mlp(64, 200)),
+    Case(name="mlp-offset", make=_mlp(84, 37, offset=1.0)),
+    Case(name="rms_norm-offset", make=_rms_norm(100, 1.0)),
+    Case(name="rotary-partial-3x20", make=_rotary(3, 20, 12)),
+    Case(name="rotary-partial-2x128", make=_rotary(2, 128, 64)),
+    *(
+        case
+        for kind in OTHERS
+        for case in (
+            Case(name=f"activated_linear-{kind.kind}", make=_activated_linear(70, 84, has_bias=True, activation=kind)),
+            Case(name=f"mlp-{kind.kind}", make=_mlp(84, 70, kind)),
+            Case(name=f"expert_rows-{kind.kind}", make=_expert_rows(84, [37, 70, 37], kind)),
+            Case(
+                name=f"moe-{kind.kind}",
+                make=_moe(84, [37] * 5, TWO_OF_FIVE, kind),
+            ),
+            Case(name=f"activate-{kind.kind}", make=_activate(100, kind)),
+        )
+    ),
     Case(name="route-2-of-5", make=_route(84, _routing(5, 2, renormalises=True, has_shared=False))),
     Case(name="route-3-of-40", make=_route(100, _routing(40, 3, renormalises=False, has_shared=True))),
     Case(name="route-8-of-128", make=_route(256, _routing(128, 8, renormalises=True, has_shared=False))),
@@ -233,7 +285,7 @@ CASES = [
     Case(name="combine_experts-100x3", make=_combine_experts(100, 3)),
     Case(name="combine_experts-36x1", make=_combine_experts(36, 1)),
     Case(name="moe-1-of-1", make=_moe(36, [21], _routing(1, 1, renormalises=True, has_shared=False))),
-    Case(name="moe-2-of-5", make=_moe(84, [37] * 5, _routing(5, 2, renormalises=True, has_shared=False))),
+    Case(name="moe-2-of-5", make=_moe(84, [37] * 5, TWO_OF_FIVE)),
     Case(name="moe-2-of-3-shared", make=_moe(64, [40] * 3 + [72], _routing(3, 2, renormalises=False, has_shared=True))),
     Case(name="moe-8-of-40", make=_moe(128, [64] * 40, _routing(40, 8, renormalises=True, has_shared=False))),
     Case(name="rms_norm-37", make=_rms_norm(37)),
@@ -241,9 +293,9 @@ CASES = [
     Case(name="rms_norm-of-heads-16x128", make=_rms_norm_of_heads(16, 128)),
     Case(name="rms_norm-of-heads-3x20", make=_rms_norm_of_heads(3, 20)),
     Case(name="add_rms_norm-100", make=_add_rms_norm(100)),
-    Case(name="silu_and_mul-100", make=_silu_and_mul(100)),
-    Case(name="silu_and_mul-37", make=_silu_and_mul(37)),
-    Case(name="silu_and_mul-1536", make=_silu_and_mul(1536)),
+    Case(name="activate-100", make=_activate(100)),
+    Case(name="activate-37", make=_activate(37)),
+    Case(name="activate-1536", make=_activate(1536)),
     Case(name="rotary-16x128", make=_rotary(16, 128)),
     Case(name="rotary-3x20", make=_rotary(3, 20)),
     Case(name="embedding-84", make=_embedding(84)),

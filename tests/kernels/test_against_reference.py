@@ -7,8 +7,9 @@ import torch
 from tests.kernels.conftest import DTYPES
 from tests.kernels.ops import CASES, MOST_ROWS, Case
 
-from octavo.kernels.dispatch import Kernels, PackedLinear, Routes, Routing, select_kernels
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.dispatch import select_kernels
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import SILU, Activation, PackedLinear, Routes, Routing
 
 
 def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -24,10 +25,10 @@ def test_fast_is_reference(case: Case, num_rows: int, fast_and_dtype: tuple[Kern
     fast, dtype = fast_and_dtype
     op, rows = case.make(dtype), slice(3, 3 + num_rows)
     with torch.inference_mode():
-        assert_close(op(fast, rows), op(ReferenceKernels(), rows))
+        assert_close(op(fast, rows), op(Kernels(), rows))
 
 
-class WrongKernels(ReferenceKernels):
+class WrongKernels(Kernels):
     """Each op wrong in a small way."""
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
@@ -36,12 +37,12 @@ class WrongKernels(ReferenceKernels):
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return super().embedding(ids, table.roll(1, 0))
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return super().rms_norm(x, weight, eps + 0.5)
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+        return super().rms_norm(x, weight, eps + 0.5, offset)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return super().silu_and_mul(torch.cat((up, gate), dim=-1))
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return super().activate(torch.cat((second, first), dim=-1), activation)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         return super().rotary(x, cos, -sin)
@@ -59,7 +60,7 @@ class WrongKernels(ReferenceKernels):
 def test_a_wrong_kernel_is_noticed(case: Case, dtype: torch.dtype) -> None:
     op, rows = case.make(dtype), slice(0, MOST_ROWS)
     with torch.inference_mode(), pytest.raises(AssertionError):
-        assert_close(op(WrongKernels(), rows), op(ReferenceKernels(), rows))
+        assert_close(op(WrongKernels(), rows), op(Kernels(), rows))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -75,7 +76,7 @@ def test_silu_far_out() -> None:
     """Where exp overflows, the answer is still gate or zero."""
     gate = torch.tensor([[-1e4, -200.0, -89.0, 0.0, 89.0, 1e4]])
     kernels = select_kernels(torch.device("cpu"), torch.float32)
-    result = kernels.silu_and_mul(torch.cat((gate, torch.ones_like(gate)), dim=-1))
+    result = kernels.activate(torch.cat((gate, torch.ones_like(gate)), dim=-1), SILU)
     torch.testing.assert_close(result, torch.tensor([[0.0, 0.0, 0.0, 0.0, 89.0, 1e4]]), atol=1e-30, rtol=0)
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tests.kernels.conftest import FAST
 
-from octavo.kernels.dispatch import Kernels, PackedExperts, Routing
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import SILU, Fused, PackedExperts, Routing
 
 SIZE, NUM_EXPERTS = 40, 6
 ROUTING = Routing(num_experts=NUM_EXPERTS, top_k=2, renormalises=True, has_shared=False)
@@ -24,7 +25,8 @@ def experts_of(kernels: Kernels, dtype: torch.dtype) -> PackedExperts:
 def moe(kernels: Kernels, x: torch.Tensor, router: torch.Tensor, load: torch.Tensor) -> torch.Tensor:
     norm, dtype = torch.ones(SIZE, dtype=x.dtype), x.dtype
     packed = kernels.pack_router(router)
-    return kernels.moe(x, torch.zeros_like(x), norm, 1e-6, packed, ROUTING, experts_of(kernels, dtype), load)[0]
+    fused = Fused(residual=torch.zeros_like(x), norm_weight=norm, eps=1e-6)
+    return kernels.moe(x, fused, packed, ROUTING, experts_of(kernels, dtype), load)[0]
 
 
 def test_equal_logits_go_to_the_lower_number(fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
@@ -76,11 +78,12 @@ def test_the_whole_is_its_parts(num_tokens: int, fast_and_dtype: tuple[Kernels, 
     router, x = random(NUM_EXPERTS, SIZE, dtype=dtype), random(num_tokens, SIZE, dtype=dtype, seed=1)
     experts, load = experts_of(kernels, dtype), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
     whole = moe(kernels, x, router, load)
-    normed, _ = kernels.add_rms_norm(x, torch.zeros_like(x), torch.ones(SIZE, dtype=dtype), 1e-6)
+    fused = Fused(residual=torch.zeros_like(x), norm_weight=torch.ones(SIZE, dtype=dtype), eps=1e-6)
+    normed, _ = kernels.add_rms_norm(x, fused)
     routes = kernels.route(normed, kernels.pack_router(router), ROUTING)
     pairs = torch.randperm(2 * num_tokens, generator=torch.Generator().manual_seed(2))
     rows = torch.empty(2 * num_tokens, SIZE, dtype=dtype)
-    rows[pairs] = kernels.expert_rows(normed, pairs // 2, routes.expert_ids.flatten()[pairs], experts)
+    rows[pairs] = kernels.expert_rows(normed, pairs // 2, routes.expert_ids.flatten()[pairs], experts, SILU)
     assert torch.equal(kernels.combine_experts(rows.view(num_tokens, 2, SIZE), routes.weights), whole)
 
 

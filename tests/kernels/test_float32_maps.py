@@ -4,6 +4,8 @@ import pytest
 import torch
 from tests.kernels.conftest import LEVELS, native
 
+from octavo.kernels.types import SILU, Fused
+
 pytestmark = pytest.mark.parametrize("level", LEVELS)
 
 
@@ -36,8 +38,8 @@ def test_what_is_not_finite_stays_in_its_row(level: str, num_rows: int, value: f
     norm, bad = torch.ones(70), num_rows // 2
 
     def compute() -> torch.Tensor:
-        of_mlp = kernels.gated_mlp(x, residual, norm, 1e-6, gate_up, down)
-        return torch.cat((kernels.linear(x, plain), kernels.gated_linear(x, gate_up), *of_mlp), dim=-1)
+        of_mlp = kernels.mlp(x, Fused(residual=residual, norm_weight=norm, eps=1e-6), gate_up, down)
+        return torch.cat((kernels.linear(x, plain), kernels.activated_linear(x, gate_up, SILU), *of_mlp), dim=-1)
 
     expected = compute()
     x[bad, 3] = value

@@ -8,9 +8,9 @@ import torch
 from tests.kernels.conftest import LEVELS
 from tests.kernels.test_integers import FORMS, NESTED, every_form, every_level, make_kernels, random
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routing
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat
+from octavo.kernels.types import SILU, Fused, PackedExperts, PackedLinear, Routing
 
 SIZE = 84  # D, in no whole groups
 MIDDLE_SIZES = [37, 70, 128, 37, 200]  # I of each expert; the last is the shared one
@@ -35,7 +35,10 @@ def one_by_one(
 ) -> torch.Tensor:
     """Return [R, D]: what expert expert_ids[r] makes of row r of x [R, D], by its two maps alone."""
     maps = [(experts.gate_up[expert], experts.down[expert]) for expert in expert_ids.tolist()]
-    rows = [kernels.linear(kernels.gated_linear(row[None], up), down) for row, (up, down) in zip(x, maps, strict=True)]
+    rows = [
+        kernels.linear(kernels.activated_linear(row[None], up, SILU), down)
+        for row, (up, down) in zip(x, maps, strict=True)
+    ]
     return torch.cat(rows)
 
 
@@ -48,7 +51,7 @@ def test_rows_are_those_of_the_maps(form: IntegerFormat, level: str, num_pairs: 
     x, experts = random(50, SIZE), experts_of(kernels)
     token_ids = torch.arange(num_pairs) * 7 % 50
     expert_ids = torch.tensor([3, 0, 4, 0, 0, 1])[torch.arange(num_pairs) % 6]
-    answers = kernels.expert_rows(x, token_ids, expert_ids, experts)
+    answers = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     assert torch.equal(answers, one_by_one(kernels, x[token_ids], expert_ids, experts))
 
 
@@ -60,9 +63,9 @@ def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int
     x, residual, norm = random(num_tokens, SIZE), random(num_tokens + 1, SIZE)[1:], random(SIZE)
     experts, router = experts_of(kernels), router_of(kernels)
     load = torch.zeros(ROUTING.num_experts, dtype=torch.int64)
-    whole, total = kernels.moe(x, residual, norm, 1e-5, router, ROUTING, experts, load)
+    whole, total = kernels.moe(x, Fused(residual=residual, norm_weight=norm, eps=1e-5), router, ROUTING, experts, load)
 
-    normed, expected_total = kernels.add_rms_norm(x, residual, norm, 1e-5)
+    normed, expected_total = kernels.add_rms_norm(x, Fused(residual=residual, norm_weight=norm, eps=1e-5))
     routes = kernels.route(normed, router, ROUTING)
     expert_ids = routes.expert_ids.flatten()
     rows = one_by_one(kernels, normed.repeat_interleave(ROUTING.num_choices, dim=0), expert_ids, experts)
@@ -80,7 +83,8 @@ def test_a_row_that_is_not_finite_spoils_no_other(form: IntegerFormat, level: st
 
     def answers(x: torch.Tensor) -> torch.Tensor:
         load = torch.zeros(ROUTING.num_experts, dtype=torch.int64)
-        return kernels.moe(x, torch.zeros_like(x), random(SIZE), 1e-5, router, ROUTING, experts, load)[0]
+        fused = Fused(residual=torch.zeros_like(x), norm_weight=random(SIZE), eps=1e-5)
+        return kernels.moe(x, fused, router, ROUTING, experts, load)[0]
 
     x = random(9, SIZE)
     expected = answers(x)

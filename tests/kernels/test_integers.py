@@ -4,15 +4,17 @@ Legend: T = tokens (rows), K = input size, N = output size, G = groups of inputs
 """
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
 from tests.kernels.conftest import LEVELS, native
 
 from octavo.errors import InvalidParameterError
-from octavo.kernels.dispatch import PackedLinear, select_kernels
+from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, get_quantization
+from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, PackedLinear
 
 MOST_ROWS = 70
 NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
@@ -124,8 +126,8 @@ def test_packing_a_weight_is_packing_its_integers(form: IntegerFormat, level: st
         kernels.linear(x, kernels.pack_linear(weight, None)), kernels.linear(x, kernels.pack(quantised, None, form))
     )
     assert torch.equal(
-        kernels.gated_linear(x, kernels.pack_gated_linear(weight, None)),
-        kernels.gated_linear(x, kernels.pack(quantised, None, form, is_gated=True)),
+        kernels.activated_linear(x, kernels.pack_gated_linear(weight, None), SILU),
+        kernels.activated_linear(x, kernels.pack(quantised, None, form, is_gated=True), SILU),
     )
 
 
@@ -166,12 +168,12 @@ def fused_ops(kernels: IntegerNativeKernels, form: IntegerFormat) -> dict[str, C
     return {
         "linear": lambda rows: kernels.linear(x[rows], wide),
         "logits_linear": lambda rows: kernels.logits_linear(x[rows], wide),
-        "gated_linear": lambda rows: kernels.gated_linear(x[rows], gated),
+        "activated_linear": lambda rows: kernels.activated_linear(x[rows], gated, SILU),
         "normed_linear": lambda rows: torch.cat(
-            kernels.normed_linear(x[rows], residual[rows], norm, 1e-5, wide), dim=-1
+            kernels.normed_linear(x[rows], Fused(residual=residual[rows], norm_weight=norm, eps=1e-5), wide), dim=-1
         ),
-        "gated_mlp": lambda rows: torch.cat(
-            kernels.gated_mlp(x[rows], residual[rows], norm, 1e-5, gated, down), dim=-1
+        "mlp": lambda rows: torch.cat(
+            kernels.mlp(x[rows], Fused(residual=residual[rows], norm_weight=norm, eps=1e-5), gated, down), dim=-1
         ),
     }
 
@@ -205,16 +207,19 @@ def test_threads_do_not_show(form: IntegerFormat, level: str) -> None:
 
 
 @every_level
-def test_fused_ops_are_their_parts(level: str) -> None:
-    form = FORMS[0]
+@pytest.mark.parametrize("kind", get_args(ActivationKind))
+def test_fused_ops_are_their_parts(kind: ActivationKind, level: str) -> None:
+    form, activation = FORMS[0], Activation(kind, limit=1.25)
     kernels, x, residual, norm = make_kernels(level, form), random(20, 84), random(20, 84).flip(0), random(84)
-    gated = kernels.pack_gated_linear(random(200, 84, scale=0.1), None)
+    weight = random(200, 84, scale=0.1)
+    up = kernels.pack_gated_linear(weight, None) if activation.is_gated else kernels.pack_linear(weight[:100], None)
+    fused = Fused(residual=residual, norm_weight=norm, eps=1e-5, norm_offset=0.5, activation=activation)
     down = kernels.pack_linear(random(84, 100, scale=0.1), None)
-    normed, total = kernels.add_rms_norm(x, residual, norm, 1e-5)
-    out, stream = kernels.gated_mlp(x, residual, norm, 1e-5, gated, down)
+    normed, total = kernels.add_rms_norm(x, fused)
+    out, stream = kernels.mlp(x, fused, up, down)
     assert torch.equal(stream, total)
-    assert torch.equal(out, kernels.linear(kernels.gated_linear(normed, gated), down))
-    mapped, _ = kernels.normed_linear(x, residual, norm, 1e-5, down_of(kernels))
+    assert torch.equal(out, kernels.linear(kernels.activated_linear(normed, up, activation), down))
+    mapped, _ = kernels.normed_linear(x, fused, down_of(kernels))
     assert torch.equal(mapped, kernels.linear(normed, down_of(kernels)))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.kernels.conftest import LEVELS, native
 
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -27,8 +27,8 @@ def test_they_are_what_was_packed(
 
 def test_the_reference_reads_its_own_layout() -> None:
     weight = torch.randn(9, 5, generator=torch.Generator().manual_seed(2))
-    packed = ReferenceKernels().pack_logits_linear(weight, None)
-    assert torch.equal(ReferenceKernels().packed_rows(torch.tensor([8, 0]), packed, 5), weight[[8, 0]])
+    packed = Kernels().pack_logits_linear(weight, None)
+    assert torch.equal(Kernels().packed_rows(torch.tensor([8, 0]), packed, 5), weight[[8, 0]])
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -7,8 +7,7 @@ from tests.kernels.ops import CASES, MOST_ROWS, Case
 
 from octavo.kernels import onednn
 from octavo.kernels.cpu_float32 import Float32CpuKernels
-from octavo.kernels.dispatch import Kernels
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 
 needs_onednn = pytest.mark.skipif(
     not onednn.is_supported(torch.float32), reason="no oneDNN here, so nothing is promised"
@@ -82,4 +81,4 @@ def test_many_native_rows_are_those_of_few(num_outputs: int, in_size: int, level
 def test_the_check_notices_plain_torch() -> None:
     """The reference does not promise it, and this is how that looks."""
     [case] = [case for case in CASES if case.name == "linear-256x2048"]
-    assert rows_that_differ(ReferenceKernels(), case)
+    assert rows_that_differ(Kernels(), case)

@@ -9,7 +9,7 @@ from octavo.attention.base import AttentionLayer, KVLayout
 from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 
 class FixedAttention:
@@ -18,6 +18,7 @@ class FixedAttention:
     name = "fixed"
     is_row_invariant = True
     is_capturable = True
+    records_calls = False
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype
@@ -44,7 +45,7 @@ class FixedAttention:
         write_kv(key, value, kv_cache, batch.slot_mapping)
         queries = query.double().view(len(query), layer.num_kv_heads, -1, layer.head_dim)  # [T, G, H / G, E]
         keys, values = kv_cache.key[plan].double(), kv_cache.value[plan].double()  # [T, C, G, E]
-        scores = (queries[:, None] * keys[:, :, :, None]).sum(-1) * layer.scale  # [T, C, G, H / G]
+        scores = (queries[:, None] * keys[:, :, :, None]).sum(-1) * layer.softmax_scale  # [T, C, G, H / G]
         places = torch.arange(plan.shape[1])
         is_seen = places <= batch.positions[:, None]  # [T, C]
         if layer.sliding_window is not None:

@@ -9,9 +9,12 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM, SamplingParams
 from octavo.config.args import EngineArgs
+from octavo.errors import RecordingError
 from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
 from octavo.kernels.tape import TapeBuffers
+from octavo.layers.norm import RMSNorm
+from octavo.models.common import GatedMLP
 from octavo.worker.graph import StepGraph
 from octavo.worker.worker import Worker
 
@@ -82,3 +85,40 @@ def test_buffers_serve_again_once_their_tensor_is_gone() -> None:
     third = buffers.empty((8, 4), torch.bfloat16)
     assert third.data_ptr() == address
     assert buffers.num_bytes == 2 * 64
+
+
+def sneaky_worker(monkeypatch: pytest.MonkeyPatch, mlp: type[GatedMLP]) -> Worker:
+    monkeypatch.setattr("octavo.models.common.GatedMLP", mlp)
+    worker = Worker(EngineArgs(model_name="demo", num_kv_blocks=64, dtype="bfloat16").resolve())
+    worker.load_model()
+    return worker
+
+
+class SneakyMLP(GatedMLP):
+    """Doubles by a torch op."""
+
+    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, total = super().forward(norm, x, residual)
+        return out + out, total
+
+
+class OpenMLP(SneakyMLP):
+    """Says that it does."""
+
+    is_recordable = False
+
+
+def test_a_torch_op_that_a_recording_would_miss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = sneaky_worker(monkeypatch, SneakyMLP)
+    with pytest.raises(RecordingError, match=r"aten::add\.Tensor in layers\.0\.mlp"):
+        worker.initialize_kv_cache(64)
+
+
+def test_what_cannot_be_recorded_runs_op_by_op(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = sneaky_worker(monkeypatch, OpenMLP)
+    with caplog.at_level("INFO"):
+        worker.initialize_kv_cache(64)
+    assert worker.runner.graph is None
+    assert "steps run op by op: OpenMLP (layers.0.mlp) cannot be recorded" in caplog.text

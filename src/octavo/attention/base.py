@@ -32,12 +32,13 @@ class AttentionLayer:
     head_dim: int  # E
     sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     norms: HeadNorms | None = None
+    scale: float | None = None  # the factor on products of queries and keys; None: 1 / sqrt(head_dim)
     answers_kept: bool = False  # only the answers to `ForwardBatch.kept_indices` are read; others may be anything
 
     @property
-    def scale(self) -> float:
+    def softmax_scale(self) -> float:
         """The factor on products of queries and keys."""
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.scale is None else self.scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,7 @@ class AttentionBackend(Protocol[PlanT]):
     # One new token each for a number of requests takes the same launches whatever the tensors hold: then the batch's
     # `seq_lens_list` may be upper bounds, and nothing waits for the device.
     is_capturable: bool
+    records_calls: bool  # a CPU's step can be recorded with it: `worker/graph.py`
 
     def kv_layout(self, head_dim: int) -> KVLayout:
         """Say what the pool must hold for heads of this size."""

@@ -6,7 +6,7 @@ Legend: T = tokens, H = query heads, G = kv heads, E = head size.
 import torch
 
 from octavo.attention.base import AttentionLayer
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 
 def split_heads(

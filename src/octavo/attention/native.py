@@ -41,6 +41,7 @@ class NativeAttention:
 
     is_row_invariant = True
     is_capturable = False
+    records_calls = True
 
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu
@@ -130,7 +131,7 @@ class NativeAttention:
             query_norm=norms.query.data_ptr() if norms else _NO_ADDRESS,
             key_norm=norms.key.data_ptr() if norms else _NO_ADDRESS,
             norm_eps=norms.eps if norms else 0.0,
-            scale=layer.scale,
+            scale=layer.softmax_scale,
             is_float32=self._dtype == torch.float32,
             has_int8_kv=self._kv_dtype == torch.int8,
             answers_kept=layer.answers_kept,

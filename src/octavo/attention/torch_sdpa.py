@@ -18,7 +18,7 @@ from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
 from octavo.attention.split_decode import attend_in_tiles, is_worthwhile
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +61,7 @@ class SdpaAttention:
     name = "torch-sdpa"
     is_row_invariant = False
     is_capturable = False
+    records_calls = False
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype
@@ -103,7 +104,7 @@ class SdpaAttention:
         keys, values = (pool.transpose(0, 1).unsqueeze(0) for pool in (kv_cache.key, kv_cache.value))
         queries = torch.split(query.transpose(0, 1).unsqueeze(0), [span.num_queries for span in plan], dim=2)
         results = [
-            _attend(rows, keys, values, span, layer.scale, layer.sliding_window)
+            _attend(rows, keys, values, span, layer.softmax_scale, layer.sliding_window)
             for rows, span in zip(queries, plan, strict=True)
         ]
         return torch.cat(results, dim=1)[0].flatten(1)

@@ -20,7 +20,7 @@ from octavo.attention.base import AttentionLayer, KVLayout
 from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.paged import context_slots, write_kv
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 _TILE_WIDTH = 64  # context positions
 _MAX_POSITIONS = 1 << 14  # of a group; bounds what is gathered, to 128 MiB with 8 kv heads of 128
@@ -49,6 +49,7 @@ class TiledAttention:
     name = "torch-tiled"
     is_row_invariant = True
     is_capturable = False
+    records_calls = False
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype
@@ -94,7 +95,7 @@ class TiledAttention:
                 tokens, positions = (rows[:, part.start : part.stop] for rows in (group.tokens, group.positions))
                 tiles = group.tiles_seen(part, layer.sliding_window)
                 hidden = _hidden(positions, tiles, layer.sliding_window)  # [R, N, Q, W]
-                rows = query[tokens].float() * layer.scale  # [R, Q, H, D]
+                rows = query[tokens].float() * layer.softmax_scale  # [R, Q, H, D]
                 out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden).to(out.dtype)
         return out.flatten(1)
 

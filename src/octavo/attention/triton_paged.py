@@ -55,6 +55,7 @@ class TritonAttention:
     """
 
     is_capturable = True
+    records_calls = False
 
     def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling | None = None) -> None:
         exact = EXACT_FLOAT32 if dtype == torch.float32 else EXACT
@@ -100,7 +101,7 @@ class TritonAttention:
                 plan.context,
                 work.few,
                 out,
-                scale=layer.scale,
+                scale=layer.softmax_scale,
                 sliding_window=layer.sliding_window,
                 tiling=self._tiling,
             )
@@ -111,7 +112,7 @@ class TritonAttention:
                 plan.context,
                 work.many,
                 out,
-                scale=layer.scale,
+                scale=layer.softmax_scale,
                 sliding_window=layer.sliding_window,
                 tiling=self._tiling,
             )

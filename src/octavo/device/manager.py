@@ -14,7 +14,8 @@ from octavo.config.model import DType
 from octavo.device.base import DeviceKind, DeviceMemory
 from octavo.device.device_queue import DeviceQueue
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
-from octavo.kernels.dispatch import Kernels, select_kernels
+from octavo.kernels.dispatch import select_kernels
+from octavo.kernels.reference import Kernels
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import process_weights_after_loading
 
@@ -132,7 +133,9 @@ class DeviceManager:
         kernels, attention = self.kernels(dtype), self.attention(dtype)
         is_invariant = kernels.is_row_invariant and attention.is_row_invariant
         promise = "batch-invariant" if is_invariant else "not batch-invariant"
-        return f"{kernels.name}, {attention.name}: {promise}"
+        is_recorded = kernels.records_calls and attention.records_calls
+        steps = "" if self.device.type != "cpu" else "; steps are recorded" if is_recorded else "; steps run op by op"
+        return f"{kernels.name}, {attention.name}: {promise}{steps}"
 
 
 def _load_kind(name: str) -> DeviceKind:

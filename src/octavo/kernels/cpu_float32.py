@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels import onednn
-from octavo.kernels.dispatch import PackedLinear
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import PackedLinear
 
 
-class Float32CpuKernels(ReferenceKernels):
+class Float32CpuKernels(Kernels):
     """See `Kernels`. What is not here is invariant in the reference already."""
 
     name = "onednn-float32"
@@ -28,5 +28,6 @@ class Float32CpuKernels(ReferenceKernels):
             return onednn.linear(x.expand(2, -1).contiguous(), packed)[:1]
         return onednn.linear(x, packed)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+        weight = weight + offset if offset else weight
         return F.rms_norm(x, weight.shape, weight, eps)

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels import onednn
-from octavo.kernels.dispatch import PackedLinear
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
+from octavo.kernels.types import Activation, PackedLinear
 
 
-class HalfCpuKernels(ReferenceKernels):
+class HalfCpuKernels(Kernels):
     """See `Kernels`."""
 
     name = "onednn-half"
@@ -28,20 +28,22 @@ class HalfCpuKernels(ReferenceKernels):
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return onednn.linear(x, packed)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         wide = _float32_copy(x)
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # [..., 1], sqrt(sum of squares)
         scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-        return wide.mul_(scale).mul_(weight).to(x.dtype)
+        return wide.mul_(scale).mul_(weight.float() + offset if offset else weight).to(x.dtype)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)  # [T, I] each
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        if activation.kind != "silu":
+            return super().activate(x, activation)
+        gate, up = x.chunk(2, dim=-1)  # [T, I] each
         return F.silu(gate).mul_(up)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        wide = _float32_copy(x)
-        first, second = wide.chunk(2, dim=-1)  # [T, H, D / 2] each, views
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D / 2]
+        wide, num_pairs = _float32_copy(x), cos.shape[1]  # P
+        first, second = wide[..., :num_pairs], wide[..., num_pairs : 2 * num_pairs]  # [T, H, P] each, views
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, P]
         turned_first = (first * cos).addcmul_(second, sin, value=-1)
         second.mul_(cos).addcmul_(first, sin)
         first.copy_(turned_first)

@@ -19,10 +19,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 from octavo.kernels.large_pages import zeros_on_large_pages
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.tape import Tape, TapeBuffers
+from octavo.kernels.types import (
+    Activation,
+    Fused,
+    KeepsPacked,
+    LinearRole,
+    PackedExperts,
+    PackedLinear,
+    Routes,
+    Routing,
+)
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
@@ -62,12 +71,13 @@ class NativeExperts(PackedExperts):
     handle: "_cpu.Experts"
 
 
-class NativeKernels(ReferenceKernels, KeepsPacked):
+class NativeKernels(Kernels, KeepsPacked):
     """See `Kernels`. In `dtype`, bfloat16 or float32; what is not here is computed by the reference."""
 
     is_row_invariant = True
     packing_copies = False
     reads_packed_rows = True
+    records_calls = True
 
     def __init__(self, level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
         from octavo.kernels.cpu import _cpu
@@ -164,37 +174,24 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         self.native.draw(logits.data_ptr(), num_rows, vocab_size, rows.ctypes.data, *results)
         return token_ids, largest
 
-    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._linear(x.contiguous(), packed, self.dtype, self._cpu.Output.GATED)
+    def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
+        x, out = x.contiguous(), self.empty(len(x), _handle(packed).out_size)
+        output = self._cpu.Output.GATED if activation.is_gated else self._cpu.Output.SQUARED
+        self.native.linear(self._activated_rows(x, activation), _handle(packed), output, out.data_ptr())
+        return out
 
-    def normed_linear(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor,
-        eps: float,
-        packed: PackedLinear,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = x.contiguous()
-        residual = None if residual is None else residual.contiguous()
-        out, total = self.empty(len(x), _handle(packed).out_size), x if residual is None else self.empty(*x.shape)
-        rows = self._normed_rows(x, residual, norm_weight, eps, total)
+    def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.empty(len(x), _handle(packed).out_size)
+        rows, total = self._fused_rows(x, fused)
         self.native.linear(rows, _handle(packed), self._cpu.Output.PLAIN, out.data_ptr())
         return out, total
 
-    def gated_mlp(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        norm_weight: torch.Tensor,
-        eps: float,
-        gate_up: PackedLinear,
-        down: PackedLinear,
+    def mlp(
+        self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = x.contiguous(), residual.contiguous()
-        out, total = self.empty(len(x), _handle(down).out_size), self.empty(*x.shape)
-        rows = self._normed_rows(x, residual, norm_weight, eps, total)
-        self.native.mlp(rows, _handle(gate_up), _handle(down), out.data_ptr())
+        out = self.empty(len(x), _handle(down).out_size)
+        rows, total = self._fused_rows(x, fused)
+        self.native.mlp(rows, _handle(up), _handle(down), out.data_ptr())
         return out, total
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
@@ -209,12 +206,19 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         return routes
 
     def expert_rows(
-        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+        self,
+        x: torch.Tensor,
+        token_ids: torch.Tensor,
+        expert_ids: torch.Tensor,
+        experts: PackedExperts,
+        activation: Activation,
     ) -> torch.Tensor:
         x, token_ids, expert_ids = x.contiguous(), token_ids.contiguous(), expert_ids.contiguous()
         out = torch.empty(len(expert_ids), x.shape[1], dtype=self.dtype)
         addresses = token_ids.data_ptr(), expert_ids.data_ptr(), out.data_ptr()
-        self.native.expert_rows(self._rows(x), _experts_handle(experts), len(expert_ids), *addresses)
+        self.native.expert_rows(
+            self._activated_rows(x, activation), _experts_handle(experts), len(expert_ids), *addresses
+        )
         return out
 
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -228,9 +232,7 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
     def moe(
         self,
         x: torch.Tensor,
-        residual: torch.Tensor,
-        norm_weight: torch.Tensor,
-        eps: float,
+        fused: Fused,
         router: PackedLinear,
         routing: Routing,
         experts: PackedExperts,
@@ -238,10 +240,10 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         is_counted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert is_counted is None, "no step is padded on a CPU"
-        x, residual = x.contiguous(), residual.contiguous()
-        out, total = self.empty(*x.shape), self.empty(*x.shape)
-        rows, choice = self._normed_rows(x, residual, norm_weight, eps, total), self._routing(routing)
-        self.native.moe(rows, _handle(router), choice, _experts_handle(experts), load.data_ptr(), out.data_ptr())
+        out = self.empty(*x.shape)
+        rows, total = self._fused_rows(x, fused)
+        choice, handle = self._routing(routing), _experts_handle(experts)
+        self.native.moe(rows, _handle(router), choice, handle, load.data_ptr(), out.data_ptr())
         return out, total
 
     def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
@@ -249,20 +251,17 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         self.native.packed_rows(_handle(packed), size, len(ids), ids.data_ptr(), out.data_ptr())
         return out
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         x, weight = x.contiguous(), weight.to(self.dtype)
-        out, size = self.empty(*x.shape), x.shape[-1]
-        num_rows = x.numel() // size
-        rows = self._cpu.Rows(x.data_ptr(), num_rows, size, _NO_ADDRESS, weight.data_ptr(), eps, _NO_ADDRESS)
-        self.native.rms_norm(rows, out.data_ptr())
+        out = self.empty(*x.shape)
+        fused = Fused(residual=None, norm_weight=weight, eps=eps, norm_offset=offset)
+        self.native.rms_norm(self._fused_rows(x, fused)[0], out.data_ptr())
         return out
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = x.contiguous(), residual.contiguous()
-        out, total = self.empty(*x.shape), self.empty(*x.shape)
-        self.native.rms_norm(self._normed_rows(x, residual, weight, eps, total), out.data_ptr())
+    def add_rms_norm(self, x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.empty(*x.shape)
+        rows, total = self._fused_rows(x, fused)
+        self.native.rms_norm(rows, out.data_ptr())
         return out, total
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_gated: bool) -> PackedLinear:
@@ -290,14 +289,29 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
 
     def _rows(self, x: torch.Tensor) -> "_cpu.Rows":
         num_rows, size = x.shape
-        return self._cpu.Rows(x.data_ptr(), num_rows, size, _NO_ADDRESS, _NO_ADDRESS, 0.0, _NO_ADDRESS)
+        return self._cpu.Rows(x.data_ptr(), num_rows, size)
 
-    def _normed_rows(
-        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, total: torch.Tensor
-    ) -> "_cpu.Rows":
-        addresses = x.data_ptr(), _address(residual), weight.data_ptr(), total.data_ptr()
+    def _activated_rows(self, x: torch.Tensor, activation: Activation) -> "_cpu.Rows":
+        """Return rows x [T, K] as they are, for a linear with this activation after it."""
+        fused = self._cpu.Fused(_NO_ADDRESS, _NO_ADDRESS, 0.0, 0.0, _native_activation(activation))
         num_rows, size = x.shape
-        return self._cpu.Rows(addresses[0], num_rows, size, addresses[1], addresses[2], eps, addresses[3])
+        return self._cpu.Rows.fused(x.data_ptr(), num_rows, size, fused, _NO_ADDRESS)
+
+    def _fused_rows(self, x: torch.Tensor, fused: Fused) -> tuple["_cpu.Rows", torch.Tensor]:
+        """Return (rows x [..., K] as a fused op takes them, memory for their sum with the residual, or x)."""
+        x, size = x.contiguous(), x.shape[-1]
+        residual = None if fused.residual is None else fused.residual.contiguous()
+        total = x if residual is None else self.empty(*x.shape)
+        weight, activation = fused.norm_weight.data_ptr(), _native_activation(fused.activation)
+        native = self._cpu.Fused(_address(residual), weight, fused.eps, fused.norm_offset, activation)
+        return self._cpu.Rows.fused(x.data_ptr(), x.numel() // size, size, native, total.data_ptr()), total
+
+
+@cache
+def _native_activation(activation: Activation) -> "_cpu.Activation":
+    from octavo.kernels.cpu import _cpu
+
+    return _cpu.Activation(activation.kind, activation.limit, activation.alpha)
 
 
 def _handle(packed: PackedLinear) -> "_cpu.PackedWeight":

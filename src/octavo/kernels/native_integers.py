@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.kernels.dispatch import LinearRole, PackedLinear
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, integer_forms
+from octavo.kernels.types import LinearRole, PackedLinear
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu

@@ -7,7 +7,7 @@ Legend: T = tokens, K = input size, N = output size.
 
 import torch
 
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.types import PackedLinear
 
 
 def is_supported(dtype: torch.dtype) -> bool:

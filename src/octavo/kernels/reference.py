@@ -1,9 +1,10 @@
-"""Every op in plain torch: the specification that faster forms are tested against. Runs on any device.
+"""`Kernels`: every op that layers are made of, in plain torch. Faster kernels override what they do faster.
+
+This is the specification: signature, shapes, meaning. Runs on any device. Arithmetic is in float32 and rounded once, at
+the end, to the dtype of the input.
 
 Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
 I = intermediate size, X = experts, C = experts that a token chooses, R = pairs of a token and an expert.
-
-Arithmetic is in float32 and rounded once, at the end, to the dtype of the input.
 """
 
 from collections.abc import Sequence
@@ -11,32 +12,37 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.dispatch import LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.activation import activated
+from octavo.kernels.types import Activation, Fused, LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
 
 
-class ReferenceKernels:
-    """See `Kernels` for shapes."""
+class Kernels:
+    """All ops of one device and dtype. An object given to layers at construction; stateless, safe to share.
 
-    name = "torch-reference"
-    is_row_invariant = False  # torch chooses its way through a matmul by the number of rows
-    packing_copies = False
-    captures_experts = False  # it asks how many rows each expert has
-    reads_packed_rows = False  # there is nothing to gain: the plain layout is the packed one
+    Every op leaves its arguments as they are, but for `load` of `moe`.
+    """
+
+    name: str = "torch-reference"
+    is_row_invariant: bool = False  # a row's result has the same bits whatever other rows are computed with it
+    packing_copies: bool = False  # a weight that is packed and also read plain (a tied logits head) exists twice
+    captures_experts: bool = False  # a step with experts can be captured: nothing of it waits for the device
+    reads_packed_rows: bool = False  # `packed_rows` is there: a tied logits head, once packed, is the embedding, too
+    records_calls: bool = False  # ops between layers' first and last can be recorded: `worker/graph.py`
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """Keep the plain layout, [N, K]."""
+        """Bring weight [N, K] and bias [N] into the layout that `linear` reads; here, as it is. Once, at load."""
         return PackedLinear(weight=weight, bias=bias, num_outputs=weight.shape[0])
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        """x @ weight.T + bias, accumulated in float32."""
+        """Return x [T, K] @ weight.T + bias, [T, N], accumulated in float32."""
         return F.linear(x, packed.weight, packed.bias)
 
     def kept_rows(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-        """x[kept]."""
+        """Return the rows of x [T, D] that `kept` [W] int64 names, ascending; x itself for None."""
         return x if kept is None else x.index_select(0, kept)
 
     def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """As any linear map."""
+        """Like `pack_linear`, for `logits_linear`."""
         return self.pack_linear(weight, bias)
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
@@ -44,59 +50,47 @@ class ReferenceKernels:
         return self.linear(x, packed).float()
 
     def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of equal ones `max` names the lowest id."""
-        values, ids = self.logits_linear(x, packed).max(-1)
+        """Return the largest of `logits_linear` [T] float32, and its first place [T] int64; NaN where any is."""
+        values, ids = self.logits_linear(x, packed).max(-1)  # of equal ones, the lowest id
         return values, ids
 
     def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """As any linear map."""
+        """Like `pack_linear`, of weight [2 * I, K] and bias [2 * I], gates first, for activations with a gate."""
         return self.pack_linear(weight, bias)
 
-    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        """silu(gate) * up of the map's two halves, which are rounded to the dtype first."""
-        return self.silu_and_mul(self.linear(x, packed))
+    def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
+        """Apply `linear`, round to the dtype, then `activate`: x [T, K] to [T, I].
 
-    def normed_linear(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor,
-        eps: float,
-        packed: PackedLinear,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """add_rms_norm, then linear."""
-        if residual is None:
-            return self.linear(self.rms_norm(x, norm_weight, eps), packed), x
-        normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
+        Gated linears are packed by `pack_gated_linear`, all others by `pack_linear`.
+        """
+        return self.activate(self.linear(x, packed), activation)
+
+    def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (the linear [T, N] of `add_rms_norm`, the sum [T, K]). Without a residual the sum is x itself."""
+        normed, total = self.add_rms_norm(x, fused)
         return self.linear(normed, packed), total
 
-    def gated_mlp(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        norm_weight: torch.Tensor,
-        eps: float,
-        gate_up: PackedLinear,
-        down: PackedLinear,
+    def mlp(
+        self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """add_rms_norm, gated_linear, linear."""
-        normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
-        return self.linear(self.gated_linear(normed, gate_up), down), total
+        """Return (down(activated up(n)) [T, K] of n, the norm of the sum; the sum [T, K]): see `add_rms_norm`."""
+        normed, total = self.add_rms_norm(x, fused)
+        return self.linear(self.activated_linear(normed, up, fused.activation), down), total
 
     def pack_router(self, weight: torch.Tensor) -> PackedLinear:
-        """As any linear map, in float32."""
+        """Bring weight [X, D], or [X + 1, D] with a shared expert, into the layout of `route`, which is float32."""
         return self.pack_linear(weight.float(), None)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
-        """Keep them side by side."""
+        """Put experts together whose linears are packed: activated ones, and those after them."""
         return PackedExperts(gate_up=tuple(gate_up), down=tuple(down))
 
     def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
-        """Map x [T, D] to [T, X], or [T, X + 1] with a shared expert: float32, rounded nowhere."""
+        """Return logits [T, X] of x [T, D], or [T, X + 1] with a shared expert: float32, rounded nowhere."""
         return self.linear(x.float(), router)
 
     def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
-        """The largest logits, which are float32, equal ones by the lower number; weighed by softmax."""
+        """Let the tokens x [T, D] choose: the largest logits, equal ones by the lower number; weighed by softmax."""
         logits = self.router_logits(x, router)
         of_choice = logits[:, : routing.num_experts]
         ranked, order = of_choice.sort(dim=-1, descending=True, stable=True)
@@ -110,19 +104,27 @@ class ReferenceKernels:
         return Routes(expert_ids=ids, weights=weights)
 
     def expert_rows(
-        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+        self,
+        x: torch.Tensor,
+        token_ids: torch.Tensor,
+        expert_ids: torch.Tensor,
+        experts: PackedExperts,
+        activation: Activation,
     ) -> torch.Tensor:
-        """gated_linear, linear: expert by expert, of all its rows at once."""
+        """Return [R, D]: row r is what expert expert_ids[r] makes of token token_ids[r] of x [T, D]; ids are int64."""
         rows = x.new_empty(len(expert_ids), x.shape[1])  # [R, D]
         counts = torch.bincount(expert_ids, minlength=len(experts.down)).tolist()
         by_expert = torch.split(expert_ids.argsort(stable=True), counts)
-        for gate_up, down, pairs in zip(experts.gate_up, experts.down, by_expert, strict=True):
+        for up, down, pairs in zip(experts.gate_up, experts.down, by_expert, strict=True):
             if len(pairs):
-                rows[pairs] = self.linear(self.gated_linear(x[token_ids[pairs]], gate_up), down)
+                rows[pairs] = self.linear(self.activated_linear(x[token_ids[pairs]], up, activation), down)
         return rows
 
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """In float32, in the order in which a token's experts come, each product rounded before it is added."""
+        """Add up rows [T, C, D] by weights [T, C] float32: [T, D].
+
+        In float32, in the order in which a token's experts come, each product rounded before it is added.
+        """
         total = rows[:, 0].float() * weights[:, :1]  # [T, D]
         for choice in range(1, rows.shape[1]):
             total += rows[:, choice].float() * weights[:, choice, None]
@@ -131,65 +133,76 @@ class ReferenceKernels:
     def moe(
         self,
         x: torch.Tensor,
-        residual: torch.Tensor,
-        norm_weight: torch.Tensor,
-        eps: float,
+        fused: Fused,
         router: PackedLinear,
         routing: Routing,
         experts: PackedExperts,
         load: torch.Tensor,
         is_counted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """add_rms_norm, route, expert_rows, combine_experts."""
-        normed, total = self.add_rms_norm(x, residual, norm_weight, eps)
+        """Return (what the experts make of `add_rms_norm` [T, D], the sum [T, D]).
+
+        Adds to load [X] int64 how many of the tokens chose each expert: the one argument that an op changes. Of some
+        tokens, where is_counted [T] int64 is 1 for these and else 0: kernels of devices that capture steps know it.
+        """
+        normed, total = self.add_rms_norm(x, fused)
         routes = self.route(normed, router, routing)
         chosen = routes.expert_ids[:, : routing.top_k].flatten()
         ones = torch.ones_like(chosen) if is_counted is None else is_counted.repeat_interleave(routing.top_k)
         load.scatter_add_(0, chosen, ones)  # bincount would wait for a GPU
         token_ids = torch.arange(len(x), device=x.device).repeat_interleave(routing.num_choices)  # [T * C]
-        rows = self.expert_rows(normed, token_ids, routes.expert_ids.flatten(), experts)
+        rows = self.expert_rows(normed, token_ids, routes.expert_ids.flatten(), experts, fused.activation)
         return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total
 
     def add_lora(
         self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
     ) -> torch.Tensor:
-        """base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685); down(x) is rounded to the dtype."""
+        """Return base [T, N] with what adapter adapter_ids[t] [T] int64 makes of row t of x [T, K]; -1: nothing.
+
+        base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685); down(x) is rounded to the dtype.
+        """
         ids = adapter_ids.clamp(min=0)
         middle = torch.einsum("tk,trk->tr", x.float(), adapters.down[ids].float()).to(x.dtype)
         added = torch.einsum("tr,tnr->tn", middle.float(), adapters.up[ids].float())
         return torch.where((adapter_ids < 0).unsqueeze(1), base, (base.float() + added).to(base.dtype))
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """table[ids]."""
+        """Return the rows [T, D] of table [V, D] that ids [T] name."""
         return table.index_select(0, ids)
 
     def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
-        """weight[ids]."""
+        """Return the rows [T, K] that ids [T] name of a weight [N, K] that `pack_logits_linear` packed; K is `size`."""
         return packed.weight.index_select(0, ids)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+        """Return x [..., D] / sqrt(mean(x^2) + eps) * (weight [D] + offset), the mean over the last dimension.
+
+        Zhang and Sennrich 2019, arXiv:1910.07467.
+        """
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # [..., 1]
-        return (wide * scale * weight.float()).to(x.dtype)
+        factors = weight.float() + offset if offset else weight.float()
+        return (wide * scale * factors).to(x.dtype)
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum is rounded to the dtype, as later layers read it; the norm is taken of the rounded sum."""
-        total = x + residual
-        return self.rms_norm(total, weight, eps), total
+    def add_rms_norm(self, x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (the norm of x + residual, x + residual), each [T, D]; without a residual the sum is x itself.
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate / (1 + exp(-gate)) * up (SwiGLU, Shazeer 2020, arXiv:2002.05202)."""
-        gate, up = gate_up.float().chunk(2, dim=-1)  # [T, I] each
-        # Not F.silu: where torch cuts an array between threads, its sigmoid takes the elements that fill no vector by
-        # another path, and their last bit then depends on T. exp has one path.
-        return (gate / (1.0 + torch.exp(-gate)) * up).to(gate_up.dtype)
+        The sum is rounded to the dtype, as later layers read it; the norm is taken of the rounded sum.
+        """
+        total = x if fused.residual is None else x + fused.residual
+        return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
+
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Map x to the activation of it, [T, I]: x is [T, 2 * I] with a gate, gates first, else [T, I]."""
+        return activated(x.float(), activation).to(x.dtype)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Turn the pair (x[i], x[i + D / 2]) by the angle of its position and i (Su et al. 2021, arXiv:2104.09864)."""
-        first, second = x.float().chunk(2, dim=-1)  # [T, H, D / 2] each
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D / 2]
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P, the rest stays.
+
+        Each pair turns by the angle of its position and i (Su et al. 2021, arXiv:2104.09864).
+        """
+        num_pairs = cos.shape[1]  # P
+        first, second, rest = x.float().split_with_sizes((num_pairs, num_pairs, x.shape[2] - 2 * num_pairs), dim=-1)
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, P]
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
         return turned.to(x.dtype)

@@ -8,7 +8,7 @@ import torch
 from octavo.attention.base import AttentionBackend
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import ParallelGroups
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.reference import Kernels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

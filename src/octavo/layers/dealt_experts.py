@@ -16,7 +16,7 @@ import torch
 from octavo.config.model import MoEConfig
 from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.shares import Share
-from octavo.kernels.dispatch import Routes
+from octavo.kernels.types import Activation, Routes
 from octavo.layers.context import BuildContext
 from octavo.layers.moe import Expert, ExpertElsewhere, MixtureOfExperts
 from octavo.layers.norm import RMSNorm
@@ -27,11 +27,13 @@ class DealtExperts(MixtureOfExperts):
 
     is_recordable = False  # who gets how many rows is known when tokens have chosen
 
-    def __init__(self, layer: int, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
+    def __init__(
+        self, layer: int, hidden_size: int, moe: MoEConfig, activation: Activation, *, context: BuildContext
+    ) -> None:
         self._ranks = context.groups.experts
         self._dealt = [Share.of(moe.num_experts, rank, self._ranks.size) for rank in range(self._ranks.size)]
         # Experts are whole, so what is inside them knows of no other rank.
-        super().__init__(layer, hidden_size, moe, context=replace(context, groups=ParallelGroups()))
+        super().__init__(layer, hidden_size, moe, activation, context=replace(context, groups=ParallelGroups()))
 
     def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertElsewhere:
         """See `MixtureOfExperts.build_expert`."""
@@ -75,7 +77,7 @@ class DealtExperts(MixtureOfExperts):
         expert_ids = routes.expert_ids[token_ids, choices]
         is_shared = expert_ids == self._routing.num_experts
         local_ids = torch.where(is_shared, held.size, expert_ids - held.start)
-        return self._kernels.expert_rows(normed, token_ids, local_ids, self.packed)
+        return self._kernels.expert_rows(normed, token_ids, local_ids, self.packed, self._activation)
 
     def _exchange(self, answers: torch.Tensor, owners: torch.Tensor, slices: list[Share]) -> torch.Tensor:
         """Send answers [R, D] to those who add them up; return those for this rank's tokens, [T, C, D]."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from octavo.distributed.shares import Share
-from octavo.kernels.dispatch import KeepsPacked, PackedLinear
+from octavo.kernels.types import KeepsPacked, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner

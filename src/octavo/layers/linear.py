@@ -13,7 +13,7 @@ import torch
 
 from octavo.distributed.groups import Group, SingleRank
 from octavo.distributed.shares import HeadShare, Share
-from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedLinear
+from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.layers.weight_owner import WeightOwner
@@ -86,7 +86,7 @@ class MergedLinear(WeightOwner):
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, K] to the residual stream [T, K]; return (the map [T, N] of the normalised sum, the sum)."""
-        return self._context.kernels.normed_linear(x, residual, norm.weight, norm.eps, self.packed)
+        return self._context.kernels.normed_linear(x, norm.fused(residual), self.packed)
 
     def _gather(self, parameter: str, *row_shape: int) -> torch.Tensor:
         """Stack the parts of the weight [N, K] or the bias [N], in memory of our own and the context's dtype."""
@@ -128,16 +128,18 @@ class Linear(MergedLinear):
 
 
 class GatedLinear(MergedLinear):
-    """The first half of SwiGLU (Shazeer 2020, arXiv:2002.05202): silu(gate(x)) * up(x)."""
+    """The first half of an MLP whose activation has gates: by default silu(gate(x)) * up(x)."""
 
     role = "gated"
 
-    def __init__(self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
+    def __init__(
+        self, in_size: int, out_size: int, *, has_bias: bool, context: BuildContext, activation: Activation = SILU
+    ) -> None:
         group = context.groups.tensor
         outputs = Share.of_features(out_size, group.rank, group.size)
         parts = {"gate": outputs, "up": outputs}
         super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
-        self.outputs = outputs
+        self.outputs, self.activation = outputs, activation
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """See `MergedLinear.pack`."""
@@ -145,7 +147,7 @@ class GatedLinear(MergedLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, K] to [T, I], I being the size of each part."""
-        return self._context.kernels.gated_linear(x, self.packed)
+        return self._context.kernels.activated_linear(x, self.packed, self.activation)
 
 
 def _join(part: str, parameter: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from octavo.distributed.shares import Share
-from octavo.kernels.dispatch import PackedLinear
+from octavo.kernels.types import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear

@@ -14,7 +14,7 @@ from torch import nn
 
 from octavo.config.model import MoEConfig
 from octavo.distributed.shares import Share
-from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.types import Activation, PackedExperts, PackedLinear, Routes, Routing
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, MergedLinear
 from octavo.layers.norm import RMSNorm
@@ -82,11 +82,11 @@ class MixtureOfExperts(nn.Module):
     Several ranks hold a slice of each expert; `layers/dealt_experts.py` deals out whole ones instead.
     """
 
-    is_recordable = True
-
-    def __init__(self, layer: int, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
+    def __init__(
+        self, layer: int, hidden_size: int, moe: MoEConfig, activation: Activation, *, context: BuildContext
+    ) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self._activation = layer, activation
         self._context, self._kernels, self._group = context, context.kernels, context.groups.tensor
         self._routing = Routing(
             num_experts=moe.num_experts,
@@ -120,9 +120,7 @@ class MixtureOfExperts(nn.Module):
         """Add x [T, D] to the stream [T, D]; return (what the experts add to the sum, the sum)."""
         out, total = self._kernels.moe(
             x,
-            residual,
-            norm.weight,
-            norm.eps,
+            norm.fused(residual, self._activation),
             self.router.packed,
             self._routing,
             self.packed,

@@ -4,16 +4,17 @@ from collections.abc import Mapping
 
 import torch
 
+from octavo.kernels.types import SILU, Activation, Fused
 from octavo.layers.context import BuildContext
 from octavo.layers.weight_owner import WeightOwner
 
 
 class RMSNorm(WeightOwner):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; the mean is taken in float32."""
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; the mean is taken in float32."""
 
-    def __init__(self, size: int, eps: float, *, context: BuildContext) -> None:
+    def __init__(self, size: int, eps: float, *, context: BuildContext, offset: float = 0.0) -> None:
         super().__init__()
-        self._kernels, self.eps = context.kernels, eps
+        self._kernels, self._eps, self._offset = context.kernels, eps, offset
         self.weight = torch.empty(size, dtype=context.dtype, device=context.device)  # [D]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -30,8 +31,18 @@ class RMSNorm(WeightOwner):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise x [..., D]."""
-        return self._kernels.rms_norm(x, self.weight, self.eps)
+        return self._kernels.rms_norm(x, self.weight, self._eps, self._offset)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [..., D] to the residual stream [..., D]; return (normalised sum, sum)."""
-        return self._kernels.add_rms_norm(x, residual, self.weight, self.eps)
+        return self._kernels.add_rms_norm(x, self.fused(residual))
+
+    def fused(self, residual: torch.Tensor | None, activation: Activation = SILU) -> Fused:
+        """Describe this norm to an op that takes it in: of the sum with `residual`, and with `activation` behind it."""
+        return Fused(
+            residual=residual,
+            norm_weight=self.weight,
+            eps=self._eps,
+            norm_offset=self._offset,
+            activation=activation,
+        )

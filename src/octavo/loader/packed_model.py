@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from octavo.config.engine import LoadConfig
-from octavo.kernels.dispatch import KeepsPacked
+from octavo.kernels.types import KeepsPacked
 from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner
 from octavo.loader.packed_cache import PackedCache, cache_folder, checkpoint_digest

@@ -6,6 +6,7 @@ D = hidden size, H = query heads, G = kv heads, E = head size, V = vocabulary.
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
+from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import Attention, AttentionStep, HeadNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.dealt_experts import DealtExperts
@@ -57,7 +59,7 @@ class DecoderAttention(nn.Module):
         )
         self.head_norms = self.build_head_norms(config, context)
         self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
-        self.attention = Attention(self._describe(config, layer), context=context)
+        self.attention = Attention(self.describe(config, layer), context=context)
         self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=config.attention_out_bias, context=context)
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
@@ -75,7 +77,8 @@ class DecoderAttention(nn.Module):
             attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
         return self.out(attended), residual
 
-    def _describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
+    def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
+        """Describe this layer's attention. A family that scales otherwise overrides this: `replace(super()...)`."""
         return AttentionLayer(
             num_heads=self.qkv.heads.query.size,
             num_kv_heads=self.qkv.heads.kv.size,
@@ -87,31 +90,29 @@ class DecoderAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, context: BuildContext) -> None:
+    def __init__(self, config: ModelConfig, activation: Activation, context: BuildContext) -> None:
         super().__init__()
-        self._kernels = context.kernels
+        self._kernels, self._activation = context.kernels, activation
         size, has_bias = config.intermediate_size, config.mlp_bias
         self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context)
         self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context)
 
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the stream [T, D]; return (what the MLP adds to the sum, the sum)."""
-        gate_up, down = self.gate_up.packed, self.down.packed
-        out, total = self._kernels.gated_mlp(x, residual, norm.weight, norm.eps, gate_up, down)
+        fused = norm.fused(residual, self._activation)
+        out, total = self._kernels.mlp(x, fused, self.gate_up.packed, self.down.packed)
         return self.down.summed(out), total
 
 
 class DecoderLayer(nn.Module):
     """One block. The residual stream travels beside what a branch adds to it; the next branch begins with their sum."""
 
-    def __init__(self, config: ModelConfig, attention: nn.Module, mlp: nn.Module, context: BuildContext) -> None:
+    def __init__(self, attention_norm: RMSNorm, attention: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
-        self.attention = attention
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
-        self.mlp = mlp
+        self.attention_norm, self.attention = attention_norm, attention
+        self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionStep
@@ -132,6 +133,8 @@ class DecoderForCausalLM(CausalLM):
     """
 
     weight_names = DECODER_WEIGHT_NAMES
+    activation: ClassVar[Activation] = SILU  # of MLPs and experts
+    norm_offset: ClassVar[float] = 0.0  # 1 where checkpoints hold weights of norms less one
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
@@ -145,7 +148,7 @@ class DecoderForCausalLM(CausalLM):
             )
         self.layers = nn.ModuleDict({str(layer): self.build_layer(layer) for layer in stage.layers})
         if stage.is_last:
-            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
+            self.norm = self.build_norm()
             tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
             self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=context)
 
@@ -171,7 +174,12 @@ class DecoderForCausalLM(CausalLM):
 
     def build_layer(self, layer: int) -> nn.Module:
         """Compose block number `layer`."""
-        return DecoderLayer(self.config, self.build_attention(layer), self.build_mlp(layer), self.context)
+        return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
+
+    def build_norm(self) -> RMSNorm:
+        """Compose one norm over the hidden size."""
+        size, eps = self.config.hidden_size, self.config.rms_norm_eps
+        return RMSNorm(size, eps, context=self.context, offset=self.norm_offset)
 
     def build_attention(self, layer: int) -> nn.Module:
         """Compose the attention of block number `layer`."""
@@ -181,8 +189,8 @@ class DecoderForCausalLM(CausalLM):
         """Compose the MLP of block number `layer`, or its experts."""
         if self.config.moe is not None and self.config.moe.is_sparse[layer]:
             mixture = DealtExperts if self.context.groups.experts.size > 1 else MixtureOfExperts
-            return mixture(layer, self.config.hidden_size, self.config.moe, context=self.context)
-        return GatedMLP(self.config, self.context)
+            return mixture(layer, self.config.hidden_size, self.config.moe, self.activation, context=self.context)
+        return GatedMLP(self.config, self.activation, self.context)
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""

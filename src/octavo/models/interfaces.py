@@ -76,6 +76,22 @@ class CausalLM(nn.Module, ABC):
         return self.config.moe.num_experts if self.config.moe else 0
 
     @property
+    def recording_obstacle(self) -> str | None:
+        """Say why `run_layers` cannot be recorded as native calls; None where it can.
+
+        A layer says so of itself: `is_recordable = False`.
+        """
+        for part in (self.context.kernels, self.context.attention):
+            if not part.records_calls:
+                return f"{part.name} cannot be recorded"
+        if not self.context.groups.tensor.is_recordable:
+            return "sums over ranks are not native calls"
+        for name, layer in self.named_modules():
+            if not getattr(layer, "is_recordable", True):
+                return f"{type(layer).__name__} ({name}) cannot be recorded"
+        return None
+
+    @property
     def heads(self) -> HeadShare:
         """The attention heads of this rank."""
         group = self.context.groups.tensor

@@ -3,6 +3,7 @@
 Legend: T = tokens of the step, D = hidden size.
 """
 
+import logging
 from typing import Self
 
 import torch
@@ -12,8 +13,10 @@ from octavo.attention.native import NativeAttention, NativePlan
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
 from octavo.layers.attention import AttentionStep
-from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM, IntermediateTensors
+from octavo.worker.recording import refuse_torch_ops
+
+logger = logging.getLogger(__name__)
 
 
 class StepGraph:
@@ -34,18 +37,20 @@ class StepGraph:
 
     @classmethod
     def capture(cls, model: CausalLM, kv_caches: list[LayerKVCache], block_size: int, max_tokens: int) -> Self | None:
-        """Record the layers; None where they are not computed by native calls. Nothing is computed or written."""
+        """Record the layers; None, said in the log, where they cannot be. Nothing is computed or written.
+
+        Raises:
+            RecordingError: a layer does something that a recording would miss.
+        """
+        if (obstacle := model.recording_obstacle) is not None:
+            logger.info("steps run op by op: %s", obstacle)
+            return None
         kernels, attention = model.context.kernels, model.context.attention
-        if not isinstance(kernels, NativeKernels) or not isinstance(attention, NativeAttention):
-            return None
-        if not model.context.groups.tensor.is_recordable:
-            return None
-        mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
-        if mixtures and not mixtures[0].is_recordable:
-            return None
+        assert isinstance(kernels, NativeKernels), "no others record"
+        assert isinstance(attention, NativeAttention), "no other is recorded"
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)
-        with torch.inference_mode(), kernels.recording() as tape:
+        with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
             result = model.run_layers(x, residual, kv_caches, _blank_step(attention, block_size))
         return cls(model, tape, x, residual, result)
 

@@ -106,7 +106,7 @@ class Trial {
     return IntegerWeight::random(form_, has_offsets_, in_size, out_size, is_gated, source_);
   }
 
-  RowsArgs all_rows() const { return {x_.data(), sizes_.rows, sizes_.in_size, nullptr, nullptr, 0.0f, nullptr}; }
+  RowsArgs all_rows() const { return {x_.data(), sizes_.rows, sizes_.in_size}; }
 
   std::vector<float> wide(const RowsArgs& rows, const PackedWeight& packed) {
     std::vector<float> out(rows.rows * packed.out_size);
@@ -176,7 +176,7 @@ class Trial {
     std::vector<bf16> whole(sizes_.rows * sizes_.in_size);
     ops_.bfloat16.mlp(MlpArgs{all_rows(), gate_up, down, whole.data()}, pool_);
     const std::vector<bf16> middle = narrow(all_rows(), gate_up, Output::gated);
-    return whole == narrow({middle.data(), sizes_.rows, sizes_.out_size, nullptr, nullptr, 0.0f, nullptr}, down, Output::plain);
+    return whole == narrow({middle.data(), sizes_.rows, sizes_.out_size}, down, Output::plain);
   }
 
   bool is_normalised_first(const PackedWeight& packed) {

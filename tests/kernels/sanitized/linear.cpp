@@ -35,8 +35,8 @@ class Trial {
     const auto down = packed(numbers(in_size * out_size), out_size, in_size, false);
     std::vector<Element> total(rows * in_size), out(rows * out_size), back(rows * in_size);
     std::vector<float> wide(rows * out_size);
-    const RowsArgs plain{x.data(), rows, in_size, nullptr, nullptr, 0.0f, nullptr};
-    const RowsArgs normed{x.data(), rows, in_size, residual.data(), norm.data(), 1e-5f, total.data()};
+    const RowsArgs plain{x.data(), rows, in_size};
+    const RowsArgs normed{x.data(), rows, in_size, {residual.data(), norm.data(), 1e-5f}, total.data()};
     maps_.linear(LinearArgs{plain, {out_size, map.data(), nullptr}, Output::float32, wide.data()}, pool_);
     std::vector<Largest> largest(rows);
     maps_.largest(LargestArgs{plain, {out_size, map.data(), nullptr}, largest.data()}, pool_);
@@ -68,7 +68,7 @@ class Trial {
     for (const std::int64_t most : {1, 3, 18}) {
       const std::int64_t count = std::min(most, rows), first = random_below(rows - count + 1, source_);
       std::vector<float> alone(count * out_size);
-      const RowsArgs some{x.data() + first * in_size, count, in_size, nullptr, nullptr, 0.0f, nullptr};
+      const RowsArgs some{x.data() + first * in_size, count, in_size};
       maps_.linear(LinearArgs{some, {out_size, map.data(), nullptr}, Output::float32, alone.data()}, pool_);
       is_well &= std::equal(alone.begin(), alone.end(), among.begin() + first * out_size);
     }

@@ -40,12 +40,12 @@ class Trial {
     const PackedWeight router_map{sizes_.num_experts(), router.data(), nullptr};
     const auto x = numbers(rows * size), residual = numbers(rows * size), norm = numbers(size);
     std::vector<Element> total(rows * size), normed(rows * size), whole(rows * size), combined(rows * size);
-    const RowsArgs from{x.data(), rows, size, residual.data(), norm.data(), 1e-5f, total.data()};
+    const RowsArgs from{x.data(), rows, size, {residual.data(), norm.data(), 1e-5f}, total.data()};
     std::vector<std::int64_t> load(routing.num_experts);
     maps_.moe(MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
 
     maps_.rms_norm(NormArgs{from, normed.data()}, pool_);
-    const RowsArgs plain{normed.data(), rows, size, nullptr, nullptr, 0.0f, nullptr};
+    const RowsArgs plain{normed.data(), rows, size};
     std::vector<std::int64_t> token_ids(sizes_.num_pairs()), expert_ids(sizes_.num_pairs());
     std::vector<float> weights(sizes_.num_pairs());
     std::vector<Element> answers(sizes_.num_pairs() * size);
@@ -71,9 +71,9 @@ class Trial {
       const PackedWeight& gate_up = gate_up_[expert_ids[pair]];
       std::vector<Element> middle(gate_up.out_size);
       const Element* token = tokens.data() + token_ids[pair] * sizes_.size;
-      const RowsArgs row{token, 1, sizes_.size, nullptr, nullptr, 0.0f, nullptr};
+      const RowsArgs row{token, 1, sizes_.size};
       maps_.linear(LinearArgs{row, gate_up, Output::gated, middle.data()}, pool_);
-      const RowsArgs next{middle.data(), 1, gate_up.out_size, nullptr, nullptr, 0.0f, nullptr};
+      const RowsArgs next{middle.data(), 1, gate_up.out_size};
       Element* answer = answers.data() + static_cast<std::int64_t>(pair) * sizes_.size;
       maps_.linear(LinearArgs{next, down_[expert_ids[pair]], Output::plain, answer}, pool_);
     }

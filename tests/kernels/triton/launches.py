@@ -1,18 +1,19 @@
 """Every launcher of the layers' kernels, called once for each variant that a model may ask for."""
 
 from itertools import accumulate
+from typing import get_args
 
 import torch
 
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.triton_paged import TritonAttention
-from octavo.kernels.dispatch import Routing
+from octavo.kernels.triton.activation import activate
 from octavo.kernels.triton.attention import FASTEST
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from octavo.kernels.triton.route import route
-from octavo.kernels.triton.silu_and_mul import silu_and_mul
+from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, Routing
 
 FIRST_WITH_E4M3 = 89
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -34,9 +35,10 @@ def launch_all(capability: int) -> None:
 def _launch_small(dtype: torch.dtype) -> None:
     for size in (100, 1024, 4096):
         x, weight = torch.zeros(2, size, dtype=dtype), torch.zeros(size, dtype=dtype)
-        rms_norm(x, weight, 1e-6)
-        add_rms_norm(x, x, weight, 1e-6)
-        silu_and_mul(x)
+        rms_norm(x, weight, 1e-6, 0.0)
+        add_rms_norm(x, Fused(residual=x, norm_weight=weight, eps=1e-6))
+        for kind in get_args(ActivationKind):
+            activate(x, Activation(kind))
 
 
 def _launch_attention(shape: tuple[int, int, int], dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
@@ -84,5 +86,5 @@ def _launch_experts(dtype: torch.dtype) -> None:
         )
         route(torch.zeros(3, len(sizes)), routing)
         ids = torch.zeros(3, dtype=torch.int64)
-        rows = kernels.expert_rows(x, ids, ids, experts)
+        rows = kernels.expert_rows(x, ids, ids, experts, SILU)
         kernels.combine_experts(rows.view(1, 3, 128), torch.zeros(1, 3))

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from octavo.kernels.dispatch import LoraAdapters
 from octavo.kernels.quantization import Float8Format, IntegerFormat, WeightFormat
 from octavo.kernels.quantize import quantize
-from octavo.kernels.triton.integer_rows import gated_integer_rows, normed_integer_rows
+from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.lora import add_lora
 from octavo.kernels.triton.low_bit_experts import expert_rows, pack_experts
 from octavo.kernels.triton.low_bit_matmul import integer_linear, weight_only_linear
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
+from octavo.kernels.types import SILU, Fused, LoraAdapters
 
 _INT8 = IntegerFormat(bits=8, group_size=None)
 _INT4 = IntegerFormat(bits=4, group_size=None, is_nested=True)
@@ -36,8 +36,8 @@ def launch_all(capability: int) -> None:
         weight_only_linear(x.float(), _packed(Float8Format()), torch.float32, one_tiling=False)
     for size in (1024, 12288):
         rows, weight = torch.zeros(2, size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
-        normed_integer_rows(rows, rows, weight, 1e-6, size)
-        gated_integer_rows(rows, size // 2)
+        normed_integer_rows(rows, Fused(residual=rows, norm_weight=weight, eps=1e-6), size)
+        activated_integer_rows(rows, SILU, size // 2)
     for num_pairs in _SOME_PAIRS:
         for kind in (_INT8, _INT4, Float8Format()):
             _launch_experts(kind, num_pairs, [128] * _NUM_EXPERTS, torch.bfloat16)
@@ -59,7 +59,7 @@ def _launch_experts(form: WeightFormat, num_pairs: int, sizes: list[int], dtype:
         [pack(quantize(torch.ones(256, size), form), None) for size in sizes],
     )
     ids = torch.zeros(num_pairs, dtype=torch.int64)
-    expert_rows(torch.zeros(3, 256, dtype=dtype), ids, ids, experts, one_tiling=False)
+    expert_rows(torch.zeros(3, 256, dtype=dtype), ids, ids, experts, SILU, one_tiling=False)
 
 
 def _launch_lora(rank: int, dtype: torch.dtype) -> None:

@@ -36,7 +36,8 @@ def test_what_does_not_compile_is_noticed(compile_in_process: Callable[..., Comp
     """Without it a compiler that is never called would pass. The older GPU has no such floats."""
     program = (
         "from tests.kernels.triton.ahead_of_time import Compiler; Compiler(80).install()\n"
-        "import torch; from octavo.kernels.triton.silu_and_mul import silu_and_mul\n"
-        "silu_and_mul(torch.zeros(2, 64).to(torch.float8_e4m3fn))"
+        "import torch; from octavo.kernels.triton.activation import activate\n"
+        "from octavo.kernels.types import SILU\n"
+        "activate(torch.zeros(2, 64).to(torch.float8_e4m3fn), SILU)"
     )
     assert "fp8e4nv not supported" in compile_in_process("-c", program).stderr

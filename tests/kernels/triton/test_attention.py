@@ -14,7 +14,7 @@ from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch
 from octavo.attention.triton_paged import deal_out
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.attention import EXACT, FASTEST, SPLIT_SIZE, PagedContext, Tiling, attend_few, attend_many
 from octavo.kernels.triton.heads import rotate_and_write
 
@@ -212,7 +212,7 @@ def test_heads_are_those_of_separate_ops(
         sliding_window=None,
         norms=HeadNorms(query=weights[0], key=weights[1], eps=1e-6) if has_norms else None,
     )
-    expected = split_heads(qkv, angles.cos(), angles.sin(), layer, ReferenceKernels())
+    expected = split_heads(qkv, angles.cos(), angles.sin(), layer, Kernels())
     tolerance = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(query, expected[0], atol=tolerance, rtol=tolerance)
     for pool, written in zip((key_pool, value_pool), expected[1:], strict=True):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.dispatch import LoraAdapters
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.lora import add_lora
+from octavo.kernels.types import LoraAdapters
 
 IDS = [2, -1, 0, 2, 2, -1, 0] + [2] * 20  # adapter 1 of 3 has no rows, 2 has more than a block
 
@@ -29,13 +29,13 @@ def arguments(rank: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor
 @pytest.mark.parametrize(("rank", "dtype"), [(8, torch.bfloat16), (16, torch.float16), (50, torch.float32)], ids=str)
 def test_each_row_meets_its_adapter(rank: int, dtype: torch.dtype) -> None:
     base, x, adapters, ids = arguments(rank, dtype)
-    found, expected = add_lora(base, x, adapters, ids), ReferenceKernels().add_lora(base, x, adapters, ids)
+    found, expected = add_lora(base, x, adapters, ids), Kernels().add_lora(base, x, adapters, ids)
     # What lies between and the result are rounded once each; sums of either order differ by less.
     bound = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(found, expected, rtol=bound, atol=8 * bound)
     assert torch.equal(found[ids < 0], base[ids < 0])
     assert not torch.isclose(found[ids >= 0], base[ids >= 0]).all(dim=-1).any()
-    turned = ReferenceKernels().add_lora(base, x, adapters, (ids + 1) % 3)
+    turned = Kernels().add_lora(base, x, adapters, (ids + 1) % 3)
     assert not torch.isclose(found, turned, rtol=bound, atol=8 * bound).all(dim=-1).any()
 
 

@@ -13,12 +13,13 @@ from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWe
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
 from octavo.kernels.triton import low_bit_matmul as module
-from octavo.kernels.triton.integer_rows import IntegerRows, gated_integer_rows, normed_integer_rows
+from octavo.kernels.triton.integer_rows import IntegerRows, activated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.integer_rows import integer_rows as fast_integer_rows
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.low_bit_matmul import integer_linear, split_size
 from octavo.kernels.triton.low_bit_matmul import weight_only_linear as fast_weight_only_linear
 from octavo.kernels.triton.low_bit_weight import pack
+from octavo.kernels.types import SILU, Activation, Fused
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NESTED, FLOATS = IntegerFormat(bits=4, group_size=None, is_nested=True), Float8Format()
@@ -133,15 +134,18 @@ def test_norms_and_gates_before_integers_are_those_that_are_ops(dtype: torch.dty
         random(256, dtype=dtype),
     )
     kernels = TritonKernels()
-    normed, total = kernels.add_rms_norm(x, residual, weight, 1e-6)
-    rows, found_total = normed_integer_rows(x, residual, weight, 1e-6, 256)
+    fused = Fused(residual=residual, norm_weight=weight, eps=1e-6, norm_offset=0.5)
+    normed, total = kernels.add_rms_norm(x, fused)
+    rows, found_total = normed_integer_rows(x, fused, 256)
     assert torch.equal(found_total, total)
     assert_rows(rows, normed)
-    rows, same = normed_integer_rows(x, None, weight, 1e-6, 256)
-    assert_rows(rows, kernels.rms_norm(x, weight, 1e-6))
+    rows, same = normed_integer_rows(x, replace(fused, residual=None), 256)
+    assert_rows(rows, kernels.rms_norm(x, weight, 1e-6, 0.5))
     assert same is x
     gate_up = torch.cat((x[:, :84], residual[:, :84]), dim=1)
-    assert_rows(gated_integer_rows(gate_up, 128), kernels.silu_and_mul(gate_up))
+    for activation in (SILU, Activation("clamped_swiglu", limit=1.25), Activation("relu2")):
+        rows = activated_integer_rows(gate_up, activation, 256)
+        assert_rows(rows, kernels.activate(gate_up, activation))
 
 
 def test_rows_that_are_not_finite_stay_in_their_row() -> None:

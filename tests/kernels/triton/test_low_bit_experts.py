@@ -9,14 +9,14 @@ import pytest
 import torch
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear
 from octavo.kernels.quantization import QUANTIZATIONS
 from octavo.kernels.quantize import quantize
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
 from octavo.kernels.triton import low_bit_matmul
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.quantized import QuantizedKernels
+from octavo.kernels.types import SILU, PackedExperts, PackedLinear
 from octavo.testing_device import NotCapturableError, RecordedQueue
 
 SIZE, NUM_TOKENS = 84, 20  # D, T
@@ -29,15 +29,15 @@ every_size = pytest.mark.parametrize("sizes", [ALIKE, SHARED, EVEN], ids=("alike
 
 
 class OneByOne(QuantizedKernels):
-    """What an expert computed alone is: linear maps, with a gate between."""
+    """What an expert computed alone is: linears, with an activation between."""
 
-    expert_rows = ReferenceKernels.expert_rows
+    expert_rows = Kernels.expert_rows
 
 
-class Quantized(ReferenceKernels):
+class Quantized(Kernels):
     """Maps as they are defined; the gate is Triton's: another last bit there is another integer here and there."""
 
-    silu_and_mul = TritonKernels.silu_and_mul
+    activate = TritonKernels.activate
 
     def __init__(self, name: str) -> None:
         self._form = QUANTIZATIONS[name].linear
@@ -54,7 +54,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(DEVICE, dtype)
 
 
-def packed_by(kernels: ReferenceKernels, sizes: Sequence[int]) -> PackedExperts:
+def packed_by(kernels: Kernels, sizes: Sequence[int]) -> PackedExperts:
     gate_up = [random(2 * size, SIZE, seed=number) * SIZE**-0.5 for number, size in enumerate(sizes)]
     down = [random(SIZE, size, seed=number) * size**-0.5 for number, size in enumerate(sizes)]
     return kernels.pack_experts(
@@ -75,17 +75,17 @@ def pairs_of(sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_integers_have_the_bits_of_experts_computed_alone(name: str, sizes: list[int], dtype: torch.dtype) -> None:
     kernels, one_by_one = kernels_of(name), OneByOne(QUANTIZATIONS[name], deterministic=False)
     experts, x = packed_by(kernels, sizes), random(NUM_TOKENS, SIZE, dtype=dtype)
-    found = kernels.expert_rows(x, *pairs_of(sizes), experts)
+    found = kernels.expert_rows(x, *pairs_of(sizes), experts, SILU)
     assert found.dtype == dtype
-    assert torch.equal(found, one_by_one.expert_rows(x, *pairs_of(sizes), experts))
+    assert torch.equal(found, one_by_one.expert_rows(x, *pairs_of(sizes), experts, SILU))
 
 
 @every_name
 @every_size
 def test_answers_are_the_reference_s(name: str, sizes: list[int]) -> None:
     x, reference, kernels = random(NUM_TOKENS, SIZE), Quantized(name), kernels_of(name)
-    expected = reference.expert_rows(x, *pairs_of(sizes), packed_by(reference, sizes))
-    found = kernels.expert_rows(x, *pairs_of(sizes), packed_by(kernels, sizes))
+    expected = reference.expert_rows(x, *pairs_of(sizes), packed_by(reference, sizes), SILU)
+    found = kernels.expert_rows(x, *pairs_of(sizes), packed_by(kernels, sizes), SILU)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -95,9 +95,9 @@ def test_one_wrong_weight_is_noticed(name: str) -> None:
     kernels, x = kernels_of(name), random(NUM_TOKENS, SIZE)
     token_ids, expert_ids = pairs_of(ALIKE)
     experts = packed_by(kernels, ALIKE)
-    right = kernels.expert_rows(x, token_ids, expert_ids, experts)
+    right = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     experts.down[3].weight[0, 5, 11] ^= 1
-    wrong = kernels.expert_rows(x, token_ids, expert_ids, experts)
+    wrong = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     differs = ~torch.isclose(wrong, right, rtol=1e-4, atol=1e-4)
     rows, columns = differs.nonzero().T.tolist()
     assert set(columns) == {5}
@@ -109,14 +109,14 @@ def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPa
     """Floats with one tiling; integers with whichever computes them."""
     kernels, x = kernels_of(name, deterministic=True), random(NUM_TOKENS, SIZE, dtype=torch.bfloat16)
     experts, (token_ids, expert_ids) = packed_by(kernels, SHARED), pairs_of(SHARED)
-    whole = kernels.expert_rows(x, token_ids, expert_ids, experts)
+    whole = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     for part in (slice(0, 1), slice(3, 9), slice(40, 41)):
-        assert torch.equal(kernels.expert_rows(x, token_ids[part], expert_ids[part], experts), whole[part])
-    assert torch.equal(kernels.expert_rows(x, token_ids.flip(0), expert_ids.flip(0), experts).flip(0), whole)
+        assert torch.equal(kernels.expert_rows(x, token_ids[part], expert_ids[part], experts, SILU), whole[part])
+    assert torch.equal(kernels.expert_rows(x, token_ids.flip(0), expert_ids.flip(0), experts, SILU).flip(0), whole)
     for few, most_some in ((0, 256), (0, 0)):
         monkeypatch.setattr(low_bit_matmul, "_MOST_FEW", few)
         monkeypatch.setattr(low_bit_matmul, "_MOST_SOME", most_some)
-        assert torch.equal(kernels.expert_rows(x, token_ids, expert_ids, experts), whole)
+        assert torch.equal(kernels.expert_rows(x, token_ids, expert_ids, experts, SILU), whole)
 
 
 @every_name
@@ -127,7 +127,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
     assert kernels.captures_experts
 
     def compute(with_kernels: QuantizedKernels) -> None:
-        with_kernels.expert_rows(x, token_ids, expert_ids, experts)
+        with_kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
 
     RecordedQueue().capture(lambda: compute(kernels))
     with pytest.raises(NotCapturableError):
@@ -138,9 +138,9 @@ def test_nothing_waits_for_the_device(name: str) -> None:
 def test_rows_that_are_not_finite_stay_in_their_row(name: str) -> None:
     kernels, x, (token_ids, expert_ids) = kernels_of(name), random(NUM_TOKENS, SIZE), pairs_of(SHARED)
     experts = packed_by(kernels, SHARED)
-    expected = kernels.expert_rows(x, token_ids, expert_ids, experts)
+    expected = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     x[7, 5] = float("nan")
-    found, is_bad = kernels.expert_rows(x, token_ids, expert_ids, experts), token_ids == 7
+    found, is_bad = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU), token_ids == 7
     assert is_bad.any()
     assert found[is_bad].isnan().all()
     assert torch.equal(found[~is_bad], expected[~is_bad])
@@ -149,4 +149,4 @@ def test_rows_that_are_not_finite_stay_in_their_row(name: str) -> None:
 @every_name
 def test_no_rows_are_no_rows(name: str) -> None:
     kernels, nothing = kernels_of(name), torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    assert kernels.expert_rows(random(3, SIZE), nothing, nothing, packed_by(kernels, ALIKE)).shape == (0, SIZE)
+    assert kernels.expert_rows(random(3, SIZE), nothing, nothing, packed_by(kernels, ALIKE), SILU).shape == (0, SIZE)

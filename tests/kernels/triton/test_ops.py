@@ -11,12 +11,12 @@ from tests.kernels.ops import CASES, Case
 from tests.kernels.test_against_reference import assert_close
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.reference import ReferenceKernels
+from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.deterministic import DeterministicKernels
 from octavo.kernels.triton.kernels import TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-OPS = ("rms_norm", "add_rms_norm", "silu_and_mul", "gated_mlp", "route", "expert_rows", "combine_experts", "moe")
+OPS = ("rms_norm", "add_rms_norm", "activate", "mlp", "route", "expert_rows", "combine_experts", "moe")
 MOST = 34  # rows; the interpreter takes a millisecond for each
 
 
@@ -36,13 +36,13 @@ def case(request: pytest.FixtureRequest) -> Case:
 def test_fast_is_reference(case: Case, dtype: torch.dtype) -> None:
     op = case.make(dtype)
     for rows in (slice(3, 3), slice(0, 1), slice(3, MOST)):
-        assert_close(op(TritonKernels(), rows), op(ReferenceKernels(), rows))
+        assert_close(op(TritonKernels(), rows), op(Kernels(), rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 def test_rows_are_independent(case: Case, dtype: torch.dtype) -> None:
     """Of the ops that are ours alone: cuBLAS promises nothing."""
-    if case.name.startswith(("gated_mlp", "route", "moe")):
+    if case.name.startswith(("mlp", "route", "moe")):
         pytest.skip("a part of it is cuBLAS's")
     op = case.make(dtype)
     whole = op(TritonKernels(), slice(0, MOST))
@@ -52,7 +52,7 @@ def test_rows_are_independent(case: Case, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16], ids=str)
 def test_rows_are_independent_where_all_is_ours(case: Case, dtype: torch.dtype) -> None:
-    if not case.name.startswith(("gated_mlp", "route", "moe")):
+    if not case.name.startswith(("mlp", "route", "moe")):
         pytest.skip("has no map, or none but of experts")
     op = case.make(dtype)
     whole = op(DeterministicKernels(), slice(0, MOST))

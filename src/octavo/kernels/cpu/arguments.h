@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -36,9 +37,26 @@ inline AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_kept, s
           at<const std::int32_t>(block_table), at<const std::int64_t>(kept), all_blocks, kept_blocks};
 }
 
-inline RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, std::uintptr_t residual,
-                          std::uintptr_t norm_weight, float eps, std::uintptr_t total) {
-  return {at<void>(x), rows, size, at<void>(residual), at<void>(norm_weight), eps, at<void>(total)};
+inline Activation make_activation(const std::string& kind, float limit, float alpha) {
+  constexpr std::pair<const char*, ActivationKind> kinds[] = {{"silu", ActivationKind::silu},
+                                                              {"gelu_tanh", ActivationKind::gelu_tanh},
+                                                              {"clamped_swiglu", ActivationKind::clamped_swiglu},
+                                                              {"relu2", ActivationKind::relu2}};
+  for (const auto& [name, known] : kinds)
+    if (kind == name) return {known, limit, alpha};
+  throw std::invalid_argument("there is no activation " + kind);
+}
+
+inline Fused make_fused(std::uintptr_t residual, std::uintptr_t norm_weight, float eps, float norm_offset,
+                        const Activation& activation) {
+  return {at<void>(residual), at<void>(norm_weight), eps, norm_offset, activation};
+}
+
+inline RowsArgs make_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size) { return {at<void>(x), rows, size}; }
+
+inline RowsArgs make_fused_rows(std::uintptr_t x, std::int64_t rows, std::int64_t size, const Fused& fused,
+                                std::uintptr_t total) {
+  return {at<void>(x), rows, size, fused, at<void>(total)};
 }
 
 inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_nested, std::int64_t in_size,
@@ -68,16 +86,16 @@ inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, st
 // The weights of experts, side by side; those who compute with them keep this.
 class ExpertWeights {
  public:
-  ExpertWeights(std::vector<PackedWeight> gate_up, std::vector<PackedWeight> down)
-      : gate_up_(std::move(gate_up)), down_(std::move(down)) {
-    if (gate_up_.size() != down_.size()) throw std::invalid_argument("an expert has two maps");
-    if (!have_one_form(gate_up_) || !have_one_form(down_)) throw std::invalid_argument("experts have weights of one form");
+  ExpertWeights(std::vector<PackedWeight> up, std::vector<PackedWeight> down)
+      : up_(std::move(up)), down_(std::move(down)) {
+    if (up_.size() != down_.size()) throw std::invalid_argument("an expert has two maps");
+    if (!have_one_form(up_) || !have_one_form(down_)) throw std::invalid_argument("experts have weights of one form");
   }
 
   Experts experts() const {
     std::int64_t most = 0;
-    for (const PackedWeight& weight : gate_up_) most = std::max(most, weight.out_size);
-    return {static_cast<std::int64_t>(gate_up_.size()), most, gate_up_.data(), down_.data()};
+    for (const PackedWeight& weight : up_) most = std::max(most, weight.out_size);
+    return {static_cast<std::int64_t>(up_.size()), most, up_.data(), down_.data()};
   }
 
  private:
@@ -88,7 +106,7 @@ class ExpertWeights {
     });
   }
 
-  std::vector<PackedWeight> gate_up_, down_;
+  std::vector<PackedWeight> up_, down_;
 };
 
 inline Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalises, bool has_shared) {

@@ -78,19 +78,19 @@ struct PlainExperts {
   const LeftElement* tiles(const RowsArgs&, Pool&) const { return tokens; }
 
   // Fills `answers`.
-  void compute(const Experts& experts, std::int64_t size, const Pairs& pairs, Pool& pool) {
+  void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {
     const std::int64_t num_k = ceil_div(size, 32), num_tiles = sorted.sort(pairs, experts.count);
     gather_tokens(tokens, num_k, pairs, sorted, num_tiles, left, pool);
     const std::int64_t middle_stride = ceil_div(experts.most_intermediate, 32) * kTileElements;  // of a row tile
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> Product {
-                       const PackedWeight& gate_up = experts.gate_up[expert];
-                       return {left + tile * num_k * kTileElements, rows, num_k, gate_up,
-                               {Output::gated, gate_up.out_size, nullptr, middle + tile * middle_stride}};
+                       const PackedWeight& up = experts.up[expert];
+                       return {left + tile * num_k * kTileElements, rows, num_k, up,
+                               {activated_output(activation), up.out_size, nullptr, middle + tile * middle_stride, activation}};
                      });
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> Product {
-                       return {middle + tile * middle_stride, rows, ceil_div(experts.gate_up[expert].out_size, 32),
+                       return {middle + tile * middle_stride, rows, ceil_div(experts.up[expert].out_size, 32),
                                experts.down[expert],
                                {Output::plain, size, answers + sorted.first_row[expert] * size, nullptr}};
                      });

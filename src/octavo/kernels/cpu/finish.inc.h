@@ -4,6 +4,17 @@
 #include "float32_store.inc.h"
 #else
 
+// 64 results of a row, to the left tiles of the next linear.
+[[gnu::noinline, gnu::cold]] static void put_left_pair(const Destination& to, std::int64_t row, std::int64_t pair, const bf16* lines) {
+  for (std::int64_t i = 0; i < 2 && pair * 2 + i < ceil_div(to.out_size, 32); ++i) {
+#if defined(OCTAVO_WIDENS_BF16)
+    put_left(to.left_line(row, pair * 2 + i), lines + i * 32);
+#else
+    __builtin_memcpy(to.left_line(row, pair * 2 + i), lines + i * 32, 32 * sizeof *lines);
+#endif
+  }
+}
+
 // One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
 [[gnu::always_inline]] static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
@@ -23,7 +34,12 @@
   u16x32 lines[2];
   if (to.output == Output::gated) {
     // Rounded where a separate op would have read them rounded.
-    lines[0] = narrow_both(silu(rounded(values[0])) * rounded(values[1]), silu(rounded(values[2])) * rounded(values[3]));
+    const Activation& by = to.activation;
+    lines[0] = narrow_both(gated(by, rounded(values[0]), rounded(values[1])), gated(by, rounded(values[2]), rounded(values[3])));
+  } else if (to.output == Output::squared) {
+    lines[0] = narrow_both(squared(rounded(values[0])), squared(rounded(values[1])));
+    lines[1] = narrow_both(squared(rounded(values[2])), squared(rounded(values[3])));
+    if (to.out_left) return put_left_pair(to, row, pair, reinterpret_cast<const bf16*>(lines));
   } else {
     lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
   }

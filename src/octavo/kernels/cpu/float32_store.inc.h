@@ -8,13 +8,23 @@ template <std::int64_t kCount>
   for (int i = 0; i < kCount / 16; ++i) streams ? stream_line(out + i * 16, (u16x32)values[i]) : store_f32(out + i * 16, values[i]);
 }
 
+// 64 results of a row, squared: to the output, or to the left tiles of the next linear.
+[[gnu::noinline, gnu::cold]] static void store_squared(const Destination& to, std::int64_t row, std::int64_t pair,
+                                                       const f32x16* values, std::int64_t count) {
+  const f32x16 of[4] = {squared(values[0]), squared(values[1]), squared(values[2]), squared(values[3])};
+  if (!to.out_left) return store_values<64>(static_cast<float*>(to.out) + row * to.out_size + pair * 64, of, count, false);
+  for (std::int64_t i = 0; i < 2 && pair * 2 + i < ceil_div(to.out_size, 32); ++i)
+    store_values<32>(to.left_line(row, pair * 2 + i), of + i * 2, 32, false);
+}
+
 // One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
 static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
   const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;
   const std::int64_t count = smaller(width, to.out_size - column);
   float* out = static_cast<float*>(to.out) + row * to.out_size + column;
+  if (to.output == Output::squared) return store_squared(to, row, pair, values, count);
   if (to.output != Output::gated) return store_values<64>(out, values, count, streams);
-  const f32x16 joined[2] = {silu(values[0]) * values[1], silu(values[2]) * values[3]};
+  const f32x16 joined[2] = {gated(to.activation, values[0], values[1]), gated(to.activation, values[2], values[3])};
   to.out_left ? store_values<32>(to.left_line(row, pair), joined, 32, false) : store_values<32>(out, joined, count, streams);
 }

@@ -35,7 +35,7 @@ struct IntegerExperts {
   bf16* answers;             // [R, D] in the sorted order
 
   static IntegerExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
-    const Integers &form = experts.gate_up[0].integers, &next = experts.down[0].integers;
+    const Integers &form = experts.up[0].integers, &next = experts.down[0].integers;
     const std::int64_t num_tiles = SortedPairs::most_tiles(num_pairs, experts.count), most = experts.most_intermediate;
     const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_groups(form, size));
     return {SortedPairs::in(room, num_pairs, experts.count),
@@ -51,36 +51,36 @@ struct IntegerExperts {
 
   // See PlainExperts.
   void take(const RowsArgs& rows, const Experts& experts, Pool& pool) {
-    if (rows.norm_weight) rms_norm({rows, normalised}, pool);
-    quantise_rows(plain(rows), experts.gate_up[0].integers, tokens, pool);
+    if (rows.fused.norm_weight) rms_norm({rows, normalised}, pool);
+    quantise_rows(plain(rows), experts.up[0].integers, tokens, pool);
   }
   const LeftElement* tiles(const RowsArgs& rows, Pool& pool) const {
     pack_rows(plain(rows), token_tiles, pool);
     return token_tiles;
   }
 
-  void compute(const Experts& experts, std::int64_t size, const Pairs& pairs, Pool& pool) {
+  void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {
     const std::int64_t num_tiles = sorted.sort(pairs, experts.count), most = experts.most_intermediate;
     gather(size, pairs, num_tiles, pool);
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
-                       const PackedWeight& gate_up = experts.gate_up[expert];
+                       const PackedWeight& up = experts.up[expert];
                        const std::int64_t row = sorted.first_row[expert];
-                       return {left.from(tile, row), rows, size, gate_up,
-                               {Output::gated, gate_up.out_size, middle + row * most, nullptr}};
+                       return {left.from(tile, row), rows, size, up,
+                               {activated_output(activation), up.out_size, middle + row * most, nullptr, activation}};
                      });
     quantise_middle(experts, pairs, num_tiles, pool);
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
                        const std::int64_t row = sorted.first_row[expert];
-                       return {middle_left.from(tile, row), rows, experts.gate_up[expert].out_size, experts.down[expert],
+                       return {middle_left.from(tile, row), rows, experts.up[expert].out_size, experts.down[expert],
                                {Output::plain, size, answers + row * size, nullptr}};
                      });
   }
 
  private:
   RowsArgs plain(const RowsArgs& rows) const {
-    return {rows.norm_weight ? normalised : rows.x, rows.rows, rows.size, nullptr, nullptr, 0.0f, nullptr};
+    return {rows.fused.norm_weight ? normalised : rows.x, rows.rows, rows.size};
   }
 
   // Copies tokens to their experts.
@@ -101,12 +101,12 @@ struct IntegerExperts {
     });
   }
 
-  // What gates have left becomes integers, row by row: a row's scale is known only when all of it is there.
+  // What activations have left becomes integers, row by row: a row's scale is known only when all of it is there.
   void quantise_middle(const Experts& experts, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
     pool.run(num_tiles, [&](std::int64_t tile) {
       const std::int64_t first = sorted.tile_row[tile], end = sorted.tile_row[tile + 1];
       const std::int64_t expert = pairs.expert_ids[sorted.pair[first]], begin = sorted.first_row[expert];
-      const std::int64_t size = experts.gate_up[expert].out_size;
+      const std::int64_t size = experts.up[expert].out_size;
       const Integers& form = experts.down[expert].integers;
       const std::int64_t groups = num_groups(form, size);
       const bf16* from = middle + begin * experts.most_intermediate;  // [rows of the expert, I]
@@ -120,7 +120,7 @@ struct IntegerExperts {
   }
 };
 
-static inline bool are_integers(const Experts& experts) { return experts.count > 0 && experts.gate_up[0].integers.bits; }
+static inline bool are_integers(const Experts& experts) { return experts.count > 0 && experts.up[0].integers.bits; }
 
 static void expert_rows_of_any_weights(const ExpertRowsArgs& args, Pool& pool) {
   are_integers(args.experts) ? expert_rows_by<IntegerExperts>(args, pool) : expert_rows_by<PlainExperts>(args, pool);

@@ -10,7 +10,9 @@ static void integer_linear(const LinearArgs& args, Pool& pool) {
   void* memory = pool.scratch().bytes(integer_rows_bytes(rows.rows, rows.size, num_groups(form, rows.size)));
   const IntegerRows quantised = place_integer_rows(memory, rows.rows, rows.size);
   quantise_rows(rows, form, quantised, pool);
-  multiply({quantised, rows.rows, rows.size, args.packed, {args.output, args.packed.out_size, args.out, nullptr}}, pool);
+  multiply({quantised, rows.rows, rows.size, args.packed,
+            {args.output, args.packed.out_size, args.out, nullptr, rows.fused.activation}},
+           pool);
 }
 
 static void integer_largest(const LargestArgs& args, Pool& pool) {
@@ -23,7 +25,7 @@ static void integer_largest(const LargestArgs& args, Pool& pool) {
   begin_leaders(leaders, rows.rows, pool);
   const IntegerRows quantised = place_integer_rows(memory, rows.rows, rows.size);
   quantise_rows(rows, form, quantised, pool);
-  const Destination to = {Output::float32, args.packed.out_size, nullptr, nullptr, leaders};
+  const Destination to = {Output::float32, args.packed.out_size, nullptr, nullptr, {}, leaders};
   multiply({quantised, rows.rows, rows.size, args.packed, to}, pool);
   join_leaders(leaders, rows.rows, pool, args.out);
 }
@@ -32,8 +34,8 @@ static void integer_largest(const LargestArgs& args, Pool& pool) {
 static void integer_mlp(const MlpArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
-  const std::int64_t middle_size = args.gate_up.out_size;
-  const Integers &first = args.gate_up.integers, &second = args.down.integers;
+  const std::int64_t middle_size = args.up.out_size;
+  const Integers &first = args.up.integers, &second = args.down.integers;
   const std::size_t size = integer_rows_bytes(rows.rows, rows.size, num_groups(first, rows.size));
   const std::size_t next_size = integer_rows_bytes(rows.rows, middle_size, num_groups(second, middle_size));
   const std::size_t middle_bytes = static_cast<std::size_t>(rows.rows * middle_size) * sizeof(bf16);
@@ -41,9 +43,12 @@ static void integer_mlp(const MlpArgs& args, Pool& pool) {
   bf16* middle = reinterpret_cast<bf16*>(memory + size + next_size);
   const IntegerRows quantised = place_integer_rows(memory, rows.rows, rows.size);
   quantise_rows(rows, first, quantised, pool);
-  multiply({quantised, rows.rows, rows.size, args.gate_up, {Output::gated, middle_size, middle, nullptr}}, pool);
+  const Activation& activation = rows.fused.activation;
+  multiply({quantised, rows.rows, rows.size, args.up,
+            {activated_output(activation), middle_size, middle, nullptr, activation}},
+           pool);
   const IntegerRows next = place_integer_rows(memory + size, rows.rows, middle_size);
-  quantise_rows({middle, rows.rows, middle_size, nullptr, nullptr, 0.0f, nullptr}, second, next, pool);
+  quantise_rows({middle, rows.rows, middle_size}, second, next, pool);
   multiply({next, rows.rows, middle_size, args.down, {Output::plain, args.down.out_size, args.out, nullptr}}, pool);
 }
 
@@ -56,5 +61,5 @@ static void largest_of_any_weight(const LargestArgs& args, Pool& pool) {
 }
 
 static void mlp_of_any_weights(const MlpArgs& args, Pool& pool) {
-  args.gate_up.integers.bits ? integer_mlp(args, pool) : mlp(args, pool);
+  args.up.integers.bits ? integer_mlp(args, pool) : mlp(args, pool);
 }

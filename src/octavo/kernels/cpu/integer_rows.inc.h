@@ -133,7 +133,7 @@ static void quantise_rows(const RowsArgs& args, const Integers& form, const Inte
   // Rows of one chunk: some ten microseconds, but never less than fills a thread's caches.
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));
   pool.run(ceil_div(args.rows, together), [&](std::int64_t chunk) {
-    bf16* normalised = args.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
+    bf16* normalised = args.fused.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
     for (std::int64_t row = chunk * together; row < smaller(args.rows, (chunk + 1) * together); ++row) {
       if (normalised) normalise_row(args, row, normalised);
       quantise_row(normalised ? normalised : static_cast<const bf16*>(args.x) + row * args.size, args.size, form,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 
@@ -65,8 +66,8 @@ class Kernels {
     run_now(maps_.largest, LargestArgs{rows, packed, at<Largest>(out)});
   }
 
-  void mlp(const RowsArgs& rows, const PackedWeight& gate_up, const PackedWeight& down, std::uintptr_t out) {
-    run(maps_.mlp, MlpArgs{rows, gate_up, down, at<void>(out)});
+  void mlp(const RowsArgs& rows, const PackedWeight& up, const PackedWeight& down, std::uintptr_t out) {
+    run(maps_.mlp, MlpArgs{rows, up, down, at<void>(out)});
   }
 
   void route(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, std::uintptr_t expert_ids,
@@ -128,6 +129,7 @@ class Kernels {
  private:
   template <class Args>
   void run_now(void (*op)(const Args&, Pool&), const Args& args) {
+    if (recorded_tape()) throw std::logic_error("this op cannot be recorded");
     nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(pool_.mutex());
     op(args, pool_);

@@ -9,7 +9,9 @@ static void linear(const LinearArgs& args, Pool& pool) {
   if (rows.rows == 0) return;
   LeftElement* left = static_cast<LeftElement*>(pool.scratch().bytes(left_elements(rows.rows, rows.size) * sizeof(LeftElement)));
   pack_rows(rows, left, pool);
-  multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, {args.output, args.packed.out_size, args.out, nullptr}}, pool);
+  multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed,
+            {args.output, args.packed.out_size, args.out, nullptr, rows.fused.activation}},
+           pool);
 }
 
 // Leaders of all rows, for as many groups of panels as a product may be cut into: what chunks have found is joined.
@@ -38,20 +40,23 @@ static void largest(const LargestArgs& args, Pool& pool) {
   Leader* leaders = reinterpret_cast<Leader*>(memory + left_bytes);
   begin_leaders(leaders, rows.rows, pool);
   pack_rows(rows, left, pool);
-  const Destination to = {Output::float32, args.packed.out_size, nullptr, nullptr, leaders};
+  const Destination to = {Output::float32, args.packed.out_size, nullptr, nullptr, {}, leaders};
   multiply({left, rows.rows, ceil_div(rows.size, 32), args.packed, to}, pool);
   join_leaders(leaders, rows.rows, pool, args.out);
 }
 
-// down(silu(gate(x)) * up(x)). What lies between the two maps never leaves the layout of tiles.
+// down(activated up(x)). What lies between the two linears never leaves the layout of tiles.
 static void mlp(const MlpArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
-  const std::int64_t middle_size = args.gate_up.out_size, size = left_elements(rows.rows, rows.size);
+  const std::int64_t middle_size = args.up.out_size, size = left_elements(rows.rows, rows.size);
   const std::int64_t num_elements = size + left_elements(rows.rows, middle_size);
   LeftElement* left = static_cast<LeftElement*>(pool.scratch().bytes(num_elements * sizeof(LeftElement)));
   LeftElement* middle = left + size;
   pack_rows(rows, left, pool);
-  multiply({left, rows.rows, ceil_div(rows.size, 32), args.gate_up, {Output::gated, middle_size, nullptr, middle}}, pool);
+  const Activation& activation = rows.fused.activation;
+  multiply({left, rows.rows, ceil_div(rows.size, 32), args.up,
+            {activated_output(activation), middle_size, nullptr, middle, activation}},
+           pool);
   multiply({middle, rows.rows, ceil_div(middle_size, 32), args.down, {Output::plain, args.down.out_size, args.out, nullptr}}, pool);
 }

@@ -58,7 +58,8 @@ NB_MODULE(_cpu, m) {
   nb::enum_<Output>(m, "Output")
       .value("PLAIN", Output::plain)
       .value("FLOAT32", Output::float32)
-      .value("GATED", Output::gated);
+      .value("GATED", Output::gated)
+      .value("SQUARED", Output::squared);
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "norm_eps"_a, "scale"_a,
@@ -67,7 +68,10 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionStep>(m, "AttentionStep")
       .def(nb::new_(&make_step), "num_tokens"_a, "num_kept"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
            "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "kept"_a, "all_blocks"_a, "kept_blocks"_a);
-  nb::class_<RowsArgs>(m, "Rows").def(nb::new_(&make_rows));
+  nb::class_<Activation>(m, "Activation").def(nb::new_(&make_activation));
+  nb::class_<Fused>(m, "Fused")
+      .def(nb::new_(&make_fused), "residual"_a, "norm_weight"_a, "eps"_a, "norm_offset"_a, "activation"_a);
+  nb::class_<RowsArgs>(m, "Rows").def(nb::new_(&make_rows)).def_static("fused", &make_fused_rows);
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(nb::new_(&make_packed))
       .def_static("of_integers", &make_packed_integers)

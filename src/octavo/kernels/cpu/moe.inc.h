@@ -51,7 +51,7 @@ static void expert_rows_by(const ExpertRowsArgs& args, Pool& pool) {
   Kind experts = placed(pool, [&](Room& room) { return Kind::in(room, args.experts, rows.rows, args.num_pairs, rows.size); });
   experts.take(rows, args.experts, pool);
   const Pairs pairs = {args.num_pairs, args.expert_ids, args.token_ids, 0};
-  experts.compute(args.experts, rows.size, pairs, pool);
+  experts.compute(args.experts, rows.fused.activation, rows.size, pairs, pool);
   pool.run(ceil_div(args.num_pairs, kTokensTogether), [&](std::int64_t chunk) {
     const std::int64_t end = smaller(args.num_pairs, (chunk + 1) * kTokensTogether);
     for (std::int64_t pair = chunk * kTokensTogether; pair < end; ++pair)
@@ -80,7 +80,7 @@ static void moe_by(const MoeArgs& args, Pool& pool) {
   route_tokens(args.routing, args.router, experts.tiles(rows, pool), rows.rows, ceil_div(rows.size, 32), memory.logits,
                memory.expert_ids, memory.weights, pool);
   const Pairs pairs = {num_pairs, memory.expert_ids, nullptr, num_choices};
-  experts.compute(args.experts, rows.size, pairs, pool);
+  experts.compute(args.experts, rows.fused.activation, rows.size, pairs, pool);
   for (std::int64_t expert = 0; expert < args.routing.num_experts; ++expert) args.load[expert] += experts.sorted.rows_of(expert);
   combine_rows(experts.answers, experts.sorted.place, memory.weights, rows.rows, num_choices, rows.size,
                static_cast<Element*>(args.out), pool);

@@ -22,21 +22,26 @@ static inline float sum_of_squares(const Element* x, std::int64_t size) {
   return sum_of_lanes(squares);
 }
 
-// x / sqrt(mean(x^2) + eps) * weight of one row (Zhang and Sennrich 2019, arXiv:1910.07467), x being total where there
+// x / sqrt(mean(x^2) + eps) * (weight + offset) of one row (Zhang and Sennrich 2019, arXiv:1910.07467), x being total where there
 // is a residual.
 static inline void normalise_row(const RowsArgs& args, std::int64_t row, Element* out) {
   const std::int64_t size = args.size, num_whole = size / 16 * 16, rest = size - num_whole;
-  const Element *x = static_cast<const Element*>(args.x) + row * size, *weight = static_cast<const Element*>(args.norm_weight);
-  if (args.residual) {
+  const Element *x = static_cast<const Element*>(args.x) + row * size, *weight = static_cast<const Element*>(args.fused.norm_weight);
+  if (args.fused.residual) {
     Element* total = static_cast<Element*>(args.total) + row * size;
-    add_row(x, static_cast<const Element*>(args.residual) + row * size, size, total);
+    add_row(x, static_cast<const Element*>(args.fused.residual) + row * size, size, total);
     x = total;
   }
-  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + args.eps);
-  for (std::int64_t i = 0; i < num_whole; i += 16)
-    store_whole(out + i, load_whole(x + i) * scale * load_whole(weight + i));
-  if (rest)
-    store_part(out + num_whole, load_part(x + num_whole, rest) * scale * load_part(weight + num_whole, rest), rest);
+  const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, size) / static_cast<float>(size) + args.fused.eps);
+  const float offset = args.fused.norm_offset;
+  const auto scale_all = [&](const auto& factors) {
+    for (std::int64_t i = 0; i < num_whole; i += 16)
+      store_whole(out + i, load_whole(x + i) * scale * factors(load_whole(weight + i)));
+    if (rest)
+      store_part(out + num_whole, load_part(x + num_whole, rest) * scale * factors(load_part(weight + num_whole, rest)), rest);
+  };
+  if (offset == 0.0f) return scale_all([](f32x16 weights) { return weights; });
+  scale_all([&](f32x16 weights) { return weights + offset; });
 }
 
 static void rms_norm(const NormArgs& args, Pool& pool) {

@@ -19,15 +19,30 @@ using bf16 = std::uint16_t;
 //
 // An activation is [T, K], row by row. Where a pointer names no type, it is of the dtype that an op is for: `MapOps`.
 
-// Rows of activations, as a map takes them: as they are, or normalised first, and before that added to a residual.
+// What an MLP does between its two linears: kernels/activation.py. All but relu2 have gates.
+enum class ActivationKind { silu, gelu_tanh, clamped_swiglu, relu2 };
+
+struct Activation {
+  ActivationKind kind = ActivationKind::silu;
+  float limit = 0.0f, alpha = 0.0f;  // of clamped_swiglu
+};
+
+// What fused ops do around their linears: `Fused` of kernels/types.py.
+struct Fused {
+  const void* residual = nullptr;     // [T, K] or null; added to the rows first
+  const void* norm_weight = nullptr;  // [K]; null: no norm, and no residual
+  float eps = 0.0f;
+  float norm_offset = 0.0f;           // added to the norm's weight
+  Activation activation = {};
+};
+
+// Rows of activations, as a linear takes them.
 struct RowsArgs {
-  const void* x;            // [T, K]
-  std::int64_t rows;        // T
-  std::int64_t size;        // K
-  const void* residual;     // [T, K] or null
-  const void* norm_weight;  // [K]; null: no norm, and no residual
-  float eps;
-  void* total;              // [T, K], receives x + residual; null without residual
+  const void* x;          // [T, K]
+  std::int64_t rows;      // T
+  std::int64_t size;      // K
+  Fused fused = {};
+  void* total = nullptr;  // [T, K], receives x + residual; null without residual
 };
 
 // A weight as integers of 8 or 4 bits: w = scale * q + offset, with a scale (and offset) for each output and group of k.
@@ -52,8 +67,13 @@ struct PackedWeight {
   Integers integers = {};
 };
 
-// plain: in the dtype of the rows. gated: panels hold 16 gates and their 16 ups; the result is silu(gate) * up.
-enum class Output { plain, float32, gated };
+// plain: in the dtype of the rows. gated: panels hold 16 gates and their 16 ups, which the activation joins. squared: as
+// plain, activated by relu2.
+enum class Output { plain, float32, gated, squared };
+
+inline Output activated_output(const Activation& activation) {
+  return activation.kind == ActivationKind::relu2 ? Output::squared : Output::gated;
+}
 
 struct LinearArgs {
   RowsArgs rows;
@@ -76,7 +96,7 @@ struct LargestArgs {
 
 struct MlpArgs {
   RowsArgs rows;
-  PackedWeight gate_up;  // gated
+  PackedWeight up;  // gated where the activation is
   PackedWeight down;
   void* out;  // [T, N]
 };
@@ -129,12 +149,11 @@ struct SumArgs {
   void* out;  // may be one of the parts
 };
 
-// MLPs that tokens choose among: down(silu(gate(x)) * up(x)). All have weights of the same form, and so have all behind
-// the gates.
+// MLPs that tokens choose among. All have first weights of the same form, and second ones too.
 struct Experts {
   std::int64_t count;              // X
   std::int64_t most_intermediate;  // the largest I
-  const PackedWeight* gate_up;     // [X], gated
+  const PackedWeight* up;          // [X], gated where the activation is
   const PackedWeight* down;        // [X]
 };
 

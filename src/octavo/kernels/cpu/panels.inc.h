@@ -34,7 +34,7 @@ static void pack_linear(const PackArgs& args, Pool& pool) {
 static void pack_rows(const RowsArgs& args, LeftElement* left, Pool& pool) {
   const std::int64_t num_k = ceil_div(args.size, 32);
   pool.run(ceil_div(args.rows, 16), [&](std::int64_t tile) {
-    void* memory = args.norm_weight ? thread_scratch().bytes(args.size * sizeof(Element)) : nullptr;
+    void* memory = args.fused.norm_weight ? thread_scratch().bytes(args.size * sizeof(Element)) : nullptr;
     Element* normalised = static_cast<Element*>(memory);
     for (std::int64_t line = 0; line < (kReadsWholeTiles ? 16 : smaller(16, args.rows - tile * 16)); ++line) {
       const std::int64_t row = tile * 16 + line;

@@ -4,8 +4,9 @@
 struct Destination {
   Output output;
   std::int64_t out_size;  // N
-  void* out;              // [T, N]; or, gated:
-  LeftElement* out_left;  // left tiles of the next map [row tiles][ceil(N / 32)][16][32], in place of `out`
+  void* out;              // [T, N]; or, activated:
+  LeftElement* out_left;  // left tiles of the next linear [row tiles][ceil(N / 32)][16][32], in place of `out`
+  Activation activation = {};
   Leader* leaders = nullptr;  // [T], which meet all results in place of that; a chunk's own
 
   std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }

@@ -138,3 +138,32 @@ static inline f32x16 reciprocal(f32x16 x) { return 1.0f / x; }
   const f32x16 bounded = (f32x16)(((i32x16)x & ~is_low) | ((i32x16)bound & is_low));
   return x * reciprocal(1.0f + exponential(-bounded));
 }
+
+// x times the sigmoid of `logits`, bounded as above.
+static inline f32x16 swish(f32x16 x, f32x16 logits) {
+  const f32x16 bound = splat(-87.0f);
+  return x * reciprocal(1.0f + exponential(-select(logits < bound, bound, logits)));
+}
+
+// The other gates: see kernels/activation.py. One copy, out of the way of the one that most models have.
+[[gnu::noinline, gnu::cold]] static f32x16 gated_otherwise(const Activation& activation, f32x16 gate, f32x16 up) {
+  if (activation.kind == ActivationKind::gelu_tanh) {
+    const f32x16 inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);
+    return swish(gate, 2.0f * inner) * up;
+  }
+  const f32x16 most = splat(activation.limit), least = splat(-activation.limit);
+  gate = select(gate > most, most, gate);  // NaN stays
+  up = select(up > most, most, select(up < least, least, up));
+  return swish(gate, activation.alpha * gate) * (up + 1.0f);
+}
+
+[[gnu::always_inline]] static inline f32x16 gated(const Activation& activation, f32x16 gate, f32x16 up) {
+  if (__builtin_expect(activation.kind != ActivationKind::silu, false)) return gated_otherwise(activation, gate, up);
+  return silu(gate) * up;
+}
+
+// relu(x)^2; NaN stays.
+static inline f32x16 squared(f32x16 x) {
+  const f32x16 positive = select(x < 0.0f, splat(0.0f), x);
+  return positive * positive;
+}

@@ -2,9 +2,9 @@
 
 import torch
 
-from octavo.kernels.dispatch import PackedLinear
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.matmul import matmul
+from octavo.kernels.types import PackedLinear
 
 
 class DeterministicKernels(TritonKernels):

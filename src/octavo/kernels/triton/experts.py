@@ -15,10 +15,10 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear
+from octavo.kernels.triton.activation import constants, gated, squared
 from octavo.kernels.triton.arguments import aligned
 from octavo.kernels.triton.grouped_rows import most_blocks, rows_of_block, sort_by_group
-from octavo.kernels.triton.silu_and_mul import gated
+from octavo.kernels.types import Activation, PackedExperts, PackedLinear
 
 _ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile: rows, outputs, inputs
 _ALIGNMENT = 16  # bytes
@@ -36,7 +36,7 @@ class TritonExperts(PackedExperts):
 
 
 def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> TritonExperts:
-    """Put experts together: gate_up of [2 * I, D], down of [D, I]."""
+    """Put experts together: gate_up of [2 * I, D], or [I, D] without gates, down of [D, I]."""
     assert all(linear.bias is None for linear in (*gate_up, *down)), "experts have no biases"
     maps = *gate_up, *down
     assert all(linear.weight.is_contiguous() and linear.weight.data_ptr() % _ALIGNMENT == 0 for linear in maps)
@@ -54,17 +54,20 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
 
 @triton.jit
 def _experts_kernel(
-    x: tl.tensor,  # gated: [T, D]; else [R, row_size], in the order of experts
+    x: tl.tensor,  # IS_INTO: [T, D]; else [R, row_size], in the order of experts
     token_ids: tl.tensor,  # [R] int64, of pairs
     order: tl.tensor,  # [R] int64, pairs in the order of experts
     bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are bounds[e] ... bounds[e + 1] - 1 of the order
     addresses: tl.tensor,  # [X] int64
     sizes: tl.tensor,  # [X] int32
-    out: tl.tensor,  # gated: [R, row_size], in the order of experts; else [R, D], in that of pairs
+    out: tl.tensor,  # IS_INTO: [R, row_size], in the order of experts; else [R, D], in that of pairs
     row_size: tl.tensor,  # the largest I
     X: tl.constexpr,
     D: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    IS_INTO: tl.constexpr,
+    KIND: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
     DIVISOR: tl.constexpr,
     X_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -72,6 +75,7 @@ def _experts_kernel(
     DEPTH: tl.constexpr,
 ) -> None:
     """A program computes one tile of one expert's answers, or nothing, where there are fewer tiles than could be."""
+    IS_GATED: tl.constexpr = IS_INTO and KIND != "relu2"
     expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, ROWS)
     if expert >= X:
         return
@@ -81,7 +85,7 @@ def _experts_kernel(
     weight = tl.multiple_of(tl.load(addresses + expert).to(tl.pointer_type(dtype)), 16)
     size = tl.multiple_of(tl.load(sizes + expert), DIVISOR)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    if IS_GATED:
+    if IS_INTO:
         in_size, num_outputs = D, size
         sources = tl.load(token_ids + pairs, mask=is_row, other=0) * D
     else:
@@ -103,9 +107,13 @@ def _experts_kernel(
         if IS_GATED:
             up_tile = tl.load(w_places + size.to(tl.int64) * D, mask=w_mask, other=0.0)
             up = tl.dot(x_tile, tl.trans(up_tile), up, input_precision="tf32x3")
-    if IS_GATED:
-        # Rounded to the dtype first, as where the gate is an op of its own.
-        result = gated(result.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32))
+    if IS_INTO:
+        # Rounded to the dtype first, as where the activation is an op of its own.
+        result = result.to(dtype).to(tl.float32)
+        if KIND == "relu2":
+            result = squared(result)
+        if IS_GATED:
+            result = gated(result, up.to(dtype).to(tl.float32), KIND, LIMIT, ALPHA)
         targets = rows.to(tl.int64) * row_size
     else:
         targets = pairs * D
@@ -117,6 +125,7 @@ def expert_rows(
     token_ids: torch.Tensor,  # [R] int64
     expert_ids: torch.Tensor,  # [R] int64
     experts: TritonExperts,
+    activation: Activation,
 ) -> torch.Tensor:  # [R, D]
     """Return in row r what expert expert_ids[r] makes of token token_ids[r]. Waits for nothing."""
     x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(experts.down))
@@ -124,7 +133,7 @@ def expert_rows(
     middle, out = x.new_empty(num_pairs, experts.largest_size), x.new_empty(num_pairs, x.shape[1])
     maps = (x, experts.gate_up_addresses, middle), (middle, experts.down_addresses, out)
     num_blocks = most_blocks(num_pairs, num_experts, _ROWS)
-    for is_gated, (inputs, addresses, outputs) in zip((True, False), maps, strict=True):
+    for is_into, (inputs, addresses, outputs) in zip((True, False), maps, strict=True):
         _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS)](
             inputs,
             token_ids,
@@ -136,7 +145,8 @@ def expert_rows(
             experts.largest_size,
             X=num_experts,
             D=x.shape[1],
-            IS_GATED=is_gated,
+            IS_INTO=is_into,
+            **constants(activation),
             DIVISOR=experts.size_divisor,
             X_BLOCK=triton.next_power_of_2(num_experts),
             ROWS=_ROWS,

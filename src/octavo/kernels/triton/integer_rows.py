@@ -11,8 +11,9 @@ import torch
 import triton
 from triton import language as tl
 
+from octavo.kernels.triton.activation import constants, gated, squared
 from octavo.kernels.triton.arguments import aligned
-from octavo.kernels.triton.silu_and_mul import gated
+from octavo.kernels.types import SILU, Activation, Fused
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,18 @@ def _put_integers(
 
 @triton.jit
 def _integer_rows_kernel(
-    x: tl.tensor,  # [T, K]; if IS_GATED [T, 2 * K], gate first
+    x: tl.tensor,  # [T, K]; if IS_ACTIVATED as before the activation
     residual: tl.tensor | None,  # [T, K]
     norm_weight: tl.tensor | None,  # [K]
     total: tl.tensor | None,  # [T, K]
     values: tl.tensor,  # [T, P] int8
     scales: tl.tensor,  # [T] float32
     eps: tl.tensor,
-    IS_GATED: tl.constexpr,
+    OFFSET: tl.constexpr,
+    IS_ACTIVATED: tl.constexpr,
+    KIND: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
     SIZE: tl.constexpr,  # K
     PADDED: tl.constexpr,  # P
     BLOCK: tl.constexpr,
@@ -64,18 +69,22 @@ def _integer_rows_kernel(
     columns = tl.arange(0, BLOCK)
     is_inside = columns < SIZE
     places = number * SIZE + columns
-    if IS_GATED:
+    if IS_ACTIVATED and KIND != "relu2":
         gate = tl.load(x + number * SIZE + places, mask=is_inside, other=0.0)
         up = tl.load(x + number * SIZE + SIZE + places, mask=is_inside, other=0.0)
-        row = gated(gate.to(tl.float32), up.to(tl.float32)).to(gate.dtype)
+        row = gated(gate.to(tl.float32), up.to(tl.float32), KIND, LIMIT, ALPHA).to(gate.dtype)
     else:
         row = tl.load(x + places, mask=is_inside, other=0.0)
+        if IS_ACTIVATED:
+            row = squared(row.to(tl.float32)).to(row.dtype)
     if residual is not None:
         row = (row.to(tl.float32) + tl.load(residual + places, mask=is_inside, other=0.0).to(tl.float32)).to(row.dtype)
         tl.store(total + places, row, mask=is_inside)
     if norm_weight is not None:
         wide = row.to(tl.float32)
         factors = tl.load(norm_weight + columns, mask=is_inside, other=0.0).to(tl.float32)
+        if OFFSET != 0.0:
+            factors += OFFSET
         row = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factors).to(row.dtype)
     _put_integers(row.to(tl.float32), values + number * PADDED, scales + number, PADDED, BLOCK)
 
@@ -85,37 +94,34 @@ def integer_rows(x: torch.Tensor, padded_size: int) -> IntegerRows:
     return _launch(x, x.shape[1], padded_size)[0]
 
 
-def gated_integer_rows(gate_up: torch.Tensor, padded_size: int) -> IntegerRows:
-    """The same of silu(gate) * up, [T, K] of gate_up [T, 2 * K]."""
-    return _launch(gate_up, gate_up.shape[1] // 2, padded_size)[0]
+def activated_integer_rows(x: torch.Tensor, activation: Activation, padded_size: int) -> IntegerRows:
+    """The same of the activation [T, K] of x: [T, 2 * K] with a gate, gates first, else [T, K]."""
+    return _launch(x, x.shape[1] // (1 + activation.is_gated), padded_size, activation=activation)[0]
 
 
-def normed_integer_rows(
-    x: torch.Tensor, residual: torch.Tensor | None, norm_weight: torch.Tensor, eps: float, padded_size: int
-) -> tuple[IntegerRows, torch.Tensor]:
-    """Return (the same of normalised x + residual, x + residual [T, K]); without a residual the sum is x itself."""
-    rows, total = _launch(x, x.shape[1], padded_size, residual, norm_weight, eps)
+def normed_integer_rows(x: torch.Tensor, fused: Fused, padded_size: int) -> tuple[IntegerRows, torch.Tensor]:
+    """Return (the same of the norm of x + residual, x + residual [T, K]); without a residual the sum is x itself."""
+    rows, total = _launch(x, x.shape[1], padded_size, fused)
     return rows, x if total is None else total
 
 
 def _launch(
-    x: torch.Tensor,
-    size: int,
-    padded_size: int,
-    residual: torch.Tensor | None = None,
-    norm_weight: torch.Tensor | None = None,
-    eps: float = 0.0,
+    x: torch.Tensor, size: int, padded_size: int, fused: Fused | None = None, activation: Activation | None = None
 ) -> tuple[IntegerRows, torch.Tensor | None]:
     x, num_rows, total = aligned(x), len(x), None
     values = torch.empty(num_rows, padded_size, dtype=torch.int8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    residual = None if fused is None else fused.residual
     if residual is not None:
         residual, total = aligned(residual), torch.empty_like(x)
     if num_rows:
         block = triton.next_power_of_2(padded_size)
+        norm_weight, eps, offset = (fused.norm_weight, fused.eps, fused.norm_offset) if fused else (None, 0.0, 0.0)
         _integer_rows_kernel[(num_rows,)](
             *(x, residual, norm_weight, total, values, scales, eps),
-            IS_GATED=x.shape[1] != size,
+            OFFSET=offset,
+            IS_ACTIVATED=activation is not None,
+            **constants(activation or SILU),
             SIZE=size,
             PADDED=padded_size,
             BLOCK=block,

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from octavo.kernels.dispatch import LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
-from octavo.kernels.reference import ReferenceKernels
-from octavo.kernels.triton import combine, lora, rms_norm, route, silu_and_mul
+from octavo.kernels.reference import Kernels
+from octavo.kernels.triton import combine, lora, rms_norm, route
+from octavo.kernels.triton.activation import activate
 from octavo.kernels.triton.experts import TritonExperts, expert_rows, pack_experts
+from octavo.kernels.types import Activation, Fused, LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
 
 
-class TritonKernels(ReferenceKernels):
+class TritonKernels(Kernels):
     """See `Kernels`. bfloat16, float16 and float32. Nothing here waits for the device, so steps can be captured."""
 
     name = "triton"
@@ -25,16 +26,14 @@ class TritonKernels(ReferenceKernels):
         values, ids = self.linear(x, packed).max(-1)
         return values.float(), ids
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm.rms_norm(x, weight, eps)
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+        return rms_norm.rms_norm(x, weight, eps, offset)
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return rms_norm.add_rms_norm(x, residual, weight, eps)
+    def add_rms_norm(self, x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+        return rms_norm.add_rms_norm(x, fused)
 
-    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return silu_and_mul.silu_and_mul(gate_up)
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return activate(x, activation)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
         """Left where they are, and found by address."""
@@ -44,10 +43,15 @@ class TritonKernels(ReferenceKernels):
         return route.route(self.router_logits(x, router), routing)
 
     def expert_rows(
-        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+        self,
+        x: torch.Tensor,
+        token_ids: torch.Tensor,
+        expert_ids: torch.Tensor,
+        experts: PackedExperts,
+        activation: Activation,
     ) -> torch.Tensor:
         assert isinstance(experts, TritonExperts)
-        return expert_rows(x, token_ids, expert_ids, experts)
+        return expert_rows(x, token_ids, expert_ids, experts, activation)
 
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return combine.combine_experts(rows, weights)

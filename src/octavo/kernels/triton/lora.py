@@ -10,9 +10,9 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.dispatch import LoraAdapters
 from octavo.kernels.triton.arguments import aligned
 from octavo.kernels.triton.grouped_rows import most_blocks, rows_of_block, sort_by_group
+from octavo.kernels.types import LoraAdapters
 
 _ROWS, _INPUTS, _OUTPUTS = 16, 64, 128
 _SPLIT = 512  # inputs

@@ -16,14 +16,14 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear
 from octavo.kernels.quantization import Float8Format
+from octavo.kernels.triton.activation import activate
 from octavo.kernels.triton.grouped_rows import most_blocks, rows_of_block, sort_by_group
-from octavo.kernels.triton.integer_rows import gated_integer_rows, integer_rows
+from octavo.kernels.triton.integer_rows import activated_integer_rows, integer_rows
 from octavo.kernels.triton.low_bit_matmul import padded_rows, tiling_for
 from octavo.kernels.triton.low_bit_sum import Form, finished, form_of, split_sum
 from octavo.kernels.triton.low_bit_weight import LowBitLinear
-from octavo.kernels.triton.silu_and_mul import silu_and_mul
+from octavo.kernels.types import Activation, PackedExperts, PackedLinear
 
 _ALIGNMENT = 16  # bytes
 
@@ -41,6 +41,7 @@ class LowBitExperts(PackedExperts):
     padded_size: int  # P
     largest_size: int
     row_size: int  # Q
+    num_parts: int  # of what the first linear gives: 2 with gates, else 1
     are_sizes_alike: bool  # each I is Q
     size_divisor: int  # divides each I
 
@@ -49,7 +50,7 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
     """Put experts together, where they are: gate_up of [2 * I, D], down of [D, I], all of one form."""
     into, back = _of_few_bits(gate_up), _of_few_bits(down)
     sizes, device = [linear.in_size for linear in back], back[0].weight.device
-    assert [linear.num_outputs for linear in into] == [2 * size for size in sizes]
+    [num_parts] = {linear.num_outputs // size for linear, size in zip(into, sizes, strict=True)}
     [form] = {linear.form for linear in (*into, *back)}
     [kernel_form] = {form_of(linear) for linear in (*into, *back)}
     row_size = max(linear.padded_size for linear in back)
@@ -65,6 +66,7 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
         padded_size=into[0].padded_size,
         largest_size=max(sizes),
         row_size=row_size,
+        num_parts=num_parts,
         are_sizes_alike=set(sizes) == {row_size},
         size_divisor=math.gcd(_ALIGNMENT, *sizes),
     )
@@ -98,13 +100,14 @@ def _low_bit_experts_kernel(
     bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are bounds[e] ... bounds[e + 1] - 1 of the order
     addresses: tl.tensor,  # [4, X] int64
     sizes: tl.tensor,  # [X] int32
-    out: tl.tensor,  # IS_INTO: [R, 2 * Q], in the order of experts, ups from Q on; else [R, D], in that of pairs
+    out: tl.tensor,  # IS_INTO: [R, PARTS * Q], in the order of experts, ups from Q on; else [R, D], in that of pairs
     x_size: tl.tensor,  # P or Q
     hidden_size: tl.tensor,  # D
     row_size: tl.tensor,  # Q
     FORM: tl.constexpr,  # Form
     X: tl.constexpr,
     IS_INTO: tl.constexpr,
+    PARTS: tl.constexpr,
     HAS_ROW_SCALES: tl.constexpr,
     DIVISOR: tl.constexpr,
     X_BLOCK: tl.constexpr,
@@ -116,7 +119,7 @@ def _low_bit_experts_kernel(
     if expert >= X:
         return
     size = tl.multiple_of(tl.load(sizes + expert), DIVISOR)
-    num_outputs = 2 * size if IS_INTO else hidden_size
+    num_outputs = PARTS * size if IS_INTO else hidden_size
     if tl.program_id(1) * OUTPUTS >= num_outputs:
         return
     outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -125,7 +128,7 @@ def _low_bit_experts_kernel(
     of_experts = tl.where(is_row, rows, 0).to(tl.int64)
     if IS_INTO:
         sources = tl.load(token_ids + pairs, mask=is_row, other=0)
-        targets, columns = of_experts * 2 * row_size, outputs + tl.where(outputs < size, 0, row_size - size)
+        targets, columns = of_experts * PARTS * row_size, outputs + tl.where(outputs < size, 0, row_size - size)
         in_size = x_size
     else:
         sources = of_experts
@@ -153,6 +156,7 @@ def expert_rows(
     token_ids: torch.Tensor,  # [R] int64
     expert_ids: torch.Tensor,  # [R] int64
     experts: LowBitExperts,
+    activation: Activation,
     *,
     one_tiling: bool,
 ) -> torch.Tensor:  # [R, D]
@@ -164,10 +168,10 @@ def expert_rows(
     pairs = token_ids, *sort_by_group(expert_ids, len(experts.down))
     # What an expert smaller than Q leaves is zeros: they change no row's integers, and meet weights of zero.
     make = x.new_empty if experts.are_sizes_alike else x.new_zeros
-    middle, out = make(num_pairs, 2 * row_size), x.new_empty(num_pairs, experts.hidden_size)
+    middle, out = make(num_pairs, experts.num_parts * row_size), x.new_empty(num_pairs, experts.hidden_size)
     rows, row_scales = _operand(x, experts)
     _launch(rows, row_scales, pairs, experts, middle, is_into=True, one_tiling=one_tiling)
-    rows, row_scales = _gated_operand(middle, experts)
+    rows, row_scales = _activated_operand(middle, experts, activation)
     _launch(rows, row_scales, pairs, experts, out, is_into=False, one_tiling=one_tiling)
     return out
 
@@ -180,11 +184,13 @@ def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, tor
     return rows.values, rows.scales
 
 
-def _gated_operand(middle: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same of silu(gate) * up, [R, Q] of middle [R, 2 * Q]."""
+def _activated_operand(
+    middle: torch.Tensor, experts: LowBitExperts, activation: Activation
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The same of the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] without gates."""
     if not experts.is_integer:
-        return silu_and_mul(middle), None
-    rows = gated_integer_rows(middle, experts.row_size)
+        return activate(middle, activation), None
+    rows = activated_integer_rows(middle, activation, experts.row_size)
     return rows.values, rows.scales
 
 
@@ -201,7 +207,7 @@ def _launch(
     num_pairs, num_experts = len(pairs[0]), len(experts.down)
     # As many rows as an expert has on average: one that has more takes several blocks of them.
     tiling = tiling_for(triton.cdiv(num_pairs, num_experts), x.dtype, one_tiling=one_tiling)
-    most_outputs = 2 * experts.largest_size if is_into else experts.hidden_size
+    most_outputs = experts.num_parts * experts.largest_size if is_into else experts.hidden_size
     addresses = experts.gate_up_addresses if is_into else experts.down_addresses
     grid = most_blocks(num_pairs, num_experts, tiling.rows), triton.cdiv(most_outputs, tiling.outputs)
     _low_bit_experts_kernel[grid](
@@ -217,6 +223,7 @@ def _launch(
         FORM=experts.form,
         X=num_experts,
         IS_INTO=is_into,
+        PARTS=experts.num_parts,
         HAS_ROW_SCALES=row_scales is not None,
         DIVISOR=experts.size_divisor,
         X_BLOCK=triton.next_power_of_2(num_experts),

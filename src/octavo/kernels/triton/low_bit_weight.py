@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.dispatch import PackedLinear
 from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
+from octavo.kernels.types import PackedLinear
 
 STEP = 128  # inputs that a loop takes at once: the largest group
 _BLOCK, _HALF = 64, 32

@@ -5,23 +5,23 @@ from typing import TypeGuard
 
 import torch
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear
 from octavo.kernels.quantization import IntegerFormat, Quantization, WeightFormat
 from octavo.kernels.quantize import quantize
-from octavo.kernels.reference import ReferenceKernels
-from octavo.kernels.triton.integer_rows import gated_integer_rows, normed_integer_rows
+from octavo.kernels.reference import Kernels
+from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.kernels import TritonKernels
 from octavo.kernels.triton.low_bit_experts import LowBitExperts, expert_rows, pack_experts
 from octavo.kernels.triton.low_bit_matmul import integer_linear, integer_product, weight_only_linear
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
 from octavo.kernels.triton.matmul import matmul
+from octavo.kernels.types import Activation, Fused, PackedExperts, PackedLinear
 
 
 class QuantizedKernels(TritonKernels):
     """See `Kernels`. Sums of integers are exact, so rows depend on no other; floats need one tiling for that."""
 
     packing_copies = True  # few bits are not what an embedding's rows were
-    largest_logits = ReferenceKernels.largest_logits  # logits are not rounded to the dtype first
+    largest_logits = Kernels.largest_logits  # logits are not rounded to the dtype first
 
     def __init__(self, quantization: Quantization, *, deterministic: bool) -> None:
         self._linear_form, self._logits_form = quantization.linear, quantization.logits
@@ -42,32 +42,20 @@ class QuantizedKernels(TritonKernels):
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._map(x, packed, torch.float32)
 
-    def normed_linear(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor,
-        eps: float,
-        packed: PackedLinear,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         if not _is_of_integers(packed):
-            return super().normed_linear(x, residual, norm_weight, eps, packed)
-        rows, total = normed_integer_rows(x, residual, norm_weight, eps, packed.padded_size)
+            return super().normed_linear(x, fused, packed)
+        rows, total = normed_integer_rows(x, fused, packed.padded_size)
         return integer_product(rows, packed, x.dtype), total
 
-    def gated_mlp(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        norm_weight: torch.Tensor,
-        eps: float,
-        gate_up: PackedLinear,
-        down: PackedLinear,
+    def mlp(
+        self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not _is_of_integers(down):
-            return super().gated_mlp(x, residual, norm_weight, eps, gate_up, down)
-        middle, total = self.normed_linear(x, residual, norm_weight, eps, gate_up)
-        return integer_product(gated_integer_rows(middle, down.padded_size), down, x.dtype), total
+            return super().mlp(x, fused, up, down)
+        middle, total = self.normed_linear(x, fused, up)
+        rows = activated_integer_rows(middle, fused.activation, down.padded_size)
+        return integer_product(rows, down, x.dtype), total
 
     def pack_router(self, weight: torch.Tensor) -> PackedLinear:
         """As it is: a router decides, and is small."""
@@ -81,10 +69,15 @@ class QuantizedKernels(TritonKernels):
         return pack_experts(gate_up, down)
 
     def expert_rows(
-        self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
+        self,
+        x: torch.Tensor,
+        token_ids: torch.Tensor,
+        expert_ids: torch.Tensor,
+        experts: PackedExperts,
+        activation: Activation,
     ) -> torch.Tensor:
         assert isinstance(experts, LowBitExperts)
-        return expert_rows(x, token_ids, expert_ids, experts, one_tiling=self._one_tiling)
+        return expert_rows(x, token_ids, expert_ids, experts, activation, one_tiling=self._one_tiling)
 
     def _map(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
         if _is_of_integers(packed):

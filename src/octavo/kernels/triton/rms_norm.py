@@ -8,6 +8,7 @@ import triton
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.types import Fused
 
 
 @triton.jit
@@ -18,6 +19,7 @@ def _rms_norm_kernel(
     out: tl.tensor,  # [T, D]
     total: tl.tensor | None,  # [T, D]
     eps: tl.tensor,
+    OFFSET: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -33,27 +35,19 @@ def _rms_norm_kernel(
     wide = row.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
     factors = tl.load(weight + columns, mask=is_inside, other=0.0).to(tl.float32)
+    if OFFSET != 0.0:
+        factors += OFFSET
     tl.store(out + places, (wide * scale * factors).to(row.dtype), mask=is_inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalise x [..., D] over its last dimension and scale by weight [D]."""
-    return _launch(x, None, weight, eps)[0]
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """Normalize x [..., D] over its last dimension and scale by weight [D] + offset."""
+    return add_rms_norm(x, Fused(residual=None, norm_weight=weight, eps=eps, norm_offset=offset))[0]
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (normalised x + residual, x + residual), each [..., D]."""
-    out, total = _launch(x, residual, weight, eps)
-    assert total is not None
-    return out, total
-
-
-def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    x, size = aligned(x), x.shape[-1]
+def add_rms_norm(x: torch.Tensor, fused: Fused) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (normalized x + residual, x + residual), each [..., D]; without a residual the sum is x itself."""
+    x, size, residual = aligned(x), x.shape[-1], fused.residual
     out, total = torch.empty_like(x), None
     if residual is not None:
         residual, total = aligned(residual), torch.empty_like(x)
@@ -61,13 +55,14 @@ def _launch(
     _rms_norm_kernel[(x.numel() // size,)](
         x,
         residual,
-        weight,
+        fused.norm_weight,
         out,
         total,
-        eps,
+        fused.eps,
+        OFFSET=fused.norm_offset,
         SIZE=size,
         BLOCK=block,
         num_warps=min(8, max(1, block // 256)),
         enable_fp_fusion=False,
     )
-    return out, total
+    return out, x if total is None else total

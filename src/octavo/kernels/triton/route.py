@@ -7,7 +7,7 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.dispatch import Routes, Routing
+from octavo.kernels.types import Routes, Routing
 
 
 @triton.jit

@@ -1,0 +1,45 @@
+"""What an MLP does between its two linears, in plain torch: the definition of every `Activation`.
+
+Only exp is taken, never torch's sigmoid or tanh: where torch cuts an array between threads, those take the elements
+that fill no vector by another path, and their last bit then depends on the number of rows.
+
+Legend: T = tokens, I = intermediate size.
+"""
+
+import math
+
+import torch
+
+from octavo.kernels.types import Activation
+
+_GELU_FACTOR, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
+
+
+def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Map x float32, [T, 2 * I] with a gate, gates first, else [T, I], to [T, I]."""
+    if not activation.is_gated:
+        return x.clamp(min=0.0).square()  # relu2 (So et al. 2021, arXiv:2109.08668)
+    gate, up = x.chunk(2, dim=-1)  # [T, I] each
+    if activation.kind == "silu":  # SwiGLU (Shazeer 2020, arXiv:2002.05202)
+        return _swish(gate, 1.0) * up
+    if activation.kind == "gelu_tanh":  # GEGLU (the same) of GELU's approximation (Hendrycks 2016, arXiv:1606.08415)
+        inner = _GELU_FACTOR * (gate + _GELU_CUBIC * gate * gate * gate)
+        return _swish_by(gate, 2.0 * inner) * up  # (1 + tanh(a)) / 2 is the sigmoid of 2 a
+    # clamped_swiglu, as gpt-oss has it: gates are bounded above, the others on both sides and centred at one.
+    gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    return _swish(gate, activation.alpha) * (up + 1.0)
+
+
+def soft_capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return cap * tanh(x / cap), float32."""
+    shrunk = torch.exp(x.abs() * (-2.0 / cap))
+    return torch.copysign(cap * ((1.0 - shrunk) / (1.0 + shrunk)), x)
+
+
+def _swish(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return _swish_by(x, alpha * x if alpha != 1.0 else x)
+
+
+def _swish_by(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return x times the sigmoid of logits."""
+    return x / (1.0 + torch.exp(-logits))

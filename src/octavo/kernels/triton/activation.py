@@ -1,0 +1,75 @@
+"""What an MLP does between its linears: `kernels/activation.py`. Legend: T = tokens, I = intermediate size."""
+
+import torch
+import triton
+from triton import language as tl
+
+from octavo.kernels.triton.arguments import aligned
+from octavo.kernels.types import Activation
+
+_BLOCK = 1024
+
+
+@triton.jit
+def _swish(x: tl.tensor, logits: tl.tensor) -> tl.tensor:
+    """Return x times the sigmoid of logits, which stop where exp would overflow."""
+    return x / (1.0 + tl.exp(-tl.where(logits < -87.0, -87.0, logits)))
+
+
+@triton.jit
+def gated(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr) -> tl.tensor:
+    """Return what an activation with gates makes of float32."""
+    if KIND == "gelu_tanh":
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        result = _swish(gate, 2.0 * inner) * up
+    elif KIND == "clamped_swiglu":
+        gate = tl.where(gate > LIMIT, LIMIT, gate)  # NaN stays
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        result = _swish(gate, ALPHA * gate) * (up + 1.0)
+    else:
+        result = gate / (1.0 + tl.exp(-gate)) * up
+    return result
+
+
+@triton.jit
+def squared(x: tl.tensor) -> tl.tensor:
+    """Return relu(x)^2 of float32; NaN stays."""
+    positive = tl.where(x < 0.0, 0.0, x)
+    return positive * positive
+
+
+@triton.jit
+def _activate_kernel(
+    x: tl.tensor,  # [T, 2 * I] with a gate, else [T, I]
+    out: tl.tensor,  # [T, I]
+    size: tl.tensor,  # I
+    KIND: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = columns < size
+    if KIND == "relu2":
+        result = squared(tl.load(x + row * size + columns, mask=is_inside, other=0.0).to(tl.float32))
+    else:
+        places = x + row * 2 * size + columns
+        gate = tl.load(places, mask=is_inside, other=0.0).to(tl.float32)
+        up = tl.load(places + size, mask=is_inside, other=0.0).to(tl.float32)
+        result = gated(gate, up, KIND, LIMIT, ALPHA)
+    tl.store(out + row * size + columns, result.to(out.dtype.element_ty), mask=is_inside)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Map x [T, 2 * I] with a gate, gates first, else [T, I], to [T, I]."""
+    x, size = aligned(x), x.shape[1] // (1 + activation.is_gated)
+    out = x.new_empty(len(x), size)
+    grid = len(x), triton.cdiv(size, _BLOCK)
+    _activate_kernel[grid](x, out, size, **constants(activation), BLOCK=_BLOCK, enable_fp_fusion=False)
+    return out
+
+
+def constants(activation: Activation) -> dict[str, str | float]:
+    """Return the arguments by which kernels know an activation."""
+    return {"KIND": activation.kind, "LIMIT": activation.limit, "ALPHA": activation.alpha}
