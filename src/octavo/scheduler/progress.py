@@ -78,7 +78,8 @@ class StepNews:
         """Return the new tokens of one row."""
         if self.several is None:
             return [int(self.last_token_ids[index])]
-        return self.several.table[index, : self.several.counts[index]].tolist()
+        token_ids: list[int] = self.several.table[index, : self.several.counts[index]].tolist()
+        return token_ids
 
     def cut(self, num_kept: Callable[[str, int, list[int]], int]) -> Self:
         """Keep several tokens up to a request's end: `num_kept` says how many of tokens that begin at a position."""

@@ -55,7 +55,8 @@ def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatc
 def _with_drafts(last: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the tokens from each row's last known one up to its last draft, which are at `last` [S]: [L]."""
     widths = 1 + counts
-    return np.repeat(last + 1 - np.cumsum(widths), widths) + np.arange(int(widths.sum()), dtype=np.int32)
+    indices: NDArray[np.int32] = np.repeat(last + 1 - np.cumsum(widths), widths) + np.arange(int(widths.sum()))
+    return indices
 
 
 def _kept(logits_indices: torch.Tensor, num_tokens: int, rows: RequestRows) -> torch.Tensor | None:

@@ -103,7 +103,7 @@ class LogitsRows:
         assert drafts is not None
         table = np.full((len(sampled), sampled.shape[1]), -1, dtype=np.int32)  # [R, K] drafts, and none behind the last
         table[np.arange(sampled.shape[1]) < drafts.counts[:, None]] = drafts.token_ids
-        num_kept = np.logical_and.accumulate(table == sampled, axis=1).sum(1) + 1
+        num_kept: NDArray[np.int64] = np.logical_and.accumulate(table == sampled, axis=1).sum(1) + 1
         for at in errors:
             if column := self._column(at):
                 num_kept[self.requests[at]] = min(num_kept[self.requests[at]], column)
