@@ -10,15 +10,16 @@ Legend: R = requests in the step.
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.parallel import RankPlace
+from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
-from octavo.contracts.schedule import NewRequestData, SchedulerOutput
+from octavo.contracts.schedule import Int32Array, NewRequestData, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.sampling_params import RequestPriority, SamplingParams
@@ -62,6 +63,7 @@ def make_scheduler(
     step_target_s: float = 0.0,
     enable_prefix_caching: bool = True,
     num_batches: int = 1,
+    drafter: Drafter | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
     """Build a small scheduler with its blocks. The clock stands still unless one is given."""
@@ -77,7 +79,8 @@ def make_scheduler(
         ageing_s=ageing_s,
         step_target_s=step_target_s,
     )
-    return Scheduler(config, BlockManager(cache, num_blocks), max_model_len, num_batches=num_batches, clock=clock)
+    blocks = BlockManager(cache, num_blocks)
+    return Scheduler(config, blocks, max_model_len, num_batches=num_batches, drafter=drafter, clock=clock)
 
 
 def context_hash(context: int, token_id: int) -> int:
@@ -107,6 +110,44 @@ def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: 
     return token_ids, "length"
 
 
+class KnownDrafter:
+    """A `Drafter` that knows how requests go on, and tells it right, wrong, half right, or not at all, by turns.
+
+    `continuation` returns the tokens behind a request's context as far as they are known; wrong ones are one off.
+    """
+
+    def __init__(
+        self, continuation: Callable[[str, list[int]], Sequence[int]], *, vocab_size: int, max_num_drafts: int = 4
+    ) -> None:
+        self.max_num_drafts = max_num_drafts
+        self.num_proposed = 0
+        self._continuation, self._vocab_size = continuation, vocab_size
+
+    @classmethod
+    def of_sequences(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, max_num_drafts: int = 4) -> Self:
+        """Know whole sequences, prompts included: a context goes on as the first that begins with it."""
+        known = [list(sequence) for sequence in sequences]
+
+        def continuation(request_id: str, context: list[int]) -> Sequence[int]:
+            size = len(context)
+            return next((each[size:] for each in known if len(each) > size and each[:size] == context), ())
+
+        return cls(continuation, vocab_size=vocab_size, max_num_drafts=max_num_drafts)
+
+    def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[list[int]]:
+        return [
+            self._drafts(request_id, context.tolist())
+            for request_id, context in zip(request_ids, contexts, strict=True)
+        ]
+
+    def _drafts(self, request_id: str, context: list[int]) -> list[int]:
+        right = list(self._continuation(request_id, context))[: self.max_num_drafts]
+        num_right = (len(right), 0, len(right) // 2, len(right), 1)[len(context) % 5]
+        drafts = right[:num_right] + [(token_id + 1) % self._vocab_size for token_id in right[num_right:]]
+        self.num_proposed += len(drafts)
+        return drafts if len(context) % 7 else []
+
+
 class FakeRow:
     """A worker's state of one request, built only from `SchedulerOutput`s."""
 
@@ -124,6 +165,12 @@ class FakeRow:
     def append(self, token_id: int) -> None:
         self.contexts.append(context_hash(self.contexts[-1] if self.contexts else ROOT, token_id))
         self.num_tokens += 1
+
+    def truncate(self, num_tokens: int) -> None:
+        """Take back tokens that were on trial."""
+        del self.contexts[num_tokens:]
+        self.num_tokens = num_tokens
+        self.num_told = min(self.num_told, num_tokens)
 
     def hear(self, position: int, token_id: int) -> None:
         """Receive a token from the scheduler; a rank that samples already knows it."""
@@ -165,6 +212,7 @@ class FakeWorker:
     def execute(self, order: SchedulerOutput) -> ModelRunnerOutput:
         """Update the rows, write and read all keys and values, and sample."""
         self.update_rows(order)
+        drafts = self._try_drafts(order)
         held = tuple(self.rows[row].request_id for row in order.rows.tolist())
         assert held == order.req_ids, f"rows hold {held}, the scheduler output names {order.req_ids}"
         starts, counts = order.num_computed_tokens.tolist(), order.num_scheduled_tokens.tolist()
@@ -178,20 +226,21 @@ class FakeWorker:
         self._spread_losses(spans)
         for row, _, end in spans:
             self._check_reads(row, end)
-        sampled = [self._sample(row, end) for row, _, end in spans]
-        has_sampled = [token_id is not None for token_id in sampled]
+        sampled = [self._sample(row, end, tried) for (row, _, end), tried in zip(spans, drafts, strict=True)]
+        has_sampled = [bool(token_ids) for token_ids in sampled]
         assert has_sampled == order.samples.tolist(), f"rows at their last token: {has_sampled}"
-        return answer_to(order, [token_id or 0 for token_id in sampled])
+        return _answer_of(order, sampled)
 
     def lose(self, order: SchedulerOutput) -> None:
         """Fail a step: update the rows but write nothing. Later steps may already be in flight."""
         self.update_rows(order)
+        drafts = self._try_drafts(order)
         ends = order.num_computed_tokens + order.num_scheduled_tokens  # [R]
         for index, row in enumerate(order.rows.tolist()):
             state = self.rows[row]
             state.is_lost = True
             self._write(state, int(order.num_computed_tokens[index]), int(ends[index]))
-            self._sample(state, int(ends[index]))
+            self._sample(state, int(ends[index]), drafts[index])
 
     def update_rows(self, order: SchedulerOutput) -> None:
         """Apply the diffs of a step to the rows, as every worker does before it computes anything."""
@@ -228,20 +277,48 @@ class FakeWorker:
         wrong = (found != np.array(row.contexts[:end])).nonzero()[0]
         assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
 
-    def _sample(self, row: FakeRow, end: int) -> int | None:
+    def _try_drafts(self, order: SchedulerOutput) -> list[list[int]]:
+        """Append each row's drafts [R] to what it knows, until it has sampled."""
+        tried = order.scheduled_spec_decode_tokens
+        if tried is None:
+            return [[] for _ in order.req_ids]
+        assert int(tried.counts.sum()) == len(tried.token_ids)
+        left, drafts = iter(tried.token_ids.tolist()), list[list[int]]()
+        for row, count in zip(order.rows.tolist(), tried.counts.tolist(), strict=True):
+            drafts.append([next(left) for _ in range(count)])
+            for token_id in drafts[-1]:
+                self.rows[row].append(token_id)
+            self.rows[row].num_told += count
+        return drafts
+
+    def _sample(self, row: FakeRow, end: int, drafts: list[int]) -> list[int]:
+        """Return what the row samples: a token, and one more for each draft that turns out right."""
         if end < row.num_tokens:
-            return None
-        token_id = next_token(row.contexts[-1], row.seed, self.vocab_size)
-        row.append(token_id)
-        return token_id
+            return []
+        row.truncate(row.num_tokens - len(drafts))
+        token_ids: list[int] = []
+        for draft in [*drafts, None]:
+            token_ids.append(next_token(row.contexts[-1], row.seed, self.vocab_size))
+            row.append(token_ids[-1])
+            if token_ids[-1] != draft:
+                break
+            row.num_told = row.num_tokens
+        return token_ids
 
 
 def answer_to(order: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
-    """Build a step's output from `token_ids` [R]; only entries of rows that sample count."""
+    """Answer a step without drafts: `token_ids` [R], of which only those of rows that sample count."""
+    return _answer_of(order, [[one] if it else [] for one, it in zip(token_ids, order.samples.tolist(), strict=True)])
+
+
+def _answer_of(order: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> ModelRunnerOutput:
+    table = np.zeros((len(sampled), max(map(len, sampled), default=1) or 1), dtype=np.int32)
+    for row, token_ids in zip(table, sampled, strict=True):
+        row[: len(token_ids)] = token_ids
     return ModelRunnerOutput(
         req_ids=order.req_ids,
-        sampled_token_ids=np.array(token_ids, dtype=np.int32).reshape(-1, 1),
-        num_sampled=order.samples.astype(np.int32),
+        sampled_token_ids=table,
+        num_sampled=np.array([len(token_ids) for token_ids in sampled], dtype=np.int32),
     )
 
 

@@ -52,7 +52,7 @@ ORDER = SchedulerOutput(
     ],
     scheduled_cached_reqs=CachedRequestData(rows=ints(), block_ids=ints()),
     finished_req_ids=["c"],
-    token_masks=TokenMasks(rows=ints(3), words=ints(1, -1, 0, 5).reshape(1, 4)),
+    token_masks=TokenMasks(logits_rows=ints(3), words=ints(1, -1, 0, 5).reshape(1, 4)),
 )
 ANSWER = ModelRunnerOutput(
     req_ids=("a",),

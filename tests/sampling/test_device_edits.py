@@ -47,9 +47,11 @@ def sampling_rows() -> SamplingRows:
     return rows
 
 
-def grammar_masks() -> TokenMasks:
+def grammar_masks(row_ids: list[int]) -> TokenMasks:
     words = np.random.default_rng(4).integers(-(2**31), 2**31, (len(MASKED), 3), dtype=np.int32)
-    return TokenMasks(rows=np.array(MASKED, dtype=np.int32), words=words)
+    at = [index for index, row in enumerate(row_ids) if row in MASKED]
+    rows = [MASKED.index(row_ids[index]) for index in at]
+    return TokenMasks(logits_rows=np.array(at, dtype=np.int32), words=words[rows])
 
 
 def edited(logits: torch.Tensor, row_ids: list[int], masks: TokenMasks | None) -> torch.Tensor:
@@ -80,12 +82,12 @@ def edited(logits: torch.Tensor, row_ids: list[int], masks: TokenMasks | None) -
     return edit_on_device(logits[row_ids], wishes, context, Edits.of(arrays, send))
 
 
-def defined(logits: torch.Tensor, row: int, masks: TokenMasks | None) -> torch.Tensor:
+def defined(logits: torch.Tensor, row: int, mask: np.ndarray[Any, Any] | None) -> torch.Tensor:
     rows, left = sampling_rows(), logits[row].clone()
     if rows.records(np.array([row]))["is_edited"][0]:
         rows.edits_of(row).apply(left, len(ROWS[row][3]))
-    if masks is not None and row in MASKED:
-        bits = np.unpackbits(masks.words[MASKED.index(row)].view(np.uint8), count=VOCAB_SIZE, bitorder="little")
+    if mask is not None:
+        bits = np.unpackbits(mask.view(np.uint8), count=VOCAB_SIZE, bitorder="little")
         left[torch.from_numpy(bits == 0).to(DEVICE)] = -torch.inf
     return left
 
@@ -95,10 +97,11 @@ def defined(logits: torch.Tensor, row: int, masks: TokenMasks | None) -> torch.T
 def test_logits_are_those_of_the_rows_own_edits(row_ids: list[int], has_grammar: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     logits = (torch.randn(len(ROWS), VOCAB_SIZE, generator=generator) * 4).to(DEVICE)
-    before, masks = logits.clone(), grammar_masks() if has_grammar else None
+    before, masks = logits.clone(), grammar_masks(row_ids) if has_grammar else None
     result = edited(logits, row_ids, masks)
-    for left, row in zip(result, row_ids, strict=True):
-        torch.testing.assert_close(left, defined(logits, row, masks), rtol=0, atol=0)
+    mask_of = {} if masks is None else dict(zip(masks.logits_rows.tolist(), masks.words, strict=True))
+    for at, (left, row) in enumerate(zip(result, row_ids, strict=True)):
+        torch.testing.assert_close(left, defined(logits, row, mask_of.get(at)), rtol=0, atol=0)
     assert torch.equal(logits, before)
 
 

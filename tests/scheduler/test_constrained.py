@@ -40,9 +40,14 @@ class CountedGrammars:
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
         return np.array([[len(self.taken[request_id])] for request_id in request_ids], dtype=np.int32)
 
-    def advance(self, sampled: Mapping[str, int]) -> GrammarNews:
-        for request_id, token_id in sampled.items():
-            self.taken[request_id].append(token_id)
+    def masks_along(self, request_id: str, draft_ids: Sequence[int]) -> Int32Array:
+        num_taken = len(self.taken[request_id])
+        num_left = self.lengths.get(request_id, MAX_LEN) - num_taken
+        return np.arange(num_taken, num_taken + min(1 + len(draft_ids), num_left), dtype=np.int32)[:, None]
+
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarNews:
+        for request_id, token_ids in sampled.items():
+            self.taken[request_id] += token_ids
         failed = {name: GrammarError("no") for name in sampled if len(self.taken[name]) == self.fails_at.get(name)}
         complete = {name for name in sampled if len(self.taken[name]) == self.lengths.get(name)}
         return GrammarNews(complete=frozenset(complete), failed=failed)
@@ -153,7 +158,8 @@ def test_only_rows_that_sample_under_a_grammar_carry_a_mask() -> None:
         order = bench.scheduler.schedule()
         masks = order.token_masks
         assert masks is not None
-        assert masks.rows.tolist() == [order.rows.tolist()[order.req_ids.index("a")]]
+        at = order.req_ids.index("a")
+        assert masks.logits_rows.tolist() == [int(order.samples[:at].sum())]
         assert masks.words.tolist() == [[taken]]
         bench.scheduler.update_from_output(order, bench.worker.execute(order))
     bench.scheduler.abort(["a"])

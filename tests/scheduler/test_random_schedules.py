@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler
+from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
 
 VOCAB_SIZE = 8
 MAX_STEPS_TO_THE_END = 3000
@@ -58,6 +58,8 @@ class Drill:
         max_num_seqs = 1 + choices.below(5)
         self.max_model_len = max(2, block_size * num_blocks - choices.below(3))
         self.now_s = 0.0
+        self.drafter = KnownDrafter(self.rest_of, vocab_size=VOCAB_SIZE, max_num_drafts=1 + choices.below(4))
+        self.has_drafts = choices.one_in(2)
         self.scheduler = make_scheduler(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -67,6 +69,7 @@ class Drill:
             ageing_s=1.0,
             enable_prefix_caching=not choices.one_in(4),
             num_batches=self.depth if self.is_pipeline else 1,
+            drafter=self.drafter if self.has_drafts else None,
             clock=lambda: self.now_s,
         )
         self.worker = FakeWorker.of(self.scheduler, vocab_size=VOCAB_SIZE, has_first_stage=self.is_pipeline)
@@ -79,7 +82,14 @@ class Drill:
         self.num_admissions: Counter[str] = Counter()
         self.num_first_admissions: Counter[str] = Counter()
         self.num_forgotten: Counter[str] = Counter()
+        self.num_several = 0  # times that a request got several tokens at once
         self.has_lost_steps = False  # then the worker is told some ends again
+
+    def rest_of(self, request_id: str, context: list[int]) -> list[int]:
+        """Return what a request will say behind `context`."""
+        request = self.requests[request_id]
+        token_ids, _ = expected_tokens(request, self.max_model_len, VOCAB_SIZE)
+        return token_ids[len(context) - len(request.prompt_token_ids) :]
 
     # -- what may happen ------------------------------------------------------------------------------------------
 
@@ -179,12 +189,15 @@ class Drill:
     # -- what is heard of it --------------------------------------------------------------------------------------
 
     def hear(self, outputs: EngineCoreOutputs) -> None:
-        assert outputs.num_new_tokens == [1] * len(outputs.req_ids)
-        news = zip(outputs.req_ids, outputs.first_indices, outputs.new_token_ids, strict=True)
-        for request_id, first_index, token_id in news:
+        assert self.has_drafts or outputs.num_new_tokens == [1] * len(outputs.req_ids)
+        assert sum(outputs.num_new_tokens) == len(outputs.new_token_ids)
+        left = deque(outputs.new_token_ids)
+        news = zip(outputs.req_ids, outputs.first_indices, outputs.num_new_tokens, strict=True)
+        for request_id, first_index, count in news:
             assert request_id not in self.ends, "a token after the end"
             assert first_index == len(self.token_ids[request_id]), "a token lost or doubled"
-            self.token_ids[request_id].append(token_id)
+            self.num_several += count > 1
+            self.token_ids[request_id] += [left.popleft() for _ in range(count)]
         assert not self.ends.keys() & outputs.finished.keys(), "an end told twice"
         self.ends.update(outputs.finished)
         self.num_first_admissions.update(outputs.admitted.keys())
@@ -253,5 +266,6 @@ def test_the_schedules_are_worth_their_time() -> None:
     reasons = Counter(end.finish_reason for drill in drills for end in drill.ends.values())
     assert sum(stat.num_preemptions_total for stat in stats) > 100
     assert sum(stat.num_prefix_hits_total for stat in stats) > 500
-    assert {drill.depth for drill in drills} == {1, 2, 3}
+    assert {(drill.depth, drill.has_drafts) for drill in drills} == {(n, it) for n in (1, 2, 3) for it in (True, False)}
+    assert sum(drill.num_several for drill in drills) > 200
     assert all(reasons[reason] > 20 for reason in ("stop", "length", "abort", "error")), reasons

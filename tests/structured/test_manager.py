@@ -71,11 +71,27 @@ def test_an_answer_step_by_step() -> None:
         manager.begin(request("a"))
         assert wait_for(manager) == {"a": None}
         assert end_id("demo") not in allowed_ids(manager.masks(["a"])[0])
-        assert not manager.advance({"a": token("4")}).complete
-        manager.advance({"a": token("2")})
+        assert not manager.advance({"a": [token("4")]}).complete
+        manager.advance({"a": [token("2")]})
         assert end_id("demo") in allowed_ids(manager.masks(["a"])[0])
-        manager.advance({"a": token("4")})
-        assert manager.advance({"a": token("2")}).complete == {"a"}
+        manager.advance({"a": [token("4")]})
+        assert manager.advance({"a": [token("2")]}).complete == {"a"}
+
+
+def test_masks_along_drafts_are_those_of_an_answer_that_says_them() -> None:
+    with manager_of(backend_of("demo")) as manager:
+        for name in "ab":
+            manager.begin(request(name))
+        wait_for(manager, 2)
+        drafts = [token(letter) for letter in "4242"]
+        masks = manager.masks_along("a", drafts)
+        assert len(masks) == 4  # behind the last draft nothing may follow
+        for mask, draft in zip(masks, drafts, strict=True):
+            assert manager.masks(["b"])[0].tolist() == mask.tolist()
+            manager.advance({"b": [draft]})
+        assert manager.masks(["a"])[0].tolist() == masks[0].tolist()
+        assert len(manager.masks_along("a", [token("4"), token("x"), token("4")])) == 2
+        assert manager.advance({"a": drafts}).complete == {"a"}
 
 
 def test_one_that_may_not_go_on_leaves_the_others_alone() -> None:
@@ -83,7 +99,7 @@ def test_one_that_may_not_go_on_leaves_the_others_alone() -> None:
         for name in "abc":
             manager.begin(request(name))
         wait_for(manager, 3)
-        news = manager.advance({"a": token("1"), "b": token("x"), "c": token("3")})
+        news = manager.advance({"a": [token("1")], "b": [token("x")], "c": [token("3")]})
         assert {name: type(error) for name, error in news.failed.items()} == {"b": GrammarError}
         assert manager.masks(["a", "c"]).shape == (2, backend_of("demo").num_words)
 

@@ -1,6 +1,6 @@
 """The interface between the scheduler and the grammar manager, and the token masks.
 
-Legend: M = requests with a grammar, V = vocabulary size, W = 32-bit words of one mask, at least ceil(V / 32).
+Legend: M = requests under a grammar, V = vocabulary size, W = words of one mask, ceil(V / 32) or more, K = drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,14 @@ class Grammars(Protocol):
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
         """Return the allowed next tokens [M, W]: bit b of word w is token 32 w + b."""
 
-    def advance(self, sampled: Mapping[str, int]) -> GrammarNews:
-        """Advance each request by its sampled token and compute its next mask."""
+    def masks_along(self, request_id: str, draft_ids: Sequence[int]) -> Int32Array:
+        """Return which tokens may come next, and after each draft: [1 + K', W]. The request stays where it is.
+
+        K' drafts of K can be put on trial: they go with the grammar, and the answer goes on after each of them.
+        """
+
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarNews:
+        """Take in the sampled tokens of each of these requests and make their next masks."""
 
     def forget(self, request_id: str) -> None:
         """Drop a request in whatever state it is. Cheap for unknown ids."""

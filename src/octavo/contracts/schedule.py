@@ -1,9 +1,9 @@
 """One step: what the scheduler sends to every rank. Ids and counts in numpy columns, no tensors.
 
-A request is sent in full once (`NewRequestData`), with its row; afterwards only changes are sent.
-
-Legend: R = requests in the step, N = newly allocated blocks, K = tokens sent, M = rows with a grammar, W = 32-bit words
-of a mask (one bit per token of the vocabulary, padded), `row` = index of a request in the worker.
+A request is sent whole once (`NewRequestData`) together with the row that it will live in; afterwards only what
+changed travels. Legend: R = requests in the step, L = rows of logits that it samples, N = blocks newly given out,
+M = masks, W = words of a mask (a bit for each token of the vocabulary, perhaps some more), K = drafts of the step,
+`row` = index into the worker's rows.
 """
 
 from dataclasses import dataclass, field
@@ -52,17 +52,29 @@ class CachedRequestData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenMasks:
-    """The tokens that rows with a grammar may sample in this step; other rows are unconstrained."""
+    """What may be sampled under grammars in this step; a row of logits that is not here is free."""
 
-    rows: Int32Array  # [M]
-    words: Int32Array  # [M, W]; bit b of word w allows token 32 w + b
+    logits_rows: Int32Array  # [M] ascending, in L: those of `rows` that sample, in order, 1 + drafts of each
+    words: Int32Array  # [M, W]; bit b of word w: token 32 w + b may come
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpecDecodeTokens:
+    """Drafts: tokens on trial behind the last known one of a row, each of them below the size of the vocabulary.
+
+    They are the last `counts[i]` of the tokens that `rows[i]` computes. The row samples behind each of them, too, and
+    keeps what it samples for as long as the draft before it is what was sampled there.
+    """
+
+    counts: Int32Array  # [R]
+    token_ids: Int32Array  # [K] row after row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerOutput:
     """One step. `rows[i]` computes `num_scheduled_tokens[i]` tokens starting at position `num_computed_tokens[i]`.
 
-    `samples[i]` is true if the row reaches its last known token, so that a new token is sampled.
+    `samples[i]` says that the row reaches its last known token, so a new token is sampled from it, or several.
     """
 
     step: int
@@ -76,5 +88,5 @@ class SchedulerOutput:
     scheduled_cached_reqs: CachedRequestData
     finished_req_ids: list[str]  # finished or preempted since the last step: free their rows first
     token_masks: TokenMasks | None = None
-    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)  # drafts to verify
+    scheduled_spec_decode_tokens: SpecDecodeTokens | None = None  # None: no row has drafts
     scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)  # images to encode

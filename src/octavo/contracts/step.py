@@ -12,7 +12,7 @@ from octavo.contracts.stats import ExpertLoad
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Sampled tokens, in the order of the `SchedulerOutput` that scheduled them.
 
-    Legend: R = requests in the step, K = maximum number of tokens sampled for one request (1 without speculation).
+    Legend: R = requests in the step, K = most tokens that one of them may get (1 without drafts).
     """
 
     req_ids: tuple[str, ...]  # [R]

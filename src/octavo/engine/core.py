@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
@@ -36,7 +37,9 @@ class Flight:
 class EngineCore:
     """One thread owns it; everyone else sends messages (`EngineCoreClient`)."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, *, epoch: int = 0) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor, *, epoch: int = 0, drafter: Drafter | None = None
+    ) -> None:
         self._executor = executor
         num_blocks = executor.start()
         self.profile = executor.profile
@@ -48,6 +51,7 @@ class EngineCore:
             epoch=epoch,
             grammars=self._grammars,
             num_batches=config.parallel.pipeline_parallel_size,
+            drafter=drafter,
         )
         self._most_flights = executor.most_steps_in_flight
         self._flights: deque[Flight] = deque()  # oldest first

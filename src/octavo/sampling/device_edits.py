@@ -57,14 +57,14 @@ def edit_arrays(
     rows: SamplingRows, row_ids: Int32Array, output_indices: NDArray[np.int64], masks: TokenMasks | None
 ) -> Arrays:
     """Return the arrays of `Edits` for the worker's rows `row_ids` [L], and `mask_indices` [L] into its masks."""
-    of_grammar = {} if masks is None else dict(zip(masks.rows.tolist(), masks.words, strict=True))
+    of_grammar = {} if masks is None else dict(zip(masks.logits_rows.tolist(), masks.words, strict=True))
     words: list[NDArray[np.int32]] = []
     indices = np.full(len(row_ids), -1, dtype=np.int64)
     biases: list[tuple[int, float]] = []
     bad: list[tuple[int, tuple[int, ...]]] = []
     is_edited = rows.records(row_ids)["is_edited"]
     for at, (row, index) in enumerate(zip(row_ids.tolist(), output_indices.tolist(), strict=True)):
-        allowed = of_grammar.get(row)
+        allowed = of_grammar.get(at)
         if is_edited[at]:
             asked = rows.asked_of(row)
             allowed = _both(asked.allowed_words(index), allowed)

@@ -57,17 +57,17 @@ class RowEdits:
         if self._bad_words is not None:
             self._bad_words.append(token_id)
 
-    def apply(self, logits: Tensor, output_index: int) -> None:
-        """Modify `logits` [V] in place, for output token number `output_index`."""
+    def apply(self, logits: Tensor, output_index: int, drafts: Sequence[int] = ()) -> None:
+        """Edit `logits` [V] in place; they choose output token number `output_index`, behind `drafts` if any."""
         for penalty in self._penalties:
-            penalty.apply(logits)
+            penalty.apply(logits, drafts)
         if self._bias is not None:
             logits[self._bias[0]] += self._bias[1]
         if self._allowed is not None:
             allowed = logits[self._allowed]
             logits.fill_(-torch.inf)[self._allowed] = allowed
         if self._bad_words is not None:
-            logits[self._bad_words.banned()] = -torch.inf
+            logits[self._bad_words.banned(drafts)] = -torch.inf
         if self._stop_token_ids is not None and output_index < self._min_tokens:
             logits[self._stop_token_ids] = -torch.inf
 
@@ -84,9 +84,9 @@ class BadWords:
         """Record an output token."""
         self._tail.append(token_id)
 
-    def banned(self) -> list[int]:
-        """Return the ids that would complete a bad word."""
-        tail = tuple(self._tail)
+    def banned(self, drafts: Sequence[int] = ()) -> list[int]:
+        """Return the ids that would complete a bad word now, behind `drafts` if any."""
+        tail = (*self._tail, *drafts)
         return [word[-1] for word in self._words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
 
 

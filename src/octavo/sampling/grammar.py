@@ -1,7 +1,7 @@
 """Masks out tokens that a grammar does not allow.
 
-Legend: L = logits rows of the step, S = rows of one slice, S' = those of them with a grammar, M = rows of the step with
-a grammar, W = words of a mask, V = vocabulary size.
+Legend: L = logits rows of the step, S = rows of one slice, S' = those of them under a grammar, M = masks of the
+step, W = words of a mask, V = vocabulary size.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.contracts.schedule import BoolArray, Int32Array, TokenMasks
+from octavo.contracts.schedule import BoolArray, TokenMasks
 
 _NO_MASK = -1
 
@@ -17,10 +17,10 @@ _NO_MASK = -1
 class GrammarBans:
     """The masks of one step, matched to its rows of logits."""
 
-    def __init__(self, masks: TokenMasks, row_ids: Int32Array) -> None:
-        """Match `masks` to the worker's rows `row_ids` [L], which the logits belong to."""
-        mask_of = {row: index for index, row in enumerate(masks.rows.tolist())}
-        self._mask_at = np.array([mask_of.get(row, _NO_MASK) for row in row_ids.tolist()])  # [L] among M
+    def __init__(self, masks: TokenMasks, num_rows: int) -> None:
+        """Match `masks` with the step's L rows of logits."""
+        self._mask_at = np.full(num_rows, _NO_MASK)  # [L] among M
+        self._mask_at[masks.logits_rows] = np.arange(len(masks.logits_rows))
         self._words = masks.words  # [M, W]
         self.is_banning: BoolArray = self._mask_at != _NO_MASK  # [L]
 

@@ -6,6 +6,8 @@ id of the vocabulary.
 Legend: V = vocabulary size, N = distinct tokens seen.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,11 +39,22 @@ class TokenCounts:
         for token_id, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             self.add(token_id, count)
 
-    def columns(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the distinct token ids and their counts: two int64 [N]."""
+    def columns(self, device: torch.device, drafts: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """Return the distinct token ids and how often each occurred, `drafts` included: two int64 [N]."""
+        for token_id in drafts:
+            self.add(token_id)
         num_seen = len(self._slots)
         columns = torch.from_numpy(np.stack([self._token_ids[:num_seen], self._counts[:num_seen]])).to(device)
+        for token_id in reversed(drafts):
+            self._take_back(token_id)
         return columns[0], columns[1]
+
+    def _take_back(self, token_id: int) -> None:
+        """Undo the latest `add`."""
+        slot = self._slots[token_id]
+        self._counts[slot] -= 1
+        if not self._counts[slot]:
+            del self._slots[token_id]
 
 
 class RepetitionPenalty:
@@ -59,9 +72,9 @@ class RepetitionPenalty:
         """Record an output token."""
         self._seen.add(token_id)
 
-    def apply(self, logits: Tensor) -> None:
-        """Modify `logits` [V] in place."""
-        token_ids, _ = self._seen.columns(logits.device)
+    def apply(self, logits: Tensor, drafts: Sequence[int] = ()) -> None:
+        """Edit `logits` [V] in place, as if `drafts` were known."""
+        token_ids, _ = self._seen.columns(logits.device, drafts)
         seen = logits[token_ids]  # [N]
         logits[token_ids] = torch.where(seen < 0, seen * self._penalty, seen / self._penalty)
 
@@ -78,7 +91,7 @@ class OutputPenalty:
         """Record an output token."""
         self._said.add(token_id)
 
-    def apply(self, logits: Tensor) -> None:
-        """Modify `logits` [V] in place."""
-        token_ids, counts = self._said.columns(logits.device)
+    def apply(self, logits: Tensor, drafts: Sequence[int] = ()) -> None:
+        """Edit `logits` [V] in place, as if `drafts` were known."""
+        token_ids, counts = self._said.columns(logits.device, drafts)
         logits[token_ids] -= (counts.double() * self._frequency + self._presence).float()

@@ -7,7 +7,9 @@ argmax without noise.
 Legend: L = logits rows of the step, S = rows of one slice, M = rows with a grammar, V = vocabulary size.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +42,22 @@ class Sampler:
         self._rows, self._draws = rows, draws or TorchDraws()
 
     def sample(
-        self, logits: Tensor, row_ids: Int32Array, output_indices: Int32Array, masks: TokenMasks | None = None
+        self,
+        logits: Tensor,
+        row_ids: Int32Array,
+        output_indices: Int32Array,
+        masks: TokenMasks | None = None,
+        drafts_before: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> SamplerOutput:
         """Select a token for each row of `logits` [L, V] float32; the logits are not modified.
 
-        Row j belongs to the worker's row `row_ids[j]` and selects output token number `output_indices[j]` of its
-        request. `masks` has the allowed tokens of rows with a grammar.
+        Row j belongs to the worker's row `row_ids[j]` and chooses that request's output token number
+        `output_indices[j]`, behind what the row knows and the drafts `drafts_before[j]`, if any. Rows under a grammar
+        find what they may sample in `masks`. The logits are not changed.
         """
-        bans = None if masks is None else GrammarBans(masks, row_ids)
-        step = _Step(self._rows, self._draws, logits.to(self._rows.device), row_ids, output_indices, bans)
+        bans = None if masks is None else GrammarBans(masks, len(row_ids))
+        on_device = logits.to(self._rows.device)
+        step = _Step(self._rows, self._draws, on_device, row_ids, output_indices, bans, drafts_before)
         step.draw_changed()
         return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
 
@@ -73,7 +82,9 @@ class _Step:
         row_ids: Int32Array,
         output_indices: Int32Array,
         bans: GrammarBans | None,
+        drafts_before: Mapping[int, Sequence[int]],
     ) -> None:
+        self._drafts_before = drafts_before
         self._rows, self._draws, self._logits = rows, draws, logits
         self._row_ids, self._output_indices, self._bans = row_ids, output_indices, bans
         self._records = rows.records(row_ids)  # [L]
@@ -108,7 +119,7 @@ class _Step:
         logits = self._logits[part]
         for at in self._records["is_edited"][part].nonzero()[0].tolist():
             edits = self._rows.edits_of(int(self._row_ids[part[at]]))
-            edits.apply(logits[at], int(self._output_indices[part[at]]))
+            edits.apply(logits[at], int(self._output_indices[part[at]]), self._drafts_before.get(int(part[at]), ()))
         if self._bans is not None:
             self._bans.apply(logits, part)
         return logits

@@ -1,16 +1,17 @@
-"""Requests whose answers must have a form: they wait for their grammar, and are sampled one token at a time under it.
+"""Requests whose answers must have a form: they wait for their grammar, and are sampled under it.
 
-Legend: R = rows of the step, R' = rows that got a token, M = those under a grammar.
+Legend: R = rows of the step, S = those that sample, R' = rows that got tokens, M = masks, K = drafts, W = words.
 """
 
 import numpy as np
 
 from octavo.contracts.grammar import GrammarNews, Grammars
-from octavo.contracts.schedule import BoolArray, TokenMasks
+from octavo.contracts.schedule import BoolArray, Int32Array, TokenMasks
 from octavo.errors import OctavoError
 from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.running import RowIndices, RunningRows
+from octavo.scheduler.trials import Trials
 
 
 class ConstrainedRequests:
@@ -39,20 +40,39 @@ class ConstrainedRequests:
         done = self._known.take_compiled()
         return [(self._pending.pop(request_id), error) for request_id, error in done.items()]
 
-    def token_masks(self, rows: RowIndices, samples: BoolArray) -> TokenMasks | None:
+    def token_masks(self, rows: RowIndices, samples: BoolArray, trials: Trials | None) -> TokenMasks | None:
         """Return what the rows [R] that sample in this step may sample; None when all are free."""
-        constrained = rows[samples & self._running.is_constrained[rows]]  # [M]
-        if not len(constrained):
+        sampling = rows[samples]  # [S]
+        at = self._running.is_constrained[sampling].nonzero()[0]
+        if not len(at):
             return None
-        request_ids = self._running.req_ids_of(constrained)
-        return TokenMasks(rows=constrained.astype(np.int32), words=self._known.masks(request_ids))
+        request_ids = self._running.req_ids_of(sampling[at])
+        if trials is not None:
+            return self._masks_with_drafts(sampling, trials.of_rows(len(rows)).counts[samples], request_ids, trials)
+        return TokenMasks(logits_rows=at.astype(np.int32), words=self._known.masks(request_ids))
+
+    def _masks_with_drafts(
+        self, sampling: RowIndices, num_drafts: Int32Array, request_ids: tuple[str, ...], trials: Trials
+    ) -> TokenMasks:
+        """Return masks for the rows `sampling` [S] and behind each of their `num_drafts` [S]."""
+        is_constrained = np.repeat(self._running.is_constrained[sampling], 1 + num_drafts)
+        rows = sampling[self._running.is_constrained[sampling]].tolist()
+        words = [
+            trials.masks[row] if row in trials.masks else self._known.masks([request_id])
+            for row, request_id in zip(rows, request_ids, strict=True)
+        ]
+        return TokenMasks(logits_rows=is_constrained.nonzero()[0].astype(np.int32), words=np.concatenate(words))
+
+    def masks_along(self, row: int, draft_ids: list[int]) -> Int32Array:
+        """See `Grammars.masks_along`: [1 + K', W]."""
+        return self._known.masks_along(self._running.request_at(row).request_id, draft_ids)
 
     def advance(self, news: StepNews) -> GrammarNews:
         """Take in the tokens [R'] of a step."""
         at = self._running.is_constrained[news.rows].nonzero()[0].tolist()
         if not at:
             return GrammarNews()
-        return self._known.advance({news.req_ids[index]: int(news.token_ids[index]) for index in at})
+        return self._known.advance({news.req_ids[index]: news.tokens_of(index) for index in at})
 
     def forget(self, request: Request) -> None:
         """Let go of a request that has ended."""

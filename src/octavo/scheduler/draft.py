@@ -13,11 +13,13 @@ from octavo.contracts.schedule import (
     Int32Array,
     NewRequestData,
     SchedulerOutput,
+    SpecDecodeTokens,
     TokenMasks,
 )
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
+from octavo.scheduler.trials import Trials
 
 _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 _NO_ROWS: RowIndices = np.zeros(0, dtype=np.intp)
@@ -60,6 +62,7 @@ class StepDraft:
         self._named_blocks: list[int] = []
         self._admitted: list[Request] = []
         self._admitted_counts: list[int] = []
+        self._trials: Trials | None = None
 
     def add_running(self, rows: RowIndices, counts: Int32Array) -> None:
         """Take up running rows [R] with `counts` tokens each. Their blocks can hold them."""
@@ -90,16 +93,26 @@ class StepDraft:
         self._name_prompt_blocks(request.row, count)
         return count
 
+    @property
+    def running_part(self) -> tuple[RowIndices, Int32Array]:
+        """The running rows [R] taken up so far, and the known tokens that each computes [R]."""
+        return self._rows, self._counts
+
+    def add_trials(self, trials: Trials) -> None:
+        """Put drafts on trial, behind the known tokens of running rows. Their blocks can hold them."""
+        self._trials = trials
+        self.num_tokens += len(trials.token_ids)
+
     def book(
         self,
         step: int,
         forgotten_req_ids: list[str],
         now_s: float,
-        make_masks: Callable[[RowIndices, BoolArray], TokenMasks | None],
+        make_masks: Callable[[RowIndices, BoolArray, Trials | None], TokenMasks | None],
     ) -> StepInFlight:
         """Close the draft: write the order, and count its tokens as computed.
 
-        `make_masks` says what rows [R], of which some sample [R], may sample.
+        `make_masks` says what rows [R], of which some sample [R], may sample, behind each draft, too.
         """
         running = self._running
         new_requests = [self._new_request_data(request) for request in self._admitted]
@@ -109,7 +122,14 @@ class StepDraft:
         ends = starts + counts
         samples = ends == running.num_known[rows] + running.num_in_flight[rows]
         running.num_computed[rows] = ends
+        diffs = self._diffs()
         running.num_in_flight[rows] += samples
+        drafts: SpecDecodeTokens | None = None
+        if (trials := self._trials) is not None:
+            drafts = trials.of_rows(len(rows))
+            counts = counts + drafts.counts
+            running.num_computed[rows] += drafts.counts
+            running.num_in_flight[rows] += drafts.counts
         output = SchedulerOutput(
             step=step,
             req_ids=req_ids,
@@ -119,9 +139,10 @@ class StepDraft:
             samples=samples,
             total_num_scheduled_tokens=self.num_tokens,
             scheduled_new_reqs=new_requests,
-            scheduled_cached_reqs=self._diffs(),
+            scheduled_cached_reqs=diffs,
             finished_req_ids=forgotten_req_ids,
-            token_masks=make_masks(rows, samples),
+            token_masks=make_masks(rows, samples, trials),
+            scheduled_spec_decode_tokens=drafts,
         )
         return StepInFlight(
             output=output,

@@ -56,6 +56,8 @@ class StepPace:
         before_s, self._landed_s = self._landed_s, self._clock()
         took_s = self._landed_s - max(booked_s, before_s)  # several may be under way
         num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
+        if output.scheduled_spec_decode_tokens is not None:  # drafts belong to a step of decoding
+            num_tokens -= len(output.scheduled_spec_decode_tokens.token_ids)
         if took_s <= 0.0:  # the wall clock was set
             return
         if num_tokens == num_rows:

@@ -1,7 +1,7 @@
-"""Reading a step's answer: which rows got a token, and are those rows still the same requests?"""
+"""Reading a step's answer: which rows got tokens, and are those rows still the same requests?"""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 import numpy as np
@@ -19,12 +19,13 @@ _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNews:
-    """Rows that got a new token in a step, R' of them. Requests that ended or were preempted meanwhile are left out."""
+    """Rows that got new tokens in a step, R' of them. Requests that ended or were preempted meanwhile are left out."""
 
     req_ids: tuple[str, ...]  # [R']
     rows: RowIndices  # [R']
-    token_ids: Int32Array  # [R']
-    positions: Int32Array  # [R'] at which the new tokens stand
+    last_token_ids: Int32Array  # [R'] the new token, or the last of several
+    positions: Int32Array  # [R'] at which the first new token of each stands
+    several: "SeveralTokens | None" = None  # None: each row has one
     errors: dict[str, str] = field(default_factory=dict)  # requests that failed alone, and why
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
@@ -38,16 +39,25 @@ class StepNews:
         has_token = answer.num_sampled > 0
         _check_complete(order, answer, has_token)
         rows, req_ids, token_ids = step.rows, order.req_ids, answer.sampled_token_ids[:, 0]
+        drafts, several = order.scheduled_spec_decode_tokens, None
         is_current = running.generation[rows] == step.generations
         is_news = has_token & is_current
         if np.count_nonzero(is_news) < len(rows):
             rows, token_ids = rows[is_news], token_ids[is_news]
             req_ids = tuple(order.req_ids[index] for index in is_news.nonzero()[0].tolist())
+        if drafts is not None:
+            several = SeveralTokens(
+                table=answer.sampled_token_ids[is_news],
+                counts=answer.num_sampled[is_news],
+                num_drafts=drafts.counts[is_news],
+            )
+            token_ids = several.last
         return cls(
             req_ids=req_ids,
             rows=rows,
-            token_ids=token_ids,
+            last_token_ids=token_ids,
             positions=running.num_known[rows],
+            several=several,
             errors={rid: why for rid, why in answer.errors.items() if is_current[answer.req_id_to_index[rid]]},
             logprobs=_of(req_ids, answer.logprobs),
             prompt_logprobs=_of(req_ids, answer.prompt_logprobs),
@@ -56,11 +66,40 @@ class StepNews:
 
     @classmethod
     def nothing(cls) -> Self:
-        return cls(req_ids=(), rows=np.zeros(0, dtype=np.intp), token_ids=_NOTHING, positions=_NOTHING)
+        return cls(req_ids=(), rows=np.zeros(0, dtype=np.intp), last_token_ids=_NOTHING, positions=_NOTHING)
+
+    @property
+    def num_known(self) -> Int32Array:
+        """How many tokens each row knows now [R']."""
+        known: Int32Array = self.positions + (1 if self.several is None else self.several.counts)
+        return known
+
+    def tokens_of(self, index: int) -> list[int]:
+        """Return the new tokens of one row."""
+        if self.several is None:
+            return [int(self.last_token_ids[index])]
+        token_ids: list[int] = self.several.table[index, : self.several.counts[index]].tolist()
+        return token_ids
+
+    def cut(self, num_kept: Callable[[str, int, list[int]], int]) -> Self:
+        """Keep several tokens up to a request's end: `num_kept` says how many of tokens that begin at a position."""
+        if self.several is None:
+            return self
+        counts, logprobs = self.several.counts.copy(), dict(self.logprobs)
+        for index in (counts > 1).nonzero()[0].tolist():
+            req_id = self.req_ids[index]
+            counts[index] = num_kept(req_id, int(self.positions[index]), self.tokens_of(index))
+            if req_id in logprobs:
+                logprobs[req_id] = logprobs[req_id][: counts[index]]
+        several = replace(self.several, counts=counts)
+        return replace(self, several=several, last_token_ids=several.last, logprobs=logprobs)
 
     def append_tokens(self, running: RunningRows) -> None:
-        """Turn each row's oldest token in flight into a known one."""
-        running.tokens[self.rows, self.positions] = self.token_ids
+        """Turn each row's oldest token in flight into a known one; of drafts, take back those that were rejected."""
+        if self.several is not None:
+            self.several.append(self.rows, self.positions, running)
+            return
+        running.tokens[self.rows, self.positions] = self.last_token_ids
         running.num_known[self.rows] = self.positions + 1
         running.num_in_flight[self.rows] -= 1
 
@@ -76,9 +115,9 @@ class StepNews:
         return EngineCoreOutputs(
             epoch=epoch,
             req_ids=list(self.req_ids),
-            num_new_tokens=[1] * len(self.req_ids),
+            num_new_tokens=[1] * len(self.req_ids) if self.several is None else self.several.counts.tolist(),
             first_indices=(self.positions - running.num_prompt[self.rows]).tolist(),
-            new_token_ids=self.token_ids.tolist(),
+            new_token_ids=(self.last_token_ids if self.several is None else self.several.flat).tolist(),
             num_scheduled_tokens=step.output.total_num_scheduled_tokens if step else 0,
             admitted=step.admitted if step else {},
             finished=reports,
@@ -89,12 +128,43 @@ class StepNews:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeveralTokens:
+    """New tokens of a step with drafts, of which a row may get several. Legend: K = most that one may get."""
+
+    table: Int32Array  # [R', K]
+    counts: Int32Array  # [R'] of the table's entries, each at least 1
+    num_drafts: Int32Array  # [R'] of which the row keeps `counts` - 1
+
+    @property
+    def last(self) -> Int32Array:
+        """The last token of each row [R']."""
+        return self.table[np.arange(len(self.table)), self.counts - 1]
+
+    @property
+    def flat(self) -> Int32Array:
+        """All tokens, row after row."""
+        return self.table[self._is_new]
+
+    @property
+    def _is_new(self) -> BoolArray:
+        return np.arange(self.table.shape[1]) < self.counts[:, None]
+
+    def append(self, rows: RowIndices, positions: Int32Array, running: RunningRows) -> None:
+        """See `StepNews.append_tokens`. The slots of rejected drafts are written again by the steps that follow."""
+        at, offsets = self._is_new.nonzero()
+        running.tokens[rows[at], positions[at] + offsets] = self.flat
+        running.num_known[rows] = positions + self.counts
+        running.num_in_flight[rows] -= 1 + self.num_drafts
+        running.num_computed[rows] -= self.num_drafts - (self.counts - 1)
+
+
 def _check_complete(order: SchedulerOutput, answer: ModelRunnerOutput, has_token: BoolArray) -> None:
-    """Assert one token for each row that samples, and none for a request that failed, in whichever row."""
+    """Assert tokens for each row that samples, and none for a request that failed, in whichever row."""
     expected = order.samples
     if answer.errors:
         expected = expected & [req_id not in answer.errors for req_id in order.req_ids]
-    assert not np.count_nonzero(has_token != expected), "one token for each row that samples"
+    assert not np.count_nonzero(has_token != expected), "at least one token for each row that samples"
 
 
 def _of(req_ids: tuple[str, ...], table: Mapping[str, _ValueT]) -> dict[str, _ValueT]:

@@ -2,8 +2,9 @@
 
 num_named <= num_computed <= num_known + num_in_flight <= limit, num_computed <= num_slots
 tokens[row, 0:num_known]                         known: prompt and sampled
-[num_known, num_known + num_in_flight)           sampled by a step whose answer is not here yet
-[0, num_computed)                                in KV memory, or will be once the steps in flight are done
+[num_known, num_known + num_in_flight)           sampled by a step whose answer is not here yet: with drafts, at most
+[0, num_computed)                                in KV memory, or will be once the steps in flight are done; drafts that
+                                                 are rejected are taken back
 [0, num_named)                                   in full blocks whose names are known
 """
 

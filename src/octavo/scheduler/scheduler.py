@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from octavo.config.engine import SchedulerConfig
+from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.grammar import Grammars
 from octavo.contracts.schedule import SchedulerOutput
@@ -38,6 +39,7 @@ from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.shares import RunningShares
+from octavo.scheduler.speculation import Speculation
 from octavo.scheduler.stop import check_stop, finished, form_complete
 from octavo.scheduler.stop_ids import StopIdTable
 
@@ -54,6 +56,7 @@ class Scheduler:
         epoch: int = 0,
         grammars: Grammars | None = None,
         num_batches: int = 1,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.blocks = blocks
@@ -61,7 +64,8 @@ class Scheduler:
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
         self._constrained = ConstrainedRequests(grammars, self.running)
         self._admission = Admission(self.waiting, self.running, blocks)
-        self._shares = RunningShares(self.running, blocks, num_batches)
+        self._shares = RunningShares(self.running, blocks, num_batches, has_drafts=drafter is not None)
+        self._speculation = Speculation(drafter, self.running, blocks, self._constrained) if drafter else None
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
         self._requests: dict[str, Request] = {}  # all that wait or run
@@ -131,6 +135,8 @@ class Scheduler:
         self._schedule_running(draft, budget)
         if self._num_preemptions == num_preemptions:
             self._admission.admit(draft, budget - draft.num_tokens, self._clock())
+        if self._speculation is not None:
+            self._speculation.add_drafts(draft, budget - draft.num_tokens)
         return draft
 
     def _book(self, draft: StepDraft) -> SchedulerOutput:
@@ -188,24 +194,32 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.output is output, "answers come in the order of their steps"
         self._pace.note(step.output, step.booked_s)
-        news = StepNews.of(step, answer, self.running)
+        news = StepNews.of(step, answer, self.running).cut(self._num_until_stop)
         news.append_tokens(self.running)
         self._advance_grammars(news)
-        at_limit = news.positions + 1 >= self.running.limit[news.rows]
-        may_end = at_limit | self._stop_ids.candidates(news.token_ids)
+        at_limit = news.num_known >= self.running.limit[news.rows]
+        may_end = at_limit | self._stop_ids.candidates(news.last_token_ids)
         for index in may_end.nonzero()[0].tolist():
             if news.req_ids[index] in self._requests:  # its form is not complete yet
-                self._end_if_stopped(int(news.rows[index]), int(news.token_ids[index]))
+                self._end_if_stopped(int(news.rows[index]), int(news.last_token_ids[index]))
         for request_id, error in news.errors.items():
             self._fail(self._requests[request_id], error)
         return self._outputs(news, step)
+
+    def _num_until_stop(self, request_id: str, position: int, token_ids: list[int]) -> int:
+        """Return how many of several new tokens, the first at `position`, a request has until one of them ends it."""
+        request = self._requests[request_id]
+        for count, token_id in enumerate(token_ids, start=1):
+            if check_stop(request, token_id, position + count) is not None:
+                return count
+        return len(token_ids)
 
     def _advance_grammars(self, news: StepNews) -> None:
         """End requests whose form is complete: such an answer was not cut, even if it is as long as it may be."""
         grammars = self._constrained.advance(news)
         for request_id in grammars.complete:
             request, index = self._requests[request_id], news.req_ids.index(request_id)
-            report = check_stop(request, int(news.token_ids[index]), int(news.positions[index]) + 1)
+            report = check_stop(request, int(news.last_token_ids[index]), int(news.num_known[index]))
             if report is None or report.finish_reason != RequestStatus.STOPPED.value:
                 report = form_complete(request)
             self._end(request, report, RequestStatus.STOPPED)

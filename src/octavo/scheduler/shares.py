@@ -31,8 +31,11 @@ class RunningShares:
     most its part of those that decode. Chunks of a prompt wait for nothing; they may follow one another at once.
     """
 
-    def __init__(self, running: RunningRows, blocks: BlockManager, num_batches: int) -> None:
+    def __init__(
+        self, running: RunningRows, blocks: BlockManager, num_batches: int, *, has_drafts: bool = False
+    ) -> None:
         self._running, self._blocks, self._num_batches = running, blocks, num_batches
+        self._has_drafts = has_drafts
 
     @property
     def tells_tokens(self) -> bool:
@@ -58,7 +61,9 @@ class RunningShares:
     def _wanted(self, rows: RowIndices) -> Int32Array:
         """Return how many tokens each of `rows` [R] would compute if the budget had no end."""
         running = self._running
-        if self._num_batches == 1:
+        if self._has_drafts:  # every row waits for its last token: what may follow is guessed from it
+            num_known = np.maximum(running.num_known[rows], running.num_computed[rows])  # those on trial are not known
+        elif self._num_batches == 1:
             # A row under a grammar waits for its last token: what may follow depends on it.
             num_ahead = np.where(running.is_constrained[rows], 0, running.num_in_flight[rows])
             num_known = running.num_known[rows] + num_ahead

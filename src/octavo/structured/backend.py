@@ -4,7 +4,7 @@ Legend: M = matchers, W = words of one mask; bit b of word w is token 32 w + b.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import OctavoError
@@ -20,6 +20,9 @@ class GrammarMatcher(Protocol):
         Raises:
             GrammarError, GrammarTooComplexError: this output cannot continue.
         """
+
+    def copy(self) -> Self:
+        """Return a matcher that stands at the same place and goes its own way."""
 
     @property
     def is_complete(self) -> bool:

@@ -45,6 +45,9 @@ class LLGuidanceMatcher:
             raise GrammarError(f"token {token_id} does not match the grammar: {problem}")
         raise GrammarTooComplexError(f"structured_output: {problem}")
 
+    def copy(self) -> "LLGuidanceMatcher":
+        return LLGuidanceMatcher(self.matcher.deep_copy())
+
     @property
     def is_complete(self) -> bool:
         return self.matcher.is_stopped() and self.matcher.is_accepting()

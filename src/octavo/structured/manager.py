@@ -60,16 +60,30 @@ class GrammarManager(Generic[MatcherT]):
     def masks(self, request_ids: Sequence[str]) -> Int32Array:
         return np.stack([_ready(self._held[request_id].mask) for request_id in request_ids])
 
-    def advance(self, sampled: Mapping[str, int]) -> GrammarNews:
-        failed: dict[str, OctavoError] = {}
-        for request_id, token_id in sampled.items():
+    def masks_along(self, request_id: str, draft_ids: Sequence[int]) -> Int32Array:
+        held = self._held[request_id]
+        trial, masks = _Held(held.matcher.copy(), held.banned), [_ready(held.mask)]
+        for token_id in draft_ids:
             try:
-                self._held[request_id].matcher.accept(token_id)
+                trial.matcher.accept(token_id)
+            except (GrammarError, GrammarTooComplexError):
+                break
+            if trial.matcher.is_complete or self._make_masks({request_id: trial}) or trial.matcher.is_complete:
+                break
+            masks.append(_ready(trial.mask))
+        return np.stack(masks)
+
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarNews:
+        failed: dict[str, OctavoError] = {}
+        for request_id, token_ids in sampled.items():
+            try:
+                for token_id in token_ids:
+                    self._held[request_id].matcher.accept(token_id)
             except (GrammarError, GrammarTooComplexError) as error:
                 failed[request_id] = error
         going = [request_id for request_id in sampled if request_id not in failed]
         complete = self._complete_of(going)
-        failed |= self._make_masks([request_id for request_id in going if request_id not in complete])
+        failed |= self._make_masks({one: self._held[one] for one in going if one not in complete})
         complete |= self._complete_of([request_id for request_id in going if request_id not in failed])
         return GrammarNews(complete=complete, failed=failed)
 
@@ -86,7 +100,7 @@ class GrammarManager(Generic[MatcherT]):
         if (error := job.error(self._time_limit_s)) is not None:
             return error
         self._held[message.request_id] = _Held(job.future.result().matcher(), self._banned(message))
-        return self._make_masks([message.request_id]).get(message.request_id)
+        return self._make_masks({message.request_id: self._held[message.request_id]}).get(message.request_id)
 
     def _banned(self, message: EngineCoreRequest) -> Int32Array | None:
         """Return a mask [W] of EOS tokens that must not end this request."""
@@ -102,19 +116,17 @@ class GrammarManager(Generic[MatcherT]):
     def _complete_of(self, request_ids: Sequence[str]) -> frozenset[str]:
         return frozenset(request_id for request_id in request_ids if self._held[request_id].matcher.is_complete)
 
-    def _make_masks(self, request_ids: Sequence[str]) -> dict[str, OctavoError]:
-        """Compute the next masks of these requests; return errors for those that cannot continue."""
-        if not request_ids:
+    def _make_masks(self, requests: Mapping[str, _Held[MatcherT]]) -> dict[str, OctavoError]:
+        """Make the next masks of these requests; return those that cannot go on."""
+        if not requests:
             return {}
-        backend, held = self._compiler.backend, [self._held[request_id] for request_id in request_ids]
+        backend, held = self._compiler.backend, list(requests.values())
         words = np.zeros((len(held), backend.num_words), dtype=np.int32)  # [M, W]
         problems = backend.fill_masks([one.matcher for one in held], words)
         for one, mask in zip(held, words, strict=True):
             one.mask = mask if one.banned is None else mask & ~one.banned
         return {
-            request_id: problem
-            for request_id, problem in zip(request_ids, problems, strict=True)
-            if problem is not None
+            request_id: problem for request_id, problem in zip(requests, problems, strict=True) if problem is not None
         }
 
 

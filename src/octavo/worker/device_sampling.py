@@ -1,6 +1,6 @@
 """Tokens of a step on the device, and what the host reads of them when they have come.
 
-Legend: L = rows that sample, V = vocabulary size, R = requests in the step.
+Legend: L = rows of logits, V = vocabulary size, R = requests in the step.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from octavo.sampling.device_edits import Context, Edits, edit_on_device
 from octavo.sampling.device_logprobs import rate_on_device, read_rating
 from octavo.sampling.sampler import why_not
 from octavo.worker.graph_key import Ending
+from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.prompt_logprobs import PromptNews
 
 NUM_RESULTS = 3
@@ -63,6 +64,7 @@ class SampledOnHost:
     def __init__(
         self,
         order: SchedulerOutput,
+        logits_rows: LogitsRows,
         num_logprobs: NDArray[np.int64],
         results: torch.Tensor,
         ratings: torch.Tensor | None,
@@ -70,7 +72,8 @@ class SampledOnHost:
         vocab_size: int,
     ) -> None:
         """Begin to copy `results` [L, 3] and `ratings` [L, .] of an order, whose rows want `num_logprobs` [L]."""
-        self._order, self._num_logprobs, self._vocab_size = order, num_logprobs, vocab_size
+        self._order, self._logits_rows = order, logits_rows
+        self._num_logprobs, self._vocab_size = num_logprobs, vocab_size
         self._results = _begin_copy(results, queue)
         self._ratings = None if ratings is None else _begin_copy(ratings, queue)
         self._wait = queue.mark()
@@ -78,24 +81,11 @@ class SampledOnHost:
     def answer(self, prompts: PromptNews) -> ModelRunnerOutput:
         """Wait, and answer the order."""
         self._wait()
-        order = self._order
-        ids = [order.req_ids[at] for at in order.samples.nonzero()[0].tolist()]  # [L]
         token_ids, *bits = self._results.numpy().T  # [L] each
         largest, largest_left = (np.ascontiguousarray(column).view(np.float64) for column in bits)
-        errors = {**prompts.errors, **_errors(ids, largest, largest_left)}
-        sampled = np.zeros((len(order.req_ids), 1), dtype=np.int32)  # [R, 1]
-        sampled[order.samples, 0] = token_ids
-        num_sampled = order.samples.astype(np.int32)  # [R]
-        if errors:
-            num_sampled[[request_id in errors for request_id in order.req_ids]] = 0
-        return ModelRunnerOutput(
-            req_ids=order.req_ids,
-            sampled_token_ids=sampled,
-            num_sampled=num_sampled,
-            logprobs={ids[at]: [entry] for at, entry in self._logprobs(largest).items() if ids[at] not in errors},
-            prompt_logprobs=prompts.complete,
-            errors=errors,
-        )
+        errors = _errors(largest, largest_left)
+        logprobs = {at: entry for at, entry in self._logprobs(largest).items() if at not in errors}
+        return self._logits_rows.answer(self._order, token_ids.astype(np.int32), logprobs, errors, prompts)
 
     def _logprobs(self, largest: NDArray[np.float64]) -> dict[int, TokenLogprobs]:
         """Return those of rows that want some, by their place in L."""
@@ -108,11 +98,11 @@ class SampledOnHost:
         }
 
 
-def _errors(ids: list[str], largest: NDArray[np.float64], largest_left: NDArray[np.float64]) -> dict[str, str]:
-    """Say why rows failed alone: the model's own logits first, then what edits left of them."""
-    errors: dict[str, str] = {}
+def _errors(largest: NDArray[np.float64], largest_left: NDArray[np.float64]) -> dict[int, str]:
+    """Say why rows of logits failed, by place in L: the model's own logits first, then what edits left of them."""
+    errors: dict[int, str] = {}
     for values in (largest_left, largest):
-        errors |= {ids[at]: why_not(float(values[at])) for at in (~np.isfinite(values)).nonzero()[0].tolist()}
+        errors |= {at: why_not(float(values[at])) for at in (~np.isfinite(values)).nonzero()[0].tolist()}
     return errors
 
 

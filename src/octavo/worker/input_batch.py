@@ -1,10 +1,12 @@
 """From rows and a `SchedulerOutput` to the tensors of one step.
 
-Legend: T = tokens of the step, R = requests in it, N = rows, B = most blocks any of the R holds, S = rows that sample.
+Legend: T = tokens of the step, R = requests in it, N = rows, B = most blocks any of the R holds, S = rows that sample,
+L = rows of logits: S, and one more for each draft.
 """
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.attention.metadata import ForwardBatch
 from octavo.contracts.schedule import SchedulerOutput
@@ -28,6 +30,8 @@ def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatc
         request_of = np.repeat(np.arange(len(counts)), counts)
         row_of, positions = row_of[request_of], np.arange(num_tokens) + (positions - starts[:-1])[request_of]
     sampling = starts[1:][order.samples] - 1  # [S]
+    if order.scheduled_spec_decode_tokens is not None:
+        sampling = _with_drafts(sampling, order.scheduled_spec_decode_tokens.counts[order.samples])  # [L]
     columns, offsets = np.divmod(positions, block_size)  # [T] each, of its block in the table, and in its block
     integers = (row_of, positions, columns, offsets, order.rows, sampling)
     sent = rows.send(*(array.astype(np.int64) for array in integers), starts, ends)
@@ -46,6 +50,13 @@ def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatc
         query_start_loc_list=starts.tolist(),
         seq_lens_list=ends.tolist(),
     )
+
+
+def _with_drafts(last: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the tokens from each row's last known one up to its last draft, which are at `last` [S]: [L]."""
+    widths = 1 + counts
+    indices: NDArray[np.int32] = np.repeat(last + 1 - np.cumsum(widths), widths) + np.arange(int(widths.sum()))
+    return indices
 
 
 def _kept(logits_indices: torch.Tensor, num_tokens: int, rows: RequestRows) -> torch.Tensor | None:

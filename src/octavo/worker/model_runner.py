@@ -2,7 +2,7 @@
 
 Of a pipeline, every stage gets every order; only the last one samples, and only its answer counts.
 
-Legend: T = tokens of the step, R = requests in it, S = rows that sample, D = hidden size, V = vocabulary.
+Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidden size, V = vocabulary.
 """
 
 import logging
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
-from octavo.contracts.engine import TokenLogprobs
-from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_draw import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
 from octavo.worker.graph import StepGraph
 from octavo.worker.input_batch import make_forward_batch
+from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptNews
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stage_links import StageLinks
@@ -72,8 +72,8 @@ class ModelRunner:
 
     def check(self, order: SchedulerOutput) -> None:
         """Refuse what no worker of this version can do."""
-        if order.scheduled_spec_decode_tokens or order.scheduled_encoder_inputs:
-            raise ValueError("this worker has neither a draft model nor an encoder")
+        if order.scheduled_encoder_inputs:
+            raise ValueError("this worker has no encoder")
 
     def _hand_on(self, order: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
@@ -105,40 +105,28 @@ class ModelRunner:
         return self.model.run_stage(batch, self.kv_caches, incoming)
 
     def _sample(self, order: SchedulerOutput, hidden: torch.Tensor, prompts: PromptNews) -> ModelRunnerOutput:
-        """Answer a step of which `hidden` [S, D] samples."""
-        indices = order.samples.nonzero()[0]  # [S], among R
-        sampled = np.zeros((len(order.req_ids), 1), dtype=np.int32)  # [R, 1]
-        num_sampled = np.zeros(len(order.req_ids), dtype=np.int32)  # [R]
-        logprobs: dict[str, list[TokenLogprobs]] = {}
-        errors = dict(prompts.errors)
-        if len(indices):
-            rows = order.rows[indices]
-            ends = (order.num_computed_tokens + order.num_scheduled_tokens)[indices]
-            result = self._choose(order, rows, ends, hidden)
-            self.rows.append_sampled(rows, ends, result.token_ids)
-            sampled[indices, 0] = result.token_ids.cpu().numpy()
-            num_sampled[indices] = 1
-            logprobs = {order.req_ids[indices[at]]: [entry] for at, entry in result.logprobs.items()}
-            errors |= {order.req_ids[indices[at]]: why for at, why in result.errors.items()}
-        if errors:
-            num_sampled[[request_id in errors for request_id in order.req_ids]] = 0
-        return ModelRunnerOutput(
-            req_ids=order.req_ids,
-            sampled_token_ids=sampled,
-            num_sampled=num_sampled,
-            logprobs=logprobs,
-            prompt_logprobs=prompts.complete,
-            errors=errors,
-        )
+        """Answer a step of which `hidden` [L, D] samples."""
+        logits_rows = LogitsRows.of(order)
+        if not len(logits_rows.rows):
+            return logits_rows.answer(order, np.zeros(0, dtype=np.int32), {}, {}, prompts)
+        result = self._choose(order, logits_rows, hidden)
+        token_ids = result.token_ids.cpu().numpy().astype(np.int32)
+        answer = logits_rows.answer(order, token_ids, result.logprobs, result.errors, prompts)
+        rows, ends, chosen = logits_rows.rows, logits_rows.ends, result.token_ids
+        if logits_rows.columns is not None:
+            is_kept = logits_rows.kept(answer)
+            rows, ends, chosen = rows[is_kept], ends[is_kept], chosen[torch.from_numpy(is_kept).to(chosen.device)]
+        self.rows.append_sampled(rows, ends, chosen)
+        return answer
 
-    def _choose(
-        self, order: SchedulerOutput, rows: Int32Array, ends: Int32Array, hidden: torch.Tensor
-    ) -> SamplerOutput:
-        """Choose the token behind each of `hidden` [S, D], which belong to `rows` [S] and stand in front of `ends`."""
+    def _choose(self, order: SchedulerOutput, logits_rows: LogitsRows, hidden: torch.Tensor) -> SamplerOutput:
+        """Choose the token behind each of `hidden` [L, D]."""
+        rows = logits_rows.rows
         if self._sampler.takes_largest(rows, order.token_masks):
             return self._sampler.take_largest(*self.model.largest_logits(hidden))
-        logits = self.model.compute_logits(hidden)  # [S, V]
-        return self._sampler.sample(logits, rows, ends - self.rows.num_prompt_tokens[rows], order.token_masks)
+        logits = self.model.compute_logits(hidden)  # [L, V]
+        output_indices = logits_rows.ends - self.rows.num_prompt_tokens[rows]
+        return self._sampler.sample(logits, rows, output_indices, order.token_masks, logits_rows.drafts_before)
 
 
 def no_answer() -> ModelRunnerOutput:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput, SpecDecodeTokens
 from octavo.device.device_queue import DeviceQueue
 from octavo.sampling.rows import SamplingRows
 
@@ -60,6 +60,8 @@ class RequestRows:
         """Take over blocks and tokens, the second half of `apply`."""
         self._append_blocks(order.scheduled_cached_reqs)
         self._take_tokens(order.scheduled_cached_reqs)
+        if order.scheduled_spec_decode_tokens is not None:
+            self._take_drafts(order, order.scheduled_spec_decode_tokens)
 
     def apply_requests(self, order: SchedulerOutput) -> None:
         """Take over which requests there are, the first half of `apply`."""
@@ -138,6 +140,16 @@ class RequestRows:
                 told.token_rows.astype(np.int64), told.token_positions.astype(np.int64), told.token_ids
             )
             self.token_ids[rows, positions] = token_ids
+
+    def _take_drafts(self, order: SchedulerOutput, drafts: SpecDecodeTokens) -> None:
+        """Write drafts behind the known tokens of their rows; what is sampled is written over them."""
+        counts = drafts.counts
+        ends = order.num_computed_tokens + order.num_scheduled_tokens - np.cumsum(counts)  # of the drafts before: none
+        positions = np.repeat(ends, counts) + np.arange(len(drafts.token_ids))
+        rows, at_positions, token_ids = self.send(
+            np.repeat(order.rows, counts).astype(np.int64), positions.astype(np.int64), drafts.token_ids
+        )
+        self.token_ids[rows, at_positions] = token_ids
 
     def _write(self, table: torch.Tensor, row: int, start: int, values: Int32Array) -> None:
         table[row, start : start + len(values)] = self.send(values)[0]

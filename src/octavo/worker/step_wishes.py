@@ -1,6 +1,6 @@
 """What the rows of a step that sample want of their logits: how the step ends, and the numbers that go to the device.
 
-Legend: S = rows that sample.
+Legend: S = rows of logits.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.sampling.device_draw import Wishes
 from octavo.sampling.device_edits import Arrays, Context, Edits, edit_arrays
 from octavo.worker.graph_key import LARGEST, Ending
+from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.request_rows import RequestRows
 
 _FILTERS, _PENALTIES = ("top_k", "top_p", "min_p"), ("repetition", "presence", "frequency")
@@ -27,9 +28,9 @@ class StepWishes:
     edits: Arrays = field(default_factory=dict)  # of `Edits`, where the step is edited
 
     @classmethod
-    def of(cls, order: SchedulerOutput, rows: RequestRows) -> Self:
-        """Gather from the rows of an order."""
-        chosen = order.rows[order.samples]
+    def of(cls, order: SchedulerOutput, logits_rows: LogitsRows, rows: RequestRows) -> Self:
+        """Gather from the rows of an order that it samples."""
+        chosen = logits_rows.rows
         records = rows.sampling.records(chosen)
         is_drawn = records["temperature"] != 0.0
         ending = Ending(
@@ -41,7 +42,7 @@ class StepWishes:
         if ending == Ending("drawn") and not is_drawn.any():
             return cls(ending=LARGEST)
         num_prompt_tokens = rows.num_prompt_tokens[chosen].astype(np.int64)
-        output_indices = _num_tokens(order) - num_prompt_tokens
+        output_indices = logits_rows.ends.astype(np.int64) - num_prompt_tokens
         edits: Arrays = {}
         if ending.is_edited:
             edits = edit_arrays(rows.sampling, chosen, output_indices, order.token_masks)
@@ -63,15 +64,10 @@ class StepWishes:
         return Edits.of(self.edits, rows.send) if self.edits else None
 
 
-def context_on_device(order: SchedulerOutput, rows: RequestRows) -> Context:
-    """Return what the rows of an order know, without what it samples."""
-    num_tokens = _num_tokens(order)
-    row_ids, on_device = rows.send(order.rows[order.samples].astype(np.int64), num_tokens)
+def context_on_device(logits_rows: LogitsRows, rows: RequestRows) -> Context:
+    """Return what the rows of a step know, drafts included, without what it samples."""
+    num_tokens = logits_rows.ends.astype(np.int64)
+    row_ids, on_device = rows.send(logits_rows.rows.astype(np.int64), num_tokens)
     return Context(
         token_ids=rows.token_ids, rows=row_ids, num_tokens=on_device, max_tokens=int(num_tokens.max(initial=1))
     )
-
-
-def _num_tokens(order: SchedulerOutput) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return how many tokens each row that samples knows, [S]."""
-    return (order.num_computed_tokens + order.num_scheduled_tokens)[order.samples].astype(np.int64)

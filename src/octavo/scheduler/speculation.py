@@ -1,0 +1,63 @@
+"""Which running rows get drafts in a step, and how many: they take only what nobody else has a use for.
+
+Legend: R = running rows of the step.
+"""
+
+import numpy as np
+
+from octavo.contracts.drafter import Drafter
+from octavo.contracts.schedule import Int32Array
+from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.constrained import ConstrainedRequests
+from octavo.scheduler.draft import StepDraft
+from octavo.scheduler.running import RunningRows
+from octavo.scheduler.trials import Trials
+
+
+class Speculation:
+    """Owned by a scheduler that has a drafter. A draft preempts nobody and takes no budget from a prompt."""
+
+    def __init__(
+        self, drafter: Drafter, running: RunningRows, blocks: BlockManager, constrained: ConstrainedRequests
+    ) -> None:
+        self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
+
+    def add_drafts(self, step: StepDraft, budget: int) -> None:
+        """Put at most `budget` drafts on trial, behind rows that compute their last known token and nothing else."""
+        running = self._running
+        rows, known_counts = step.running_part
+        room = running.limit[rows] - 1 - running.num_known[rows]  # behind the limit nothing is sampled
+        at = ((known_counts == 1) & (running.num_computed[rows] + 1 == running.num_known[rows]) & (room > 0)).nonzero()[
+            0
+        ]
+        if budget <= 0 or not len(at):
+            return
+        asked = rows[at].tolist()
+        proposals = self._drafter.propose(
+            running.req_ids_of(rows[at]), [running.tokens[row, : running.num_known[row]] for row in asked]
+        )
+        counts, token_ids, masks = np.zeros(len(rows), dtype=np.int32), list[int](), dict[int, Int32Array]()
+        for index, row, proposal in zip(at.tolist(), asked, proposals, strict=True):
+            most = min(self._drafter.max_num_drafts, int(room[index]), budget - len(token_ids))
+            drafts = list(proposal[: max(0, most)])
+            if drafts and running.is_constrained[row]:
+                masks[row] = self._constrained.masks_along(row, drafts)
+                drafts = drafts[: len(masks[row]) - 1]
+            drafts = drafts[: self._make_room(step, row, len(drafts))]
+            if row in masks:
+                masks[row] = masks[row][: 1 + len(drafts)]
+            counts[index] = len(drafts)
+            token_ids += drafts
+        if token_ids:
+            step.add_trials(Trials(counts=counts, token_ids=np.array(token_ids, dtype=np.int32), masks=masks))
+
+    def _make_room(self, step: StepDraft, row: int, num_drafts: int) -> int:
+        """Return for how many drafts the row's blocks suffice, having given it more where many are free."""
+        running = self._running
+        num_slots = int(running.num_slots[row]) - int(running.num_known[row])
+        if num_drafts > num_slots:
+            num_blocks = self._blocks.blocks_for(num_drafts - num_slots)
+            if num_blocks <= self._blocks.num_free_blocks - len(running):  # or this would cause the next preemption
+                step.add_blocks(row, num_blocks)
+                return num_drafts
+        return min(num_drafts, num_slots)

@@ -1,0 +1,110 @@
+"""Which rows of logits a step samples, and how its answer comes of their tokens: drafts are kept or rejected here.
+
+Legend: R = requests in the step, S = those that sample, L = rows of logits: S, and one more for each draft, K = most
+tokens that one request may get, V = vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.worker.prompt_logprobs import PromptNews
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogitsRows:
+    """Of one step. A request's are neighbours, in the order of its context."""
+
+    requests: NDArray[np.int64]  # [L] in R
+    rows: Int32Array  # [L] of the worker
+    ends: Int32Array  # [L] tokens that stand before what is sampled: where that will stand
+    columns: NDArray[np.int64] | None = None  # [L] drafts before what is sampled; None: the step has no drafts
+    drafts_before: Mapping[int, Sequence[int]] = field(default_factory=dict)  # by place in L; those that have some
+
+    @classmethod
+    def of(cls, order: SchedulerOutput) -> Self:
+        requests = order.samples.nonzero()[0]  # [S]
+        ends = (order.num_computed_tokens + order.num_scheduled_tokens)[requests]
+        drafts = order.scheduled_spec_decode_tokens
+        if drafts is None:
+            return cls(requests=requests, rows=order.rows[requests], ends=ends)
+        counts = drafts.counts[requests]  # [S]
+        places = np.repeat(np.arange(len(requests)), 1 + counts)  # [L] in S
+        first = np.cumsum(1 + counts) - (1 + counts)  # [S] in L
+        columns = np.arange(len(places)) - first[places]
+        before: dict[int, list[int]] = {}
+        starts = np.cumsum(counts) - counts  # [S] of each request's drafts
+        for at in columns.nonzero()[0].tolist():
+            start = int(starts[places[at]])
+            before[at] = drafts.token_ids[start : start + int(columns[at])].tolist()
+        return cls(
+            requests=requests[places],
+            rows=order.rows[requests[places]],
+            ends=(ends - counts)[places] + columns.astype(np.int32),
+            columns=columns,
+            drafts_before=before,
+        )
+
+    def answer(
+        self,
+        order: SchedulerOutput,
+        token_ids: Int32Array,
+        logprobs: Mapping[int, TokenLogprobs],
+        errors: Mapping[int, str],
+        prompts: PromptNews,
+    ) -> ModelRunnerOutput:
+        """Return the answer to `order`, whose rows of logits got `token_ids` [L].
+
+        A request keeps what was sampled behind a draft only if all drafts up to there are what was sampled before them.
+        One whose first row of logits has an error fails; where a later one has, the request ends this step before it,
+        and meets the error in the next.
+        """
+        failed = {order.req_ids[self.requests[at]]: why for at, why in errors.items() if not self._column(at)}
+        failed |= prompts.errors
+        columns = np.zeros_like(self.requests) if self.columns is None else self.columns
+        sampled = np.zeros((len(order.req_ids), int(columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
+        sampled[self.requests, columns] = token_ids
+        num_sampled = order.samples.astype(np.int32)  # [R]
+        if self.columns is not None:
+            num_sampled *= self._num_kept(order, sampled, errors)
+        if failed:
+            num_sampled[[request_id in failed for request_id in order.req_ids]] = 0
+        by_request: dict[str, list[TokenLogprobs]] = {}
+        for at, entry in logprobs.items():
+            if self._column(at) < num_sampled[self.requests[at]]:
+                by_request.setdefault(order.req_ids[self.requests[at]], []).append(entry)
+        return ModelRunnerOutput(
+            req_ids=order.req_ids,
+            sampled_token_ids=sampled,
+            num_sampled=num_sampled,
+            logprobs=by_request,
+            prompt_logprobs=prompts.complete,
+            errors=failed,
+        )
+
+    def kept(self, answer: ModelRunnerOutput) -> NDArray[np.bool_]:
+        """Return which of the sampled tokens [L] belong to their requests now."""
+        columns: NDArray[np.int64] | int = 0 if self.columns is None else self.columns
+        is_kept: NDArray[np.bool_] = columns < answer.num_sampled[self.requests]
+        return is_kept
+
+    def _column(self, at: int) -> int:
+        return 0 if self.columns is None else int(self.columns[at])
+
+    def _num_kept(self, order: SchedulerOutput, sampled: Int32Array, errors: Mapping[int, str]) -> Int32Array:
+        """Return how many of `sampled` [R, K] each request keeps [R], of those that sample."""
+        drafts = order.scheduled_spec_decode_tokens
+        assert drafts is not None
+        table = np.full((len(sampled), sampled.shape[1]), -1, dtype=np.int32)  # [R, K] drafts, and none behind the last
+        table[np.arange(sampled.shape[1]) < drafts.counts[:, None]] = drafts.token_ids
+        num_kept: NDArray[np.int64] = np.logical_and.accumulate(table == sampled, axis=1).sum(1) + 1
+        for at in errors:
+            if column := self._column(at):
+                num_kept[self.requests[at]] = min(num_kept[self.requests[at]], column)
+        return num_kept.astype(np.int32)
