@@ -1,7 +1,7 @@
 """The documents are true: every file and name that they point to exists, and the README's Python runs.
 
-In docs/structure.md, docs/source-map.md and CONTRIBUTING.md a pointer is a path below src/octavo/ in backticks, and after it, where there
-is one, a name that the file defines: `engine/core.py` `EngineCore.step`.
+In docs/structure.md, docs/source-map.md and CONTRIBUTING.md a pointer is a path below src/octavo/ in backticks, and
+after it, where there is one, a name that the file defines: `engine/core.py` `EngineCore.step`.
 """
 
 import ast
