@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.end_to_end.conftest import MakeLLM
 from tests.end_to_end.support import random_prompt
-from tests.kernels.conftest import LEVELS
+from tests.kernels.levels import LEVELS
 from tests.kernels.triton.device import DEVICE
 
 from octavo import LLM
