@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_backend, make_batch, run_step
-from tests.breadth import each
+from tests.breadth import each, pick
 
 from octavo.attention import torch_tiled
 from octavo.attention.native import cut_into_row_blocks
@@ -60,7 +60,7 @@ def alone(name: str, shape: Shape, sliding_window: int | None, seed: int = 1, le
     return result
 
 
-@each("chunk", [1, 2, 7, 31, 64, 65, 149])
+@each("chunk", pick([1, 31, 64], [1, 2, 7, 31, 64, 65, 149]))
 def test_chunked_is_whole(name: str, shape: Shape, sliding_window: int | None, chunk: int) -> None:
     pool = Pool(name, shape)
     sequence = pool.sequence(LENGTH, seed=1)
@@ -77,14 +77,15 @@ def test_among_strangers(name: str, shape: Shape, sliding_window: int | None) ->
     sequence = pool.sequence(LENGTH, seed=1)
     strangers = [pool.sequence(200, seed=10 + number) for number in range(5)]
     results = run_step(pool, [(strangers[0], 0, 77), (sequence, 0, 100)], sliding_window=sliding_window)[1:]
-    for position in range(100, LENGTH):
+    for position in range(100, pick(132, LENGTH)):
         parts: list[tuple[Sequence, int, int]] = [(sequence, position, position + 1)]
         parts += [(stranger, 0, 1 + position - 90) for stranger in strangers[: position % 5]]
         parts += [(strangers[4], 100, 101)] * (position % 2)
         where = position % len(parts)
         parts[0], parts[where] = parts[where], parts[0]
         results.append(run_step(pool, parts, sliding_window=sliding_window)[where])
-    assert torch.equal(torch.cat(results), alone(name, shape, sliding_window))
+    done = torch.cat(results)
+    assert torch.equal(done, alone(name, shape, sliding_window)[: len(done)])
 
 
 @each("num_heads", [4, 72])  # 2 and 36 rows of a token and kv head
