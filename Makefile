@@ -21,12 +21,15 @@ CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt co
 # Ray, in an environment of its own on top of ours.
 RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
+.PHONY: help demo test test-all test-changed seeded-faults test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    install Octavo into .venv and generate text from the bundled model"
-	@echo "make test    run the tests                (ARGS='-k scheduler' is handed to pytest)"
+	@echo "make test    run the tests, five minutes on two cores    (ARGS='-k scheduler' is handed to pytest)"
+	@echo "make test-all    the same in full breadth, sanitizers, clients, Ray: all there is, half an hour"
+	@echo "make test-changed    in full breadth, what looks at sources changed since the last release or 50 commits"
+	@echo "make seeded-faults    plant mistakes one by one, and see that the tests notice    (ARGS='--cpp': all of them)"
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
@@ -42,8 +45,20 @@ demo: $(RUNTIME)
 	$(DEMO) --prompt "Octavo is" --prompt "Hello, world!"
 	$(DEMO) --chat --prompt "What is a block?" --prompt "What is 123 + 456?" --prompt "Sort: 41, 7, 23, 8"
 
+# Two processes, whole files to each: a file's tests share engines and servers.
+WORKERS := 2
 test: $(TEST)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-all: $(TEST)
+	$(BIN)/python -m tools.test_all
+	$(MAKE) test-clients test-ray
+
+test-changed: $(TEST)
+	$(BIN)/python -m tools.test_all --changed
+
+seeded-faults: $(TEST)
+	$(BIN)/python -m tools.seeded_faults $(ARGS)
 
 test-clients: $(TEST) $(CLIENTS)
 	.venv/clients/bin/python -m pytest -W default tests/clients $(ARGS)

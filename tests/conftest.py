@@ -1,4 +1,4 @@
-"""What every test shares: one thread, quiet libraries, and GPU tests that say why they are skipped."""
+"""What every test shares: one thread, quiet libraries, and which tests a run leaves out."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.breadth import RUNS_ALL, pick
 
 # Before any test imports a library that reads them. Child processes inherit them. One thread: matrices in tests are
 # tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
@@ -23,12 +24,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test measures time: a busy machine must not fail one. The same examples each run: a failure can be repeated.
-settings.register_profile("octavo", deadline=None, derandomize=True)
+settings.register_profile("octavo", deadline=None, derandomize=True, max_examples=pick(60, 400))
 settings.load_profile("octavo")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none. torch is looked at only when such a test was collected."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave `full` to `make test-all`, and skip what needs a GPU where there is none.
+
+    torch is looked at only when a test for a GPU was collected.
+    """
+    if not RUNS_ALL:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
         return

@@ -9,16 +9,15 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from tests.kernels.levels import LEVELS
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.native import NativeAttention
 from octavo.attention.selector import select_attention
 from octavo.kernels.native import NativeKernels
-from octavo.kernels.native_level import available_levels, is_built
 
-# The C++ backend at every level of this machine.
-NATIVE = [f"native-{level}" for level in (available_levels() if is_built() else [])]
+NATIVE = [f"native-{level}" for level in LEVELS]  # the C++ backend at every level that is tried
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.attention.steps import NATIVE, Pool, Sequence, Shape, exact_attention, run_step
+from tests.breadth import each
 
 from octavo.attention.selector import select_attention
 from octavo.errors import InvalidParameterError, UnknownOptionError, UnsupportedModelError
@@ -47,8 +48,8 @@ def fill(pool: Pool, sequence: Sequence, stop: int) -> None:
     run_step(pool, [(sequence, 0, stop)])
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32, 128])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(2, 2, 20), (3, 1, 16), (16, 2, 64), (20, 1, 12)])
+@each("block_size", [8, 16, 32, 128])
+@each(("num_heads", "num_kv_heads", "head_dim"), [(2, 2, 20), (3, 1, 16), (16, 2, 64), (20, 1, 12)])
 def test_a_step_of_prompts_chunks_and_decodes(
     backend: Backend, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_step_of_prompts_chunks_and_decodes(
         assert_exact(result, exact_attention(sequence)[start:])
 
 
-@pytest.mark.parametrize("sliding_window", [1, 7, 64, 100, 500])
+@each("sliding_window", [1, 7, 64, 100, 500])
 def test_a_sliding_window(backend: Backend, sliding_window: int) -> None:
     pool = backend.pool()
     whole, chunk, decode = (pool.sequence(length, seed=length) for length in (130, 170, 140))
@@ -86,7 +87,7 @@ def test_a_scale_of_its_own(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiled", "sdpa"])
-@pytest.mark.parametrize("scattered", [True, False])
+@each("scattered", [True, False])
 def test_float16(name: str, scattered: bool) -> None:
     pool = Pool(name, Shape(dtype=torch.float16), scattered=scattered)
     prompt, decode = pool.sequence(100, seed=1), pool.sequence(70, seed=2)
@@ -96,8 +97,8 @@ def test_float16(name: str, scattered: bool) -> None:
     assert_exact(second, exact_attention(decode)[69:])
 
 
-@pytest.mark.parametrize("scattered", [True, False])
-@pytest.mark.parametrize("length", [640, 641, 960])
+@each("scattered", [True, False])
+@each("length", [640, 641, 960])
 def test_decoding_over_a_long_context(backend: Backend, scattered: bool, length: int) -> None:
     pool = backend.pool(num_heads=6, head_dim=20, scattered=scattered)
     sequence = pool.sequence(length, seed=length)
@@ -124,7 +125,7 @@ def test_requests_of_one_step_share_blocks(backend: Backend) -> None:
     assert_exact(result, exact_attention(second)[32:])
 
 
-@pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), -1e30])
+@each("rubbish", [float("nan"), float("inf"), -1e30])
 def test_nothing_leaks_from_slots_of_others(backend: Backend, rubbish: float) -> None:
     pool = backend.pool(rubbish=rubbish)
     sequences = [pool.sequence(length, seed=length) for length in (5, 67, 130)]

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 import torch
 from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_backend, make_batch, run_step
+from tests.breadth import each, pick
 
 from octavo.attention import torch_tiled
 from octavo.attention.native import cut_into_row_blocks
@@ -59,7 +60,7 @@ def alone(name: str, shape: Shape, sliding_window: int | None, seed: int = 1, le
     return result
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 7, 31, 64, 65, 149])
+@each("chunk", pick([1, 31, 64], [1, 2, 7, 31, 64, 65, 149]))
 def test_chunked_is_whole(name: str, shape: Shape, sliding_window: int | None, chunk: int) -> None:
     pool = Pool(name, shape)
     sequence = pool.sequence(LENGTH, seed=1)
@@ -76,17 +77,18 @@ def test_among_strangers(name: str, shape: Shape, sliding_window: int | None) ->
     sequence = pool.sequence(LENGTH, seed=1)
     strangers = [pool.sequence(200, seed=10 + number) for number in range(5)]
     results = run_step(pool, [(strangers[0], 0, 77), (sequence, 0, 100)], sliding_window=sliding_window)[1:]
-    for position in range(100, LENGTH):
+    for position in range(100, pick(132, LENGTH)):
         parts: list[tuple[Sequence, int, int]] = [(sequence, position, position + 1)]
         parts += [(stranger, 0, 1 + position - 90) for stranger in strangers[: position % 5]]
         parts += [(strangers[4], 100, 101)] * (position % 2)
         where = position % len(parts)
         parts[0], parts[where] = parts[where], parts[0]
         results.append(run_step(pool, parts, sliding_window=sliding_window)[where])
-    assert torch.equal(torch.cat(results), alone(name, shape, sliding_window))
+    done = torch.cat(results)
+    assert torch.equal(done, alone(name, shape, sliding_window)[: len(done)])
 
 
-@pytest.mark.parametrize("num_heads", [4, 72])  # 2 and 36 rows of a token and kv head
+@each("num_heads", [4, 72])  # 2 and 36 rows of a token and kv head
 def test_answers_to_some_tokens(plain: Shape, name: str, num_heads: int, sliding_window: int | None) -> None:
     """Keys and values of all tokens are kept, and the answers that are wanted have the bits of all answers."""
     shape = replace(plain, num_heads=num_heads, num_kv_heads=2)
@@ -116,7 +118,7 @@ def test_many_alike_in_one_step(name: str, shape: Shape) -> None:
         assert torch.equal(result, expected[start:stop])
 
 
-@pytest.mark.parametrize("num_heads", [8, 24])
+@each("num_heads", [8, 24])
 def test_heads_taken_together_do_not_show(backend: tuple[str, torch.dtype], num_heads: int) -> None:
     """One thread with many decodes takes several kv heads of a block at a time, as many as fit into a tile of rows."""
     name, dtype = backend
@@ -141,14 +143,14 @@ def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(result, alone("tiled", Shape(), None))
 
 
-@pytest.mark.parametrize("block_size", [4, 8, 32, 48, 128])
+@each("block_size", [4, 8, 32, 48, 128])
 def test_blocks_do_not_show(name: str, plain: Shape, block_size: int) -> None:
     pool = Pool(name, replace(plain, block_size=block_size), scattered=False)
     [result] = run_step(pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
     assert torch.equal(result, alone(name, plain, None))
 
 
-@pytest.mark.parametrize("num_threads", [1, 3])
+@each("num_threads", [1, 3])
 def test_threads_do_not_show(name: str, plain: Shape, num_threads: int) -> None:
     expected = alone(name, plain, None)
     before = torch.get_num_threads()
@@ -162,8 +164,8 @@ def test_threads_do_not_show(name: str, plain: Shape, num_threads: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:], ids=str)
-@pytest.mark.parametrize("block_size", [32, 48])
-@pytest.mark.parametrize("window", [None, 1300])
+@each("block_size", [32, 48])
+@each("window", [None, 1300])
 def test_threads_that_share_a_context_do_not_show(
     backend: tuple[str, torch.dtype], block_size: int, window: int | None
 ) -> None:
@@ -187,7 +189,7 @@ def test_threads_that_share_a_context_do_not_show(
                 assert torch.equal(result, whole)
 
 
-@pytest.mark.parametrize("rubbish", [float("nan"), float("inf"), 0.0])
+@each("rubbish", [float("nan"), float("inf"), 0.0])
 def test_rubbish_changes_no_bit(name: str, plain: Shape, rubbish: float) -> None:
     pool = Pool(name, plain, rubbish=rubbish)
     [result] = run_step(pool, [(pool.sequence(LENGTH, seed=1), 0, LENGTH)])
@@ -212,7 +214,7 @@ def test_random_steps(backend: tuple[str, torch.dtype]) -> None:
             done[seed] = stop
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 17, 32])
+@each("group_size", [1, 2, 17, 32])
 def test_decodes_are_cut_as_any_tokens(group_size: int) -> None:
     """Where each request has one token there is a shorter way to the same row blocks."""
     pool = Pool("tiled", Shape())

@@ -94,6 +94,7 @@ def test_what_must_be_exact_is_wrong_by_one_id(is_exact: bool, off_by: int, is_r
     assert [finding.is_right for finding in read_findings(path)] == [is_right]
 
 
+@pytest.mark.full
 def test_weights_in_few_bits_are_compared_with_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
     plan, path = replace(DRY, batches=(3,), max_num_batched_tokens=20), tmp_path / "findings"

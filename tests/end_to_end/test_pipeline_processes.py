@@ -35,8 +35,8 @@ def alone(checkpoint: GetCheckpoint) -> list[list[int]]:
 @pytest.mark.parametrize(
     "degrees",
     [
-        pytest.param({"pipeline_parallel_size": 2}, id="PP 2"),
-        pytest.param({"pipeline_parallel_size": 3}, id="PP 3"),
+        pytest.param({"pipeline_parallel_size": 2}, id="PP 2", marks=pytest.mark.full),
+        pytest.param({"pipeline_parallel_size": 3}, id="PP 3", marks=pytest.mark.full),
         pytest.param({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, id="TP 2 x PP 2"),
     ],
 )

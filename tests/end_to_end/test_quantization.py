@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.end_to_end.conftest import MakeLLM
 from tests.end_to_end.support import answers, random_prompt
-from tests.kernels.conftest import LEVELS
+from tests.kernels.levels import LEVELS
 
 from octavo.errors import InvalidParameterError
 from octavo.inputs import Prompt

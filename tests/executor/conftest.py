@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.executor.processes import descendants
 from tests.executor.ranks import make_config
@@ -39,5 +41,18 @@ def possessions() -> dict[str, object]:
     return {
         "descriptors": sorted(kind for kind in fds if not kind.startswith("/proc")),
         "children": descendants(os.getpid()),
-        "shared memory": sorted(os.listdir("/dev/shm")),
+        "shared memory": sorted({*os.listdir("/dev/shm")} - names_of_others()),
     }
+
+
+def names_of_others() -> set[str]:
+    """Return the names in shared memory that programs beside this one have open: other workers run tests, too."""
+    if not os.listdir("/dev/shm"):  # nearly always
+        return set()
+    ours = {os.getpid(), *descendants(os.getpid())}
+    others = [process for process in psutil.process_iter() if process.pid not in ours]
+    names: set[str] = set()
+    for process in others:
+        with suppress(psutil.Error):  # gone meanwhile, or somebody else's
+            names |= {Path(mapped.path).name for mapped in process.memory_maps() if mapped.path.startswith("/dev/shm/")}
+    return names

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.breadth import each
 from tests.kernels.conftest import DTYPES
 from tests.kernels.ops import CASES, MOST_ROWS, Case
 
@@ -19,8 +20,8 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(result, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 33, 129])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("case", CASES)
+@each("num_rows", [0, 1, 2, 7, 33, 129])
 def test_fast_is_reference(case: Case, num_rows: int, fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     fast, dtype = fast_and_dtype
     op, rows = case.make(dtype), slice(3, 3 + num_rows)
@@ -56,14 +57,14 @@ class WrongKernels(Kernels):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("case", CASES)
 def test_a_wrong_kernel_is_noticed(case: Case, dtype: torch.dtype) -> None:
     op, rows = case.make(dtype), slice(0, MOST_ROWS)
     with torch.inference_mode(), pytest.raises(AssertionError):
         assert_close(op(WrongKernels(), rows), op(Kernels(), rows))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("case", CASES)
 def test_arguments_stay_as_they_are(case: Case, fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     """Twice the same call, twice the same answer: nothing was written into what was read."""
     fast, dtype = fast_and_dtype

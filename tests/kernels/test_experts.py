@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.breadth import each
 from tests.kernels.conftest import FAST
 
 from octavo.kernels.reference import Kernels
@@ -69,7 +70,7 @@ def test_load_adds_up(fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     assert load.sum() == 142
 
 
-@pytest.mark.parametrize("num_tokens", [1, 17, 40])
+@each("num_tokens", [1, 17, 40])
 def test_the_whole_is_its_parts(num_tokens: int, fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     """What one op does at once has the bits of its steps: ranks that share the experts compute those."""
     kernels, dtype = fast_and_dtype

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.breadth import each
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVELS
 
 from octavo.kernels.types import SILU, Fused
 
@@ -13,7 +15,7 @@ def random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("num_rows", "num_outputs", "in_size"), [(1, 70, 5000), (40, 33, 129), (140, 260, 1030)])
+@each(("num_rows", "num_outputs", "in_size"), [(1, 70, 5000), (40, 33, 129), (140, 260, 1030)])
 def test_they_err_as_sums_of_short_sums_do(level: str, num_rows: int, num_outputs: int, in_size: int) -> None:
     """Random numbers of size 1: partial sums of i are of size sqrt(i), rounded by 2^-24 / sqrt(3) of it each time.
 
@@ -29,8 +31,8 @@ def test_they_err_as_sums_of_short_sums_do(level: str, num_rows: int, num_output
     assert (result - exact).square().mean().sqrt() < 1.3 * expected
 
 
-@pytest.mark.parametrize("num_rows", [2, 9, 21, 150])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@each("num_rows", [2, 9, 21, 150])
+@each("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_in_its_row(level: str, num_rows: int, value: float) -> None:
     kernels, x, residual = native(level, 2, torch.float32), random(4, num_rows, 70), random(5, num_rows, 70)
     gate_up = kernels.pack_gated_linear(random(6, 2 * 50, 70), None)

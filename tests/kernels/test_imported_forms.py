@@ -5,7 +5,8 @@ Legend: N = outputs, K = inputs, G = groups of inputs.
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVELS
 
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight

@@ -5,7 +5,8 @@ Legend: R = pairs of a token and an expert, D = hidden size, I = intermediate si
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS
+from tests.breadth import each
+from tests.kernels.levels import LEVELS
 from tests.kernels.test_integers import FORMS, NESTED, every_form, every_level, make_kernels, random
 
 from octavo.kernels.native_integers import IntegerNativeKernels
@@ -44,7 +45,7 @@ def one_by_one(
 
 @every_form
 @every_level
-@pytest.mark.parametrize("num_pairs", [1, 6, 130])
+@each("num_pairs", [1, 6, 130])
 def test_rows_are_those_of_the_maps(form: IntegerFormat, level: str, num_pairs: int) -> None:
     """With 130 pairs an expert has several row tiles, and one has no rows at all."""
     kernels = make_kernels(level, form)
@@ -57,7 +58,7 @@ def test_rows_are_those_of_the_maps(form: IntegerFormat, level: str, num_pairs: 
 
 @every_form
 @every_level
-@pytest.mark.parametrize("num_tokens", [1, 17, 40])
+@each("num_tokens", [1, 17, 40])
 def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int) -> None:
     kernels = make_kernels(level, form)
     x, residual, norm = random(num_tokens, SIZE), random(num_tokens + 1, SIZE)[1:], random(SIZE)

@@ -9,7 +9,9 @@ Legend: N = outputs, K = inputs.
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.breadth import each
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVELS
 
 from octavo.distributed.shares import Share
 from octavo.kernels.native_integers import IntegerNativeKernels
@@ -25,8 +27,8 @@ from octavo.kernels.quantization import (
 OUTPUTS, INPUTS = 1100, 2560
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
-IN_INTEGERS = [each for each in QUANTIZATIONS.values() if not isinstance(each.linear, Float8Format)]
-each = pytest.mark.parametrize("quantization", IN_INTEGERS, ids=lambda quantization: quantization.name)
+IN_INTEGERS = [made for made in QUANTIZATIONS.values() if not isinstance(made.linear, Float8Format)]
+every_quantization = pytest.mark.parametrize("quantization", IN_INTEGERS, ids=lambda quantization: quantization.name)
 
 
 def quantize(weight: torch.Tensor, quantization: Quantization) -> QuantizedWeight:
@@ -37,8 +39,8 @@ def random_weight() -> torch.Tensor:
     return torch.randn(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
 
 
-@each
-@pytest.mark.parametrize("size", [2, 3, 4])
+@every_quantization
+@each("size", [2, 3, 4])
 def test_parts_by_outputs_are_the_same_integers(quantization: Quantization, size: int) -> None:
     weight = random_weight()
     whole = quantize(weight, quantization)
@@ -49,7 +51,7 @@ def test_parts_by_outputs_are_the_same_integers(quantization: Quantization, size
         assert torch.equal(part.scales, whole.scales[share.start : share.stop])
 
 
-@pytest.mark.parametrize("size", [2, 4, 5])
+@each("size", [2, 4, 5])
 def test_parts_by_inputs_are_the_same_integers_where_groups_stay_whole(size: int) -> None:
     form = IntegerFormat(bits=4, group_size=128)
     weight, quantization = random_weight(), Quantization(name="grouped", linear=form, logits=form)
@@ -61,8 +63,8 @@ def test_parts_by_inputs_are_the_same_integers_where_groups_stay_whole(size: int
         assert torch.equal(part.scales, whole.scales[:, share.start // 128 : share.stop // 128])
 
 
-@each
-@pytest.mark.parametrize("size", [2, 3])
+@every_quantization
+@each("size", [2, 3])
 def test_parts_by_inputs_are_never_coarser_than_the_whole(quantization: Quantization, size: int) -> None:
     weight = random_weight()
     shares = [Share.of(INPUTS, rank, size) for rank in range(size)]  # across groups, too

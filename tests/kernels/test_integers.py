@@ -8,7 +8,9 @@ from typing import get_args
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.breadth import each
+from tests.kernels.conftest import native
+from tests.kernels.levels import ALL_LEVELS, LEVELS
 
 from octavo.errors import InvalidParameterError
 from octavo.kernels.dispatch import select_kernels
@@ -24,9 +26,7 @@ SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300), (40, 1100)]  # N, K
 SOME_ROWS = [(0, 1), (3, 2), (5, 4), (1, 5), (20, 9), (0, 16), (2, 17), (7, 33)]
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
-every_form = pytest.mark.parametrize(
-    "form", FORMS, ids=lambda form: "nested" if form.is_nested else f"{form.bits}-bit-{form.group_size}"
-)
+every_form = each("form", FORMS)
 every_level = pytest.mark.parametrize("level", LEVELS)
 
 
@@ -134,7 +134,7 @@ def test_packing_a_weight_is_packing_its_integers(form: IntegerFormat, level: st
 def test_all_levels_choose_the_same_integers() -> None:
     weight = random(40, 300)
     for form in FORMS:
-        [first, *others] = [make_kernels(level, form).quantize(weight, form) for level in LEVELS]
+        [first, *others] = [make_kernels(level, form).quantize(weight, form) for level in ALL_LEVELS]
         for other in others:
             assert (first.values != other.values).sum() <= (40 if form.bits == 4 else 0)  # a near tie of scales
             torch.testing.assert_close(first.dequantized(), other.dequantized(), atol=0.5, rtol=0)
@@ -144,7 +144,7 @@ def test_all_levels_choose_the_same_integers() -> None:
 @every_form
 def test_levels_of_the_same_vectors_give_the_same_bits(form: IntegerFormat, levels: tuple[str, str]) -> None:
     """Also where pairs of products come closest to saturating: -128 times -127."""
-    if not {*levels} <= {*LEVELS}:
+    if not {*levels} <= {*ALL_LEVELS}:
         pytest.skip("the processor has but one of them, or none")
     weight, x = random_integers(form, 37, 300, has_offsets=False), random(MOST_ROWS, 300)
     if form.bits == 8:

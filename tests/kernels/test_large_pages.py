@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.breadth import each
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVELS
 from tests.marks import needs_populate
 
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
@@ -32,8 +34,8 @@ def flags_of(address: int) -> list[str]:
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux")
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 5), (LARGE_PAGE_BYTES // 4,), (1023, 1025)])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+@each("shape", [(0,), (3, 5), (LARGE_PAGE_BYTES // 4,), (1023, 1025)])
+@each("dtype", [torch.uint8, torch.bfloat16, torch.float32])
 def test_zeros_of_any_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     tensor = zeros_on_large_pages(shape, dtype)
     assert (tensor.shape, tensor.dtype) == (shape, dtype)

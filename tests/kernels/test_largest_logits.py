@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, NATIVE_DTYPES, native
+from tests.breadth import each
+from tests.kernels.conftest import NATIVE_DTYPES, native
+from tests.kernels.levels import LEVELS
 
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.native_integers import IntegerNativeKernels
@@ -46,8 +48,8 @@ def random(kept: torch.dtype | IntegerFormat, seed: int, *shape: int) -> torch.T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype_of(kept))
 
 
-@pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-@pytest.mark.parametrize("num_rows", [1, 2, 17, 33, 130])
+@each("vocab_size", VOCAB_SIZES)
+@each("num_rows", [1, 2, 17, 33, 130])
 def test_it_is_the_largest_of_all(
     level: str, kept: torch.dtype | IntegerFormat, num_rows: int, vocab_size: int
 ) -> None:
@@ -66,7 +68,7 @@ def test_what_pads_a_panel_never_leads(level: str, kept: torch.dtype | IntegerFo
     assert_like_max(make_kernels(level, 2, kept), random(kept, 6, 20, 32).abs(), -random(kept, 7, 70, 32).abs())
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@each("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_in_its_row(level: str, kept: torch.dtype | IntegerFormat, value: float) -> None:
     kernels, x, weight = make_kernels(level, 2, kept), random(kept, 8, 33, 32), random(kept, 9, 2000, 32)
     x[5, 3] = value

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from tests.attention.steps import NATIVE, Pool, Sequence, Shape, exact_attention, run_step
+from tests.breadth import each
 
 from octavo.attention.base import HeadNorms
 
@@ -89,8 +90,8 @@ def compute(name: str, shape: Shape, window: int | None = None) -> tuple[Sequenc
     return sequence, torch.cat(results)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}")
-@pytest.mark.parametrize("window", [None, 1, 50])
+@each("shape", SHAPES)
+@each("window", [None, 1, 50])
 def test_against_float64(name: str, dtype: torch.dtype, shape: Shape, window: int | None) -> None:
     sequence, result = compute(name, replace(shape, dtype=dtype), window)
     exact, tolerance = reference(sequence, make_norms(shape.head_dim), make_table(shape.head_dim), window)
@@ -114,8 +115,8 @@ def test_the_tolerance_notices_what_is_wrong(dtype: torch.dtype) -> None:
         assert ((mutant - exact).abs() > tolerance).any()
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-@pytest.mark.parametrize("part", ["query", "key", "value"])
+@each("poison", [float("nan"), float("inf")])
+@each("part", ["query", "key", "value"])
 def test_what_is_not_finite_stays_with_those_who_see_it(
     name: str, dtype: torch.dtype, part: str, poison: float
 ) -> None:
@@ -132,7 +133,7 @@ def test_what_is_not_finite_stays_with_those_who_see_it(
         assert not result[54:].isfinite().all()
 
 
-@pytest.mark.parametrize("size", [1e-38, 1e-20, 1e4, 1e18])
+@each("size", [1e-38, 1e-20, 1e4, 1e18])
 def test_sizes_far_from_one(name: str, dtype: torch.dtype, size: float) -> None:
     """Scores that underflow, or that leave one position all the weight: a mean of values all the same."""
     shape = Shape(num_heads=4, num_kv_heads=2, head_dim=40, block_size=32, dtype=dtype)
@@ -154,7 +155,7 @@ def rounded_to_int8(x: torch.Tensor) -> torch.Tensor:
     return ((x.float() / scale).round() * scale).double()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.num_heads}/{shape.num_kv_heads}x{shape.head_dim}")
+@each("shape", SHAPES)
 def test_keys_and_values_kept_as_int8(name: str, dtype: torch.dtype, shape: Shape) -> None:
     """As attention over the rounded keys and values, in prompts and decodes; half the room, but for the scale."""
     pool = Pool(f"{name}+int8", replace(shape, dtype=dtype))

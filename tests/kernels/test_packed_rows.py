@@ -2,15 +2,17 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.breadth import each
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVELS
 
 from octavo.kernels.reference import Kernels
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("in_size", [1, 2, 31, 32, 33, 70, 1024])
-@pytest.mark.parametrize("num_outputs", [1, 15, 16, 31, 33, 100, 1001])
-@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, torch.int16), (torch.float32, torch.int32)], ids=str)
+@each("in_size", [1, 2, 31, 32, 33, 70, 1024])
+@each("num_outputs", [1, 15, 16, 31, 33, 100, 1001])
+@each(("dtype", "bits"), [(torch.bfloat16, torch.int16), (torch.float32, torch.int32)])
 def test_they_are_what_was_packed(
     level: str, num_outputs: int, in_size: int, dtype: torch.dtype, bits: torch.dtype
 ) -> None:
@@ -32,7 +34,7 @@ def test_the_reference_reads_its_own_layout() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("token_id", [-1, 40])
+@each("token_id", [-1, 40])
 def test_an_id_that_is_none_is_an_error(level: str, token_id: int) -> None:
     packed = native(level, 1).pack_logits_linear(torch.zeros(40, 8, dtype=torch.bfloat16), None)
     with pytest.raises(IndexError, match="no row"):

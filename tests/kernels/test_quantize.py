@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVELS
 
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import Float8Format, IntegerFormat, Quantization

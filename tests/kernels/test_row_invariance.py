@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, NATIVE_DTYPES, native
+from tests.breadth import each, pick
+from tests.kernels.conftest import NATIVE_DTYPES, native
+from tests.kernels.levels import LEVELS
 from tests.kernels.ops import CASES, MOST_ROWS, Case
 
 from octavo.kernels import onednn
@@ -29,8 +31,8 @@ def rows_that_differ(kernels: Kernels, case: Case, dtype: torch.dtype = torch.fl
 
 
 @needs_onednn
-@pytest.mark.parametrize("num_threads", THREADS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("num_threads", pick([3], THREADS))
+@each("case", CASES)
 def test_float32_rows_are_independent(case: Case, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     assert rows_that_differ(Float32CpuKernels(), case) == []
@@ -38,13 +40,13 @@ def test_float32_rows_are_independent(case: Case, num_threads: int) -> None:
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("case", CASES)
 def test_native_rows_are_independent(case: Case, level: str, dtype: torch.dtype) -> None:
     assert rows_that_differ(native(level, 2, dtype), case, dtype) == []
 
 
 @needs_onednn
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("case", CASES)
 def test_threads_do_not_show(case: Case) -> None:
     op, results = case.make(torch.float32), []
     for num_threads in THREADS:
@@ -56,7 +58,7 @@ def test_threads_do_not_show(case: Case) -> None:
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@each("case", CASES)
 def test_native_threads_do_not_show(case: Case, level: str, dtype: torch.dtype) -> None:
     op = case.make(dtype)
     with torch.inference_mode():
@@ -66,7 +68,7 @@ def test_native_threads_do_not_show(case: Case, level: str, dtype: torch.dtype) 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(("num_outputs", "in_size"), [(1094, 2080), (200, 1024)], ids=["k-in-parts", "k-whole"])
+@each(("num_outputs", "in_size"), [(1094, 2080), (200, 1024)])
 def test_many_native_rows_are_those_of_few(num_outputs: int, in_size: int, level: str, dtype: torch.dtype) -> None:
     """Several blocks of rows, of k and of panels, the last of each not full: finished beside the products of others."""
     source, kernels = torch.Generator().manual_seed(in_size), native(level, 2, dtype)

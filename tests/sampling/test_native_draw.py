@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.breadth import each
+from tests.kernels.conftest import native
+from tests.kernels.levels import LEVELS
 
 from octavo.sampling.draw import TorchDraws
 from octavo.sampling.native_draw import NativeDraws, draw_rows
@@ -46,8 +48,8 @@ def assert_like_the_definition(level: str, logits: torch.Tensor, params: list[Sa
     assert torch.equal(drawn.token_ids[is_finite], expected.token_ids[is_finite])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-3, 0.7, 1.0, 3.0])
-@pytest.mark.parametrize("vocab_size", [1, 3, 64, 65, 1000, 9001])
+@each("temperature", [0.0, 1e-3, 0.7, 1.0, 3.0])
+@each("vocab_size", [1, 3, 64, 65, 1000, 9001])
 @pytest.mark.parametrize("level", LEVELS)
 def test_tokens_are_those_of_the_definition(level: str, vocab_size: int, temperature: float) -> None:
     """From flat rows to peaked ones, with every filter."""
@@ -80,7 +82,7 @@ def test_masks_and_ties_are_as_defined(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@each("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_shows_in_its_row(level: str, value: float) -> None:
     for token_id in (0, 700, 777):  # in whole slices, and in the one at the end
         logits = random(4, 4, 778)
@@ -128,7 +130,7 @@ def test_equal_scores_are_left_to_the_definition(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_scores_that_differ_by_a_rounding_are_left_to_the_definition(level: str, seed: int) -> None:
     """A temperature that makes up for the difference between two tokens' noise."""
     noise = noise_of(seed, 2)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.breadth import pick
 
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.schedule import SchedulerOutput
@@ -247,13 +248,13 @@ def run_drill(data: bytes) -> Drill:
     return drill
 
 
-@settings(max_examples=200)
+@settings(max_examples=pick(100, 200))
 @given(st.binary(min_size=40, max_size=300))
 def test_any_schedule_gives_every_request_its_own_tokens(data: bytes) -> None:
     run_drill(data)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 1000, 200))
+@pytest.mark.parametrize("first_seed", range(0, pick(600, 5000), 200))
 def test_seeded_schedules_in_bulk(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 200):
         run_drill(random.Random(seed).randbytes(40 + seed % 120))

@@ -1,6 +1,6 @@
 """Buckets: every size fits its own, none is much larger than it has to be."""
 
-import pytest
+from tests.breadth import each
 
 from octavo.worker.graph_key import context_bucket, row_bucket
 
@@ -10,7 +10,7 @@ def test_row_buckets_are_the_known_ones() -> None:
     assert sizes == [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16)]
 
 
-@pytest.mark.parametrize("num_rows", range(1, 513))
+@each("num_rows", range(1, 513))
 def test_a_bucket_holds_its_rows_and_is_its_own(num_rows: int) -> None:
     bucket = row_bucket(num_rows)
     assert num_rows <= bucket < max(2 * num_rows, num_rows + 16)

@@ -4,10 +4,12 @@ Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size, C 
 """
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from tests.attention.steps import Sequence, Shape, exact_attention, make_batch
+from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
 from octavo.attention.base import AttentionLayer, HeadNorms
@@ -97,8 +99,7 @@ def assert_exact(result: torch.Tensor, expected: torch.Tensor, kv_dtype: torch.d
     torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each(("window", "dtype"), pick([(40, torch.bfloat16)], list(product([None, 40], [torch.float32, torch.bfloat16]))))
 def test_a_step_of_prompts_chunks_and_decodes(
     shape: Shape, dtype: torch.dtype, window: int | None, tiling: Tiling
 ) -> None:
@@ -128,8 +129,10 @@ def e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float8_e4m3fn).to(x.dtype)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each(
+    ("window", "dtype"),
+    pick([(None, torch.bfloat16), (100, torch.float32)], list(product([None, 100], [torch.float32, torch.bfloat16]))),
+)
 def test_a_token_has_the_same_bits_by_either_way(dtype: torch.dtype, window: int | None) -> None:
     """In a chunk of many rows, in one of few, and as a decode, over several splits."""
     shape, length = replace(SHAPES[0], dtype=dtype), SPLIT_SIZE + 70

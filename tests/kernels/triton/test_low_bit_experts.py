@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.quantization import QUANTIZATIONS
@@ -25,7 +26,7 @@ EVEN = [128] * 3  # nothing is padded
 # Of five experts one has 36 rows, one has 4, one has one, and two have none.
 EXPERT_IDS = [0, 3, 0, 1, 3, 3, 0, 3, 0, 0, 3] + [0] * 30
 integers, every_name = (pytest.mark.parametrize("name", names) for names in (["int8", "int4"], list(QUANTIZATIONS)))
-every_size = pytest.mark.parametrize("sizes", [ALIKE, SHARED, EVEN], ids=("alike", "shared", "even"))
+every_size = each("sizes", pick([SHARED], [ALIKE, SHARED, EVEN]))
 
 
 class OneByOne(QuantizedKernels):
@@ -71,7 +72,7 @@ def pairs_of(sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @integers
 @every_size
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@each("dtype", pick([torch.bfloat16], [torch.bfloat16, torch.float32]))
 def test_integers_have_the_bits_of_experts_computed_alone(name: str, sizes: list[int], dtype: torch.dtype) -> None:
     kernels, one_by_one = kernels_of(name), OneByOne(QUANTIZATIONS[name], deterministic=False)
     experts, x = packed_by(kernels, sizes), random(NUM_TOKENS, SIZE, dtype=dtype)
@@ -119,7 +120,7 @@ def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPa
         assert torch.equal(kernels.expert_rows(x, token_ids, expert_ids, experts, SILU), whole)
 
 
-@every_name
+@pytest.mark.parametrize("name", pick(["int4"], list(QUANTIZATIONS)))
 def test_nothing_waits_for_the_device(name: str) -> None:
     """A capture refuses to read values. One by one, the host asks for numbers of rows."""
     kernels, one_by_one = kernels_of(name), OneByOne(QUANTIZATIONS[name], deterministic=False)
@@ -134,7 +135,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
         RecordedQueue().capture(lambda: compute(one_by_one))
 
 
-@every_name
+@pytest.mark.parametrize("name", pick(["int4"], list(QUANTIZATIONS)))
 def test_rows_that_are_not_finite_stay_in_their_row(name: str) -> None:
     kernels, x, (token_ids, expert_ids) = kernels_of(name), random(NUM_TOKENS, SIZE), pairs_of(SHARED)
     experts = packed_by(kernels, SHARED)

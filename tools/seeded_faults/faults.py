@@ -1,0 +1,196 @@
+"""The list of faults: each a piece of text that stands exactly once below src/octavo, and what stands there instead.
+
+No file is named, so code may move. Where code changes its wording a fault no longer applies, and the tool says which:
+mend it here, so that it is wrong in the same way.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One mistake, and the tests that are to notice it."""
+
+    name: str
+    right: str
+    wrong: str
+    tests: str  # arguments for pytest, relative to tests/
+    is_cpp: bool = False
+
+
+FAULTS = [
+    # -- scheduler
+    Fault(
+        name="min_tokens holds one token too short",
+        right="num_output_tokens > request.params.min_tokens",
+        wrong="num_output_tokens >= request.params.min_tokens",
+        tests="scheduler/test_ends.py",
+    ),
+    Fault(
+        name="the length cap stops one token late",
+        right="    if num_tokens >= request.max_num_tokens:",
+        wrong="    if num_tokens > request.max_num_tokens:",
+        tests="scheduler/test_ends.py",
+    ),
+    Fault(
+        name="an abort leaks a block",
+        right="        self.blocks.free_blocks(self.running.remove(request, status))",
+        wrong="        held = self.running.remove(request, status)\n"
+        "        self.blocks.free_blocks(held[: len(held) - (status is RequestStatus.ABORTED)])",
+        tests="scheduler/test_ends.py scheduler/test_random_schedules.py",
+    ),
+    Fault(
+        name="the whole of a prompt is taken from the prefix cache",
+        right="chain_hashes(root, token_ids[:-1], self.block_size)",
+        wrong="chain_hashes(root, token_ids, self.block_size)",
+        tests="scheduler/test_prefix_reuse.py",
+    ),
+    Fault(
+        name="tenants share prefixes in spite of their salts",
+        right="root_hash(() if request.cache_salt is None else (request.cache_salt,))",
+        wrong="root_hash(())",
+        tests="scheduler/test_block_hash.py scheduler/test_prefix_reuse.py",
+    ),
+    Fault(
+        name="a preempted request is computed again from a block too far",
+        right="= num_cached_blocks * self._block_size\n",
+        wrong="= (num_cached_blocks + (request.num_preemptions > 0)) * self._block_size\n",
+        tests="scheduler/test_preemption.py scheduler/test_random_schedules.py",
+    ),
+    # -- worker, attention, kernels
+    Fault(
+        name="the last slot of a block is written twice",
+        right="* block_size + at_offsets,",
+        wrong="* block_size + at_offsets.clamp(max=max(0, block_size - 2)),",
+        tests="end_to_end/test_greedy.py -k qwen3",
+    ),
+    Fault(
+        name="a sliding window sees one position more",
+        right="hidden | (keys <= queries - sliding_window)",
+        wrong="hidden | (keys < queries - sliding_window)",
+        tests="attention/test_backends.py -k tiled",
+    ),
+    Fault(
+        name="equal router logits go to the higher expert",
+        right="ranked, order = of_choice.sort(dim=-1, descending=True, stable=True)",
+        wrong="ranked, order = of_choice.flip(-1).sort(dim=-1, descending=True, stable=True)\n"
+        "        order = of_choice.shape[1] - 1 - order",
+        tests="kernels/test_experts.py",
+    ),
+    Fault(
+        name="sums of ranks are added from the last to the first",
+        right="    for part in parts[1:]:\n        total += part\n    return total.to(parts[0].dtype)",
+        wrong="    for part in parts[:0:-1]:\n        total += part\n    return total.to(parts[0].dtype)",
+        tests="distributed/test_groups.py",
+    ),
+    Fault(
+        name="a Triton kernel leaves out the last column",
+        right="    is_inside = columns < size\n    places = gate_up + row",
+        wrong="    is_inside = columns < size - 1\n    places = gate_up + row",
+        tests="kernels/triton/test_ops.py -k silu",
+    ),
+    # -- sampling
+    Fault(
+        name="frequency counts once however often a token came",
+        right="(counts.double() * self._frequency",
+        wrong="(counts.double().clamp(max=1.0) * self._frequency",
+        tests="sampling/test_edits.py",
+    ),
+    Fault(
+        name="top-p keeps one token too few",
+        right="(above < wanted[:, None])",
+        wrong="(above + mass < wanted[:, None])",
+        tests="sampling/test_filters.py",
+    ),
+    Fault(
+        name="the second sample of n has the seed of the first",
+        right="    if index == 0:\n        return seed",
+        wrong="    if index <= 1:\n        return seed",
+        tests="test_seeds.py end_to_end/test_same_bytes.py -k 'seed'",
+    ),
+    Fault(
+        name="a grammar's mask is off by one token",
+        right="torch.from_numpy(allowed == 0)",
+        wrong="torch.from_numpy(np.roll(allowed, 1, axis=1) == 0)",
+        tests="sampling/test_grammar.py",
+    ),
+    # -- text and engine
+    Fault(
+        name="the detokenizer splits characters",
+        right='b"".join([pieces[id_] for id_ in token_ids])\n        return self._decoder.decode(data)',
+        wrong='b"".join([pieces[id_] for id_ in token_ids])\n        return data.decode(errors="replace")',
+        tests="tokenizer/test_detokenizer.py",
+    ),
+    Fault(
+        name="one character of a stop string is not held back",
+        right="for size in range(min(self._longest_prefix, len(window)), 0, -1):",
+        wrong="for size in range(min(self._longest_prefix, len(window)), 1, -1):",
+        tests="engine/test_stop_strings.py",
+    ),
+    Fault(
+        name="a stop string does not abort in the core",
+        right="            front.client.abort(result.to_abort)\n        return result.changed",
+        wrong="            pass\n        return result.changed",
+        tests="engine/test_llm_engine.py engine/test_stop_strings.py",
+    ),
+    Fault(
+        name="nobody tells the core that a listener has left",
+        right="            self.front.client.abort(self.front.outputs.core_ids(state.request_id))",
+        wrong="            self.front.outputs.core_ids(state.request_id)",
+        tests="engine/test_async_llm_engine.py hostile/test_clients.py",
+    ),
+    Fault(
+        name="a replay says tokens twice",
+        right="for offset in range(num_repeated, len(token_ids)):",
+        wrong="for offset in range(len(token_ids)):",
+        tests="engine",
+    ),
+    # -- server
+    Fault(
+        name="a stream that ends at its length has no last chunk",
+        right="        if answer.finish_reason is not None:\n            frames.append(self._ending(answer, run))",
+        wrong='        if answer.finish_reason == "stop":\n            frames.append(self._ending(answer, run))',
+        tests="server/test_chat.py",
+    ),
+    Fault(
+        name="usage leaves out the last token",
+        right="            sum(state.num_output_tokens for state in states),",
+        wrong="            sum(state.num_output_tokens - 1 for state in states),",
+        tests="server/test_chat.py",
+    ),
+    Fault(
+        name="a client's deadline is ignored",
+        right="                exchange.limit_to(float(value))",
+        wrong="                float(value)",
+        tests="server/test_middleware.py server/test_operations.py -k 'timeout or deadline or late or limit'",
+    ),
+    # -- C++
+    Fault(
+        name="the tail of a row of bfloat16 is cut off, not rounded",
+        right="  const u16x16 half = narrow(value);\n  __builtin_memcpy(to, &half,",
+        wrong="  const u16x16 half = upper_halves((u32x16)value);\n  __builtin_memcpy(to, &half,",
+        tests="kernels/test_rounding.py",
+        is_cpp=True,
+    ),
+    Fault(
+        name="the C++ attention's window sees one position less",
+        right="larger(0, position - args.sliding_window + 1)",
+        wrong="larger(0, position - args.sliding_window + 2)",
+        tests="kernels/test_native_attention.py attention/test_backends.py",
+        is_cpp=True,
+    ),
+    Fault(
+        name="the C++ router gives equal logits to the higher expert",
+        right="for (; at > 0 && logits[id] > largest[at - 1]; --at)",
+        wrong="for (; at > 0 && logits[id] >= largest[at - 1]; --at)",
+        tests="kernels/test_experts.py",
+        is_cpp=True,
+    ),
+    Fault(
+        name="ranks add up what they share in different orders",
+        right="  for (int rank = 0; rank < size_; ++rank) parts[rank] = slot(rank);\n",
+        wrong="  for (int rank = 0; rank < size_; ++rank) parts[rank] = slot((rank_ + rank) % size_);\n",
+        tests="distributed/test_groups.py",
+        is_cpp=True,
+    ),
+]
