@@ -7,6 +7,7 @@ from tests.kernels.conftest import native
 from tests.kernels.levels import LEVELS
 
 from octavo.kernels.native import NativeKernels
+from octavo.kernels.types import Fused
 
 SIZES = [1, 15, 16, 17, 31, 33, 48, 64, 77, 100]
 
@@ -26,7 +27,8 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 def test_sums_of_two(kernels: NativeKernels, size: int) -> None:
     """The residual's stream: what torch gives, to the bit."""
     x, residual = random(1, 200, size), random(2, 200, size)
-    _, total = kernels.add_rms_norm(x, residual, torch.ones(size, dtype=torch.bfloat16), 1e-6)
+    fused = Fused(residual=residual, norm_weight=torch.ones(size, dtype=torch.bfloat16), eps=1e-6)
+    _, total = kernels.add_rms_norm(x, fused)
     assert torch.equal(total, x + residual)
 
 
