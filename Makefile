@@ -33,7 +33,7 @@ help:
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
 	@echo "make lint    ruff, mypy --strict, import contracts"
-	@echo "make sanitize    the C++ kernels under address, undefined-behaviour and thread sanitizers"
+	@echo "make sanitize    the C++ kernels under address, undefined-behavior and thread sanitizers"
 	@echo "make valgrind    attention and collectives at the AVX2 level under valgrind, which has to be installed"
 	@echo "make bench   host cost of a step, ops beside the roofline, Octavo beside transformers, the server; quiet machine"
 	@echo "             (a model of your own: .venv/bin/octavo bench throughput --model FOLDER)"

@@ -1,8 +1,8 @@
-"""What quantisation costs in quality, on the demo model's held-out text, beside the bfloat16 weights.
+"""What quantization costs in quality, on the demo model's held-out text, beside the bfloat16 weights.
 
     python -m benchmarks.quality [--count 40] [--all-forms] [--out FILE]
 
-For each position of answers that were held out of the training: the Kullback-Leibler divergence of the quantised
+For each position of answers that were held out of the training: the Kullback-Leibler divergence of the quantized
 model's next token from the plain one's, in nats, and how often both find the same token likeliest. Beside Octavo's
 own forms, llama.cpp's of the same weights where `benchmarks.peers.install llama.cpp` has been: its bf16 row shows what
 another engine's rounding alone comes to. llama.cpp's K forms need rows of a multiple of 256, which the demo model's
@@ -168,9 +168,9 @@ def rows(samples: list[Sample], has_all_forms: bool) -> Iterator[tuple[str, list
 
 def compare(expected: list[torch.Tensor], found: list[torch.Tensor]) -> dict[str, float]:
     """Return the mean divergence and agreement over all positions."""
-    plain, quantised = torch.cat(expected), torch.cat(found)  # [T, V] each
-    divergence = (plain.exp() * (plain - quantised)).sum(dim=-1).mean()
-    agreement = (plain.argmax(dim=-1) == quantised.argmax(dim=-1)).double().mean()
+    plain, quantized = torch.cat(expected), torch.cat(found)  # [T, V] each
+    divergence = (plain.exp() * (plain - quantized)).sum(dim=-1).mean()
+    agreement = (plain.argmax(dim=-1) == quantized.argmax(dim=-1)).double().mean()
     return {"kl": float(divergence), "agreement": float(agreement), "positions": float(len(plain))}
 
 

@@ -26,6 +26,6 @@ def test_derived_seeds_follow_splitmix64() -> None:
     assert [derive_seed(0, index) for index in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
 
 
-def test_neighbouring_seeds_have_unrelated_siblings() -> None:
+def test_neighboring_seeds_have_unrelated_siblings() -> None:
     siblings = {derive_seed(seed, index) for seed in range(100) for index in range(1, 100)}
     assert len(siblings) == 100 * 99

@@ -19,7 +19,7 @@ from octavo.engine.core import EngineCore
 from octavo.executor.uniproc import UniProcExecutor
 from octavo.testing import make_request
 from octavo.worker.overlapped_runner import OverlappedRunner
-from octavo.worker.step_wishes import StepWishes
+from octavo.worker.sampling_metadata import StepSamplingMetadata
 
 
 class BenchEngine:
@@ -160,8 +160,8 @@ class _BusyTime:
         busy_s = float(sum(start.elapsed_time(end) for start, end in pairs)) / 1e3
         return 1.0 - busy_s / took_s
 
-    def _timed(self, order: SchedulerOutput, wishes: StepWishes) -> Callable[[], None] | None:
-        replay = self._find(order, wishes)
+    def _timed(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> Callable[[], None] | None:
+        replay = self._find(scheduler_output, metadata)
         if replay is None:
             return None
         start, end = timing_event(), timing_event()

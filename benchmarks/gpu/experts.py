@@ -79,8 +79,8 @@ class _Mixture:
         for number, (gate_up, down) in enumerate(self._plain):
             pairs = (expert_ids == number).nonzero().flatten()
             if len(pairs):
-                middle = self._kernels.activate(_map(x[token_ids[pairs]], gate_up), SILU)
-                rows[pairs] = _map(middle, down)
+                middle = self._kernels.activate(_linear(x[token_ids[pairs]], gate_up), SILU)
+                rows[pairs] = _linear(middle, down)
         return rows
 
     def _choice(self, num_rows: int) -> torch.Tensor:
@@ -110,7 +110,7 @@ class _Mixture:
         return torch.randn(num_rows, size, device=self._device).div(size**0.25).to(self._dtype)
 
 
-def _map(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+def _linear(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
     if isinstance(weight, QuantizedWeight):
         return quantized_linear(x, weight, None).to(x.dtype)
     reference = Kernels()

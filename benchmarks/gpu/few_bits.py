@@ -38,7 +38,7 @@ def measure_few_bits(plan: Plan, report: Report, limits: Limits) -> None:
                 report.add(f"{name} {quantization.name}", "refused", note=str(error))
                 continue
             for num_rows in (*plan.batches, plan.max_num_batched_tokens):
-                cases = _maps(kernels, quantization, geometry, num_rows, device, dtype)
+                cases = _linears(kernels, quantization, geometry, num_rows, device, dtype)
                 measure_all(cases, f"{name} T={num_rows}", report, limits, device, dtype)
         for num_rows in plan.batches:
             case = _lora(select_kernels(device, dtype), int(geometry["hidden_size"]), num_rows, device, dtype)
@@ -46,7 +46,7 @@ def measure_few_bits(plan: Plan, report: Report, limits: Limits) -> None:
     measure_experts(plan, report, limits)
 
 
-def _maps(
+def _linears(
     kernels: Kernels,
     quantization: Quantization,
     geometry: dict[str, Any],

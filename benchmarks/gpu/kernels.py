@@ -37,7 +37,7 @@ def measure_kernels(plan: Plan, report: Report, limits: Limits) -> None:
     for name, geometry in plan.geometries.items():
         layer = _Layer(geometry, device, dtype, kernels, attention)
         for num_rows in (*plan.batches, plan.max_num_batched_tokens):
-            for make in (layer.norms, layer.maps):
+            for make in (layer.norms, layer.linears):
                 measure_all(make(num_rows), f"{name} T={num_rows}", report, limits, device, dtype)
         for num_rows in plan.batches:
             cases = sampling_cases(num_rows, int(geometry["vocab_size"]), plan.context, device)
@@ -62,10 +62,10 @@ class _Layer:
     ) -> None:
         self._device, self._dtype, self._kernels, self._attention = device, dtype, kernels, attention
         self._reference = Kernels()
-        self._map_kernels = {"": kernels}
+        self._linear_kernels = {"": kernels}
         exact = select_kernels(device, dtype, deterministic=True)
         if exact.name != kernels.name:
-            self._map_kernels[", deterministic"] = exact
+            self._linear_kernels[", deterministic"] = exact
         self._hidden, self._inner = int(geometry["hidden_size"]), int(geometry["intermediate_size"])
         self._vocab = int(geometry["vocab_size"])
         head_dim = int(geometry["head_dim"])
@@ -96,7 +96,7 @@ class _Layer:
             num_bytes=1.5 * wide.nbytes,
         )
 
-    def maps(self, num_rows: int) -> Iterator[Case]:
+    def linears(self, num_rows: int) -> Iterator[Case]:
         """Linear maps, and the largest logit of each row."""
         layer = self._layer
         qkv = (layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
@@ -111,7 +111,7 @@ class _Layer:
             packed = [self._kernels.pack_linear(weight, None) for weight in weights]
             plain = self._reference.pack_linear(weights[0], None)
             x = self._random(num_rows, in_size)
-            for label, kernels in self._map_kernels.items():
+            for label, kernels in self._linear_kernels.items():
                 yield Case(
                     name=f"linear {name}{label}",
                     run=linear_run(kernels, x, packed),
@@ -120,16 +120,16 @@ class _Layer:
                     num_operations=2.0 * num_rows * num_outputs * in_size,
                 )
         if num_rows <= 256:
-            yield self._largest_logits(num_rows)
+            yield self._logits_argmax(num_rows)
 
-    def _largest_logits(self, num_rows: int) -> Case:
+    def _logits_argmax(self, num_rows: int) -> Case:
         x, weight = self._random(num_rows, self._hidden), self._random(self._vocab, self._hidden)
         packed = self._kernels.pack_logits_linear(weight, None)
         plain = self._reference.pack_logits_linear(weight, None)
         return Case(
             name="largest logit",
-            run=lambda: self._kernels.largest_logits(x, packed)[0],
-            define=lambda: self._reference.largest_logits(x, plain)[0],
+            run=lambda: self._kernels.logits_argmax(x, packed)[0],
+            define=lambda: self._reference.logits_argmax(x, plain)[0],
             num_bytes=weight.nbytes,
             num_operations=2.0 * num_rows * weight.numel(),
         )

@@ -53,7 +53,7 @@ def run_apart(name: str, path: Path, budget_s: float, *, is_dry: bool) -> None:
         failure = f"exit {done.returncode}: {_last_lines(done.stderr)}" if done.returncode else ""
     except subprocess.TimeoutExpired:
         failure = f"cut off after {budget_s:.0f} s"
-    note_end(name, path, time.perf_counter() - start_s, failure)
+    record_end(name, path, time.perf_counter() - start_s, failure)
 
 
 def run_here(name: str, path: Path, *, is_dry: bool) -> None:
@@ -63,10 +63,10 @@ def run_here(name: str, path: Path, *, is_dry: bool) -> None:
         run_section(name, path, is_dry=is_dry)
     except Exception:  # noqa: BLE001 - the other sections go on
         failure = _last_lines(traceback.format_exc())
-    note_end(name, path, time.perf_counter() - start_s, failure)
+    record_end(name, path, time.perf_counter() - start_s, failure)
 
 
-def note_end(name: str, path: Path, took_s: float, failure: str) -> None:
+def record_end(name: str, path: Path, took_s: float, failure: str) -> None:
     """Write the line that every section ends with."""
     Report(name, path).add("section", "failed" if failure else "done", note=f"{took_s:.1f} s {failure}".strip())
 

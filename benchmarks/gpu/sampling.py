@@ -9,8 +9,13 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.cases import Case
-from octavo.sampling.device_draw import Wishes, draw_on_device
-from octavo.sampling.device_edits import Context, Edits, edit_by_torch, edit_on_device
+from octavo.sampling.device_draw import SamplingMetadata, draw_on_device
+from octavo.sampling.device_logits_processors import (
+    Context,
+    LogitsProcessorTensors,
+    process_logits_by_torch,
+    process_logits_on_device,
+)
 from octavo.sampling.device_logprobs import rate_by_torch, rate_on_device
 from octavo.sampling.filters import Filters, draw_filtered
 from octavo.sampling.mass import relative_logits
@@ -22,20 +27,20 @@ _WORD_BITS = 32
 def sampling_cases(num_rows: int, vocab_size: int, context: int, device: torch.device) -> Iterator[Case]:
     """Rows ask for everything: penalties over C tokens, half of them a prompt; masks; filters; log-probabilities."""
     logits = torch.randn(num_rows, vocab_size, device=device) * 3.0
-    wishes = _wishes(num_rows, context, device)
-    yield _edit(logits, wishes, context)
-    yield from _draws(logits, wishes)
-    largest, token_ids = logits.max(-1).values, torch.arange(num_rows, device=device)
+    metadata = _metadata(num_rows, context, device)
+    yield _process_logits(logits, metadata, context)
+    yield from _draws(logits, metadata)
+    max_logit, token_ids = logits.max(-1).values, torch.arange(num_rows, device=device)
     yield Case(
         name="rate",
-        run=partial(rate_on_device, logits, largest, token_ids, wishes.num_logprobs),
+        run=partial(rate_on_device, logits, max_logit, token_ids, metadata.num_logprobs),
         define=partial(rate_by_torch, logits, token_ids),
         num_bytes=logits.nbytes,
         is_exact=True,
     )
 
 
-def _edit(logits: torch.Tensor, wishes: Wishes, context: int) -> Case:
+def _process_logits(logits: torch.Tensor, metadata: SamplingMetadata, context: int) -> Case:
     (num_rows, vocab_size), device = logits.shape, logits.device
     rows = torch.arange(num_rows, device=device)
     tokens = torch.randint(vocab_size, (num_rows, context), dtype=torch.int32, device=device)
@@ -43,27 +48,29 @@ def _edit(logits: torch.Tensor, wishes: Wishes, context: int) -> Case:
     words = num_rows, -(-vocab_size // _WORD_BITS)
     masks = torch.randint(-(2**31), 2**31, words, dtype=torch.int32, device=device)
     none = torch.zeros(0, dtype=torch.int64, device=device)
-    edits = Edits(
+    processors = LogitsProcessorTensors(
         masks=masks, biased=none, biases=none.float(), bad_rows=none, bad_lens=none,
         bad_tokens=none.view(0, 0), banned=none,
     )  # fmt: skip
     return Case(
         name="edit",
-        run=partial(edit_on_device, logits, wishes, known, edits),
-        define=partial(edit_by_torch, logits, wishes, known, masks),
+        run=partial(process_logits_on_device, logits, metadata, known, processors),
+        define=partial(process_logits_by_torch, logits, metadata, known, masks),
         num_bytes=2 * logits.nbytes + masks.nbytes + tokens.nbytes,
         is_exact=True,
     )
 
 
-def _draws(logits: torch.Tensor, wishes: Wishes) -> Iterator[Case]:
+def _draws(logits: torch.Tensor, metadata: SamplingMetadata) -> Iterator[Case]:
     """Draw from all tokens, and from those that filters leave."""
-    filters = Filters(temperatures=wishes.temperatures, top_k=wishes.top_k, top_p=wishes.top_p, min_p=wishes.min_p)
+    filters = Filters(
+        temperatures=metadata.temperatures, top_k=metadata.top_k, top_p=metadata.top_p, min_p=metadata.min_p
+    )
 
     def define() -> torch.Tensor:
         scores = [
-            relative_logits(row, wishes.temperatures[:1])
-            + gumbel_for_all(wishes.keys.take(slice(at, at + 1)), logits.shape[1])
+            relative_logits(row, metadata.temperatures[:1])
+            + gumbel_for_all(metadata.keys.take(slice(at, at + 1)), logits.shape[1])
             for at, row in enumerate(torch.split(logits, 1))
         ]
         return torch.cat(scores).argmax(-1)
@@ -71,23 +78,23 @@ def _draws(logits: torch.Tensor, wishes: Wishes) -> Iterator[Case]:
     for name, is_filtered in (("draw", False), ("draw, filtered", True)):
         yield Case(
             name=name,
-            run=partial(_drawn, logits, wishes, is_filtered=is_filtered),
-            define=partial(draw_filtered, logits, filters, wishes.keys) if is_filtered else define,
+            run=partial(_drawn, logits, metadata, is_filtered=is_filtered),
+            define=partial(draw_filtered, logits, filters, metadata.keys) if is_filtered else define,
             num_bytes=2 * logits.nbytes,  # once for the largest
             is_exact=True,
         )
 
 
-def _drawn(logits: torch.Tensor, wishes: Wishes, *, is_filtered: bool) -> torch.Tensor:
-    return draw_on_device(logits, wishes, is_filtered=is_filtered)[1]
+def _drawn(logits: torch.Tensor, metadata: SamplingMetadata, *, is_filtered: bool) -> torch.Tensor:
+    return draw_on_device(logits, metadata, is_filtered=is_filtered)[1]
 
 
-def _wishes(num_rows: int, context: int, device: torch.device) -> Wishes:
+def _metadata(num_rows: int, context: int, device: torch.device) -> SamplingMetadata:
     def column(value: float) -> torch.Tensor:
         return torch.full((num_rows,), value, dtype=torch.float64, device=device)
 
     seeds = torch.arange(num_rows, device=device)
-    return Wishes(
+    return SamplingMetadata(
         temperatures=column(0.5), seed_low=seeds, seed_high=seeds, output_indices=seeds,
         top_k=torch.full_like(seeds, 50), top_p=column(0.95), min_p=column(0.0), num_logprobs=seeds,
         repetition=column(1.3), presence=column(0.5), frequency=column(0.1),

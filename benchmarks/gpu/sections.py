@@ -18,7 +18,7 @@ from octavo.errors import UserError
 _DRAWS: dict[str, dict[str, Any]] = {
     "drawn": {"temperature": 1.0},
     "filtered": {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
-    "penalised": {"temperature": 1.0, "presence_penalty": 1.5, "repetition_penalty": 1.1},
+    "penalized": {"temperature": 1.0, "presence_penalty": 1.5, "repetition_penalty": 1.1},
     "rated": {"temperature": 1.0, "logprobs": 5},
 }
 

@@ -26,7 +26,7 @@ from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError
 from octavo.executor.multiproc import LocalRanks, MultiprocExecutor
 from octavo.scheduler.scheduler import Scheduler
-from octavo.testing import FakeRank, answer_to, make_request, make_scheduler
+from octavo.testing import FakeRank, make_request, make_scheduler, model_output_for
 
 FREE_RANK = "benchmarks.host.executor_cost:FreeRank"
 BLOCK_SIZE = 32
@@ -37,8 +37,8 @@ Execute = Callable[[SchedulerOutput], ModelRunnerOutput]
 class FreeRank(FakeRank):
     """Samples token 1 everywhere."""
 
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
-        return answer_to(order, [1] * len(order.req_ids))
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        return model_output_for(scheduler_output, [1] * len(scheduler_output.req_ids))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +84,11 @@ def step_times_us(scheduler: Scheduler, execute: Execute, num_steps: int) -> lis
     gc.freeze()
     times_us = []
     for _ in range(WARM_STEPS + num_steps):
-        order = scheduler.schedule()
+        scheduler_output = scheduler.schedule()
         start_ns = time.perf_counter_ns()
-        answer = execute(order)
+        model_output = execute(scheduler_output)
         times_us.append((time.perf_counter_ns() - start_ns) / 1e3)
-        scheduler.update_from_output(order, answer)
+        scheduler.update_from_output(scheduler_output, model_output)
     gc.unfreeze()
     return times_us[WARM_STEPS:]
 
@@ -106,7 +106,9 @@ def several_ranks(num_ranks: int, num_running: int, num_steps: int) -> list[floa
     executor.start()
     try:
         scheduler = make_decoding(engine, num_running, num_steps)
-        return step_times_us(scheduler, lambda order: executor.execute_model(order).result(), num_steps)
+        return step_times_us(
+            scheduler, lambda scheduler_output: executor.execute_model(scheduler_output).result(), num_steps
+        )
     finally:
         executor.exit()
 

@@ -46,13 +46,15 @@ class PacedExecutor:
     def start(self) -> int:
         return self._num_blocks
 
-    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         time.sleep(self._step_s)
-        token_ids = self._random.integers(100, self._vocab_size, (len(order.req_ids), 1), dtype=np.int32)
+        token_ids = self._random.integers(100, self._vocab_size, (len(scheduler_output.req_ids), 1), dtype=np.int32)
         future: Future[ModelRunnerOutput] = Future()
         future.set_result(
             ModelRunnerOutput(
-                req_ids=order.req_ids, sampled_token_ids=token_ids, num_sampled=order.samples.astype(np.int32)
+                req_ids=scheduler_output.req_ids,
+                sampled_token_ids=token_ids,
+                num_sampled=scheduler_output.samples.astype(np.int32),
             )
         )
         return future

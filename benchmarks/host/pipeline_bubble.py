@@ -7,7 +7,7 @@ stage takes WEIGHTS_S and TOKEN_S for each token of the step, divided by the num
 do not decide. Decoding only: prompts are of one token.
 
 Arithmetic. Let w and c be those two times for the whole model, N requests, p stages. Dealt, a batch has N / p rows and
-p batches are under way, so N / p tokens come every (w + c N / p) / p: N / (w + c N / p) tokens a second. Undealt, one
+p batches are under way, so N / p tokens come every (w + c N / p) / p: N / (w + c N / p) tokens a second. Else one
 batch has all rows and nothing follows it before it is answered: N / (w + c N). The bubble of a stage is what is missing
 from its share of the time: 1 - 1 / p where only one batch is under way, and 0 where p are, but for what the host takes.
 """
@@ -32,8 +32,8 @@ from octavo.distributed.rendezvous import Rendezvous
 from octavo.engine.core import EngineCore
 from octavo.executor.multiproc import MultiprocExecutor
 from octavo.models.interfaces import IntermediateTensors
-from octavo.scheduler.shares import RunningShares
-from octavo.testing import FakeRank, answer_to, make_request
+from octavo.scheduler.running_scheduler import RunningScheduler
+from octavo.testing import FakeRank, make_request, model_output_for
 from octavo.worker.stage_links import StageLinks
 
 WEIGHTS_S, TOKEN_S = 0.012, 0.0006
@@ -49,15 +49,17 @@ class PacedStage(FakeRank):
         cpu = torch.device("cpu")
         self._links = StageLinks(make_groups(place, rendezvous, cpu).stages, HIDDEN_SIZE, torch.bfloat16, cpu)
 
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
-        num_tokens = order.total_num_scheduled_tokens
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        num_tokens = scheduler_output.total_num_scheduled_tokens
         tensors = self._links.receive(num_tokens) if num_tokens else None
         if num_tokens:
             time.sleep(stage_s(num_tokens, self.place.pp_size))
         if num_tokens and not self.place.is_last_stage:
             blank = torch.zeros(num_tokens, HIDDEN_SIZE, dtype=torch.bfloat16)
             self._links.send(tensors or IntermediateTensors(blank, blank))
-        return answer_to(order, [1] * len(order.req_ids))  # the double's own model would cost more than the host
+        return model_output_for(
+            scheduler_output, [1] * len(scheduler_output.req_ids)
+        )  # the double's own model would cost more than the host
 
 
 def stage_s(num_tokens: int, num_stages: int) -> float:
@@ -65,10 +67,10 @@ def stage_s(num_tokens: int, num_stages: int) -> float:
     return (WEIGHTS_S + TOKEN_S * num_tokens) / num_stages
 
 
-class Undealt(RunningShares):
+class Unbalanced(RunningScheduler):
     """Every batch takes all rows that are ready."""
 
-    def _dealt(self, wanted: Int32Array) -> Int32Array:
+    def _balanced(self, wanted: Int32Array) -> Int32Array:
         return wanted
 
 
@@ -78,13 +80,13 @@ class Cell:
 
     num_stages: int
     num_requests: int
-    is_dealt: bool
+    is_balanced: bool
     tokens_per_s: float
     expected_tokens_per_s: float
     bubble: float  # part of the time that a stage stands idle
 
 
-def run_cell(num_stages: int, num_requests: int, num_tokens: int, *, is_dealt: bool) -> Cell:
+def run_cell(num_stages: int, num_requests: int, num_tokens: int, *, is_balanced: bool) -> Cell:
     """Decode `num_tokens` for every request; the first few are not timed."""
     config = EngineArgs(
         pipeline_parallel_size=num_stages,
@@ -95,9 +97,9 @@ def run_cell(num_stages: int, num_requests: int, num_tokens: int, *, is_dealt: b
     ).resolve()
     core = EngineCore(config, MultiprocExecutor(config, "benchmarks.host.pipeline_bubble:PacedStage"))
     try:
-        if not is_dealt:
+        if not is_balanced:
             scheduler = core.scheduler
-            vars(scheduler)["_shares"] = Undealt(scheduler.running, scheduler.blocks, num_stages)
+            vars(scheduler)["_running_scheduler"] = Unbalanced(scheduler.running, scheduler.blocks, num_stages)
         for number in range(num_requests):
             core.add_request(make_request(f"r{number}", [number + 1], max_tokens=num_tokens + 40, ignore_eos=True))
         count_tokens(core, 10 * num_requests)
@@ -106,13 +108,13 @@ def run_cell(num_stages: int, num_requests: int, num_tokens: int, *, is_dealt: b
         took_s = time.perf_counter() - start_s
     finally:
         core.close()
-    batch = num_requests / num_stages if is_dealt else num_requests
-    in_flight = min(num_stages, num_requests) if is_dealt else 1
+    batch = num_requests / num_stages if is_balanced else num_requests
+    in_flight = min(num_stages, num_requests) if is_balanced else 1
     expected = in_flight * math.ceil(batch) / (WEIGHTS_S + TOKEN_S * math.ceil(batch))
     return Cell(
         num_stages=num_stages,
         num_requests=num_requests,
-        is_dealt=is_dealt,
+        is_balanced=is_balanced,
         tokens_per_s=round(num_done / took_s, 1),
         expected_tokens_per_s=round(expected, 1),
         bubble=round(1 - busy_s / took_s, 3),
@@ -137,11 +139,11 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     print(f"{'stages':>6} {'requests':>8} {'dealt':>6} {'tok/s':>8} {'expected':>9} {'bubble':>7}")
     cells = []
-    for num_stages, num_requests, is_dealt in CELLS:
-        cell = run_cell(num_stages, num_requests, options.tokens, is_dealt=is_dealt)
+    for num_stages, num_requests, is_balanced in CELLS:
+        cell = run_cell(num_stages, num_requests, options.tokens, is_balanced=is_balanced)
         cells.append(cell)
         figures = f"{cell.tokens_per_s:>8} {cell.expected_tokens_per_s:>9} {cell.bubble:>7.1%}"
-        print(f"{num_stages:>6} {num_requests:>8} {'yes' if is_dealt else 'no':>6} {figures}", flush=True)
+        print(f"{num_stages:>6} {num_requests:>8} {'yes' if is_balanced else 'no':>6} {figures}", flush=True)
     if options.json:
         facts = {"weights_s": WEIGHTS_S, "token_s": TOKEN_S, "cells": [asdict(cell) for cell in cells]}
         options.json.write_text(json.dumps(facts, indent=1) + "\n")

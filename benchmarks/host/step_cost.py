@@ -48,12 +48,12 @@ class Cost:
     aim_us: float
 
 
-def answer(order: SchedulerOutput) -> ModelRunnerOutput:
+def model_output(scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
     """Sample token 1 everywhere."""
     return ModelRunnerOutput(
-        req_ids=order.req_ids,
-        sampled_token_ids=np.ones((len(order.req_ids), 1), dtype=np.int32),
-        num_sampled=order.samples.astype(np.int32),
+        req_ids=scheduler_output.req_ids,
+        sampled_token_ids=np.ones((len(scheduler_output.req_ids), 1), dtype=np.int32),
+        num_sampled=scheduler_output.samples.astype(np.int32),
     )
 
 
@@ -83,8 +83,8 @@ def fill(case: Case, num_steps: int) -> Scheduler:
                 ignore_eos=True,
             )
         )
-    order = scheduler.schedule()
-    scheduler.update_from_output(order, answer(order))
+    scheduler_output = scheduler.schedule()
+    scheduler.update_from_output(scheduler_output, model_output(scheduler_output))
     return scheduler
 
 
@@ -95,11 +95,11 @@ def measure(case: Case, num_steps: int) -> Cost:
     costs_us = []
     for _ in range(num_steps):
         start_ns = time.thread_time_ns()
-        order = scheduler.schedule()
+        scheduler_output = scheduler.schedule()
         scheduled_ns = time.thread_time_ns()
-        sampled = answer(order)
+        sampled = model_output(scheduler_output)
         update_ns = time.thread_time_ns()
-        scheduler.update_from_output(order, sampled)
+        scheduler.update_from_output(scheduler_output, sampled)
         costs_us.append((time.thread_time_ns() - update_ns + scheduled_ns - start_ns) / 1e3)
     gc.unfreeze()
     return Cost(

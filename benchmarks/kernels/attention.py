@@ -125,7 +125,7 @@ def make_batch(num_requests: int, num_new: int, context: int) -> ForwardBatch:
 
 
 def attention_run(backend: AttentionBackend[Any], cell: Cell) -> Callable[[], torch.Tensor]:
-    """Return a call that computes the cell on the KV of the next layer; requests' blocks are neighbours."""
+    """Return a call that computes the cell on the KV of the next layer; requests' blocks are neighbors."""
     batch, layout = make_batch(cell.num_requests, cell.num_new, cell.context), backend.kv_layout(cell.head_dim)
     spec = KVCacheSpec(
         num_layers=num_copies(cell.num_bytes),

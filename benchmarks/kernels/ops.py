@@ -8,7 +8,7 @@ together 512 MiB, as in a model, where a layer's weights are cold when its turn 
 runs. "GB/s" and "T/s" count the bytes and operations that the op cannot do without; the roofline is the longer of those
 bytes over the read bandwidth and those operations over the matmul rate (in the dtype or in float32, whichever is
 faster), all measured in the same run; "of roof" is that time over the measured one. Above 100 % a shared last-level
-cache helped, or a neighbour disturbed the probe.
+cache helped, or a neighbor disturbed the probe.
 `--reference` measures the plain torch ops that define each kernel. With `--quantization` bytes are those of the
 integers; operations are still compared with the same rate.
 
@@ -32,8 +32,8 @@ from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import QUANTIZATIONS
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Fused, KeepsPacked, PackedExperts, PackedLinear, Routing
-from octavo.sampling.draw import Draws, TorchDraws
-from octavo.sampling.native_draw import select_draws
+from octavo.sampling.backend import SamplerBackend, TorchSamplerBackend
+from octavo.sampling.native_backend import select_draws
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 
@@ -46,7 +46,7 @@ LINEARS = {
     "down": (HIDDEN, INTERMEDIATE),
 }
 VOCAB = 151936
-MOST_HEAD_ROWS = 128  # a prompt has one
+MAX_HEAD_ROWS = 128  # a prompt has one
 DRAWS = {
     "the largest": SamplingParams(temperature=0.0, seed=0),
     "temperature": SamplingParams(seed=0),
@@ -70,7 +70,7 @@ class Case:
 
 
 def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    """Time each linear map."""
+    """Time each linear layer."""
     for name, (num_outputs, in_size) in LINEARS.items():
         weight, x = torch.randn(num_outputs, in_size).to(dtype), torch.randn(num_rows, in_size).to(dtype)
         num_bytes = packed_bytes(kernels, kernels.pack_linear(weight.clone(), None), weight)
@@ -85,13 +85,13 @@ def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
 
 def head_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time the logits head of greedy rows, of which the largest result alone is kept. It is too large for any cache."""
-    if num_rows > MOST_HEAD_ROWS:
+    if num_rows > MAX_HEAD_ROWS:
         return
     weight, x = torch.randn(VOCAB, HIDDEN).to(dtype), torch.randn(num_rows, HIDDEN).to(dtype)
     packed = kernels.pack_logits_linear(weight, None)
     yield Case(
         name=f"largest of head {VOCAB}x{HIDDEN}",
-        run=lambda: kernels.largest_logits(x, packed),
+        run=lambda: kernels.logits_argmax(x, packed),
         num_bytes=packed_bytes(kernels, packed, weight) + x.nbytes,
         num_operations=2 * num_rows * weight.numel(),
     )
@@ -110,7 +110,7 @@ def packed_bytes(kernels: Kernels, packed: PackedLinear, weight: torch.Tensor) -
 
 def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time a mixture of experts. Of the inputs, which take turns, that one counts which touches the fewest experts."""
-    routing = Routing(num_experts=NUM_EXPERTS, top_k=TOP_K, renormalises=True, has_shared=False)
+    routing = Routing(num_experts=NUM_EXPERTS, top_k=TOP_K, renormalizes=True, has_shared=False)
     layers = [make_experts(kernels, dtype) for _ in range(NUM_EXPERT_LAYERS)]
     router = kernels.pack_router(torch.randn(NUM_EXPERTS, EXPERT_HIDDEN).to(dtype))
     inputs = [torch.randn(num_rows, EXPERT_HIDDEN).to(dtype) for _ in range(8)]
@@ -123,9 +123,9 @@ def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
         return kernels.moe(x, Fused(residual=rest, norm_weight=norm, eps=1e-6), router, routing, experts, load)
 
     weights = 3 * EXPERT_HIDDEN * EXPERT_INTERMEDIATE
-    maps = (layers[0].gate_up[0], 2 * EXPERT_INTERMEDIATE), (layers[0].down[0], EXPERT_INTERMEDIATE)
+    linears = (layers[0].gate_up[0], 2 * EXPERT_INTERMEDIATE), (layers[0].down[0], EXPERT_INTERMEDIATE)
     of_expert = sum(
-        packed_bytes(kernels, packed, torch.empty(size, EXPERT_HIDDEN, dtype=dtype)) for packed, size in maps
+        packed_bytes(kernels, packed, torch.empty(size, EXPERT_HIDDEN, dtype=dtype)) for packed, size in linears
     )
     yield Case(
         name=f"moe {TOP_K} of {NUM_EXPERTS}, {touched} touched",
@@ -145,7 +145,7 @@ def make_experts(kernels: Kernels, dtype: torch.dtype) -> PackedExperts:
 
 
 def small_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
-    """Time the ops between the linear maps; all read and write each value once."""
+    """Time the ops between the linear layers; all read and write each value once."""
     x, residual = torch.randn(num_rows, HIDDEN).to(dtype), torch.randn(num_rows, HIDDEN).to(dtype)
     heads = torch.randn(num_rows, HEADS, HEAD_DIM).to(dtype)
     gate_up = torch.randn(num_rows, 2 * INTERMEDIATE).to(dtype)
@@ -163,7 +163,7 @@ def small_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator
         yield Case(name=name, run=run, num_bytes=num_values * dtype.itemsize)
 
 
-def draw_cases(draws: Draws, num_rows: int) -> Iterator[Case]:
+def draw_cases(backend: SamplerBackend, num_rows: int) -> Iterator[Case]:
     """Time the choice of T tokens: logits of a bell shape with ten that stand out, as real ones have."""
     logits, indices = 2.5 * torch.randn(num_rows, VOCAB), np.arange(num_rows, dtype=np.int32)
     logits[:, 1000:1010] += 15.0
@@ -174,7 +174,7 @@ def draw_cases(draws: Draws, num_rows: int) -> Iterator[Case]:
         records = rows.records(indices)
         yield Case(
             name=f"draw: {name}, V = {VOCAB}",
-            run=partial(draws.draw, logits, records, indices),
+            run=partial(backend.draw, logits, records, indices),
             num_bytes=logits.nbytes,
         )
 
@@ -211,12 +211,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 256])
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--reference", action="store_true")
-    kind.add_argument("--quantization", choices=tuple(QUANTIZATIONS), help="of the weights of linear maps")
+    kind.add_argument("--quantization", choices=tuple(QUANTIZATIONS), help="of the weights of linear layers")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
     kernels: Kernels = Kernels() if options.reference else select_kernels(CPU, dtype, options.quantization)
-    draws: Draws = TorchDraws() if options.reference else select_draws(CPU, kernels)
+    backend: SamplerBackend = TorchSamplerBackend() if options.reference else select_draws(CPU, kernels)
     with torch.inference_mode():
         bandwidth, rate = read_bandwidth(), max(matmul_rate(dtype), matmul_rate(torch.float32))
         print(f"{kernels.name}, {options.dtype}, {options.threads} threads, torch {torch.__version__}: ", end="")
@@ -226,7 +226,7 @@ def main() -> None:
             for cases in (linear_cases, head_cases, expert_cases, small_cases):
                 print_cases(cases(kernels, num_rows, dtype), bandwidth, rate)
             print_cases(attention_cases(num_rows, dtype), bandwidth, rate)
-            print_cases(draw_cases(draws, num_rows), bandwidth, rate)
+            print_cases(draw_cases(backend, num_rows), bandwidth, rate)
 
 
 def print_cases(cases: Iterator[Case], bandwidth: float, rate: float) -> None:

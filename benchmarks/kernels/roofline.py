@@ -8,7 +8,7 @@ import torch
 
 
 def best_seconds(run: Callable[[], object], *, budget_s: float = 0.3) -> float:
-    """Return the shortest of many runs of `run`, so that neighbours on the machine count least."""
+    """Return the shortest of many runs of `run`, so that neighbors on the machine count least."""
     run()
     best, deadline = float("inf"), time.perf_counter() + budget_s
     while time.perf_counter() < deadline:

@@ -42,7 +42,7 @@ double seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// The shortest of several runs of `work(thread)` on all threads: neighbours on the machine count least.
+// The shortest of several runs of `work(thread)` on all threads: neighbors on the machine count least.
 double best_seconds(int threads, const std::function<void(int)>& work) {
   double best = 1e9;
   for (int repeat = 0; repeat < kRepeats; ++repeat) {

@@ -4,7 +4,7 @@
         [--quantization int8]
 
 Random weights of Qwen3-0.6B's geometry in bfloat16, 128 tokens in and 64 out for decode. Each engine runs in a process
-of its own, one after the other, and they take turns `--repeats` times, so that a noisy neighbour hits both; the table
+of its own, one after the other, and they take turns `--repeats` times, so that a noisy neighbor hits both; the table
 shows medians. Roofline: weight and KV bytes over the memory bandwidth measured in the same run, and operations over
 the matrix rate measured in the same run (in bfloat16 or float32, whichever is faster), whichever takes longer. With
 `--quantization` Octavo's weights are integers, and so are the bytes of the roofline; all else stays as it is.

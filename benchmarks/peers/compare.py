@@ -3,7 +3,7 @@
     python -m benchmarks.peers.compare [--engines octavo llama.cpp] [--groups bf16 int8 int4] [--repeats 3] [--out NAME]
 
 Each engine runs in a process of its own, one after the other, and they take turns `--repeats` times, so that a noisy
-neighbour hits all; tables show medians. `--out NAME` writes NAME.json, NAME.md and NAME.svg.
+neighbor hits all; tables show medians. `--out NAME` writes NAME.json, NAME.md and NAME.svg.
 """
 
 import argparse

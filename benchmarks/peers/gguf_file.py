@@ -1,4 +1,4 @@
-"""A safetensors checkpoint as GGUF, for llama.cpp: written by the `gguf` package, quantised by llama.cpp itself.
+"""A safetensors checkpoint as GGUF, for llama.cpp: written by the `gguf` package, quantized by llama.cpp itself.
 
     python -m benchmarks.peers.gguf_file FOLDER [--precision q4_0]
 
@@ -46,7 +46,7 @@ def make(folder: Path, precision: str) -> Path:
     """Return the GGUF file of this precision beside the checkpoint, written if there is none yet.
 
     Raises:
-        RuntimeError: when llama.cpp cannot quantise it.
+        RuntimeError: when llama.cpp cannot quantize it.
     """
     target = folder / f"{precision}.gguf"
     if target.exists():
@@ -55,16 +55,16 @@ def make(folder: Path, precision: str) -> Path:
     if precision == "bf16":
         write(folder, unfinished)
     else:
-        quantise(make(folder, "bf16"), unfinished, FILE_TYPES[precision])
+        quantize(make(folder, "bf16"), unfinished, FILE_TYPES[precision])
     return unfinished.rename(target)
 
 
-def quantise(source: Path, target: Path, file_type: int) -> None:
+def quantize(source: Path, target: Path, file_type: int) -> None:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = file_type, 2
     code = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params))
     if code != 0:
-        raise RuntimeError(f"llama.cpp does not quantise {source}: code {code}")
+        raise RuntimeError(f"llama.cpp does not quantize {source}: code {code}")
 
 
 def write(folder: Path, target: Path) -> None:

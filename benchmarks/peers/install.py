@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.peers.registry import ENGINES, LLAMA_CPP, Peer
 
 # GCC 12 takes the tile shapes for dead stores, as its `_tile_loadconfig` does not say that it reads all 64 bytes, and
-# llama.cpp crashes at the first product of quantised weights. A barrier keeps them.
+# llama.cpp crashes at the first product of quantized weights. A barrier keeps them.
 TILE_CALL = "    _tile_loadconfig(&tc);"
 TILE_FIX = '    __asm__ volatile("" : : "r"(&tc) : "memory");\n' + TILE_CALL
 REQUIREMENTS = Path(__file__).with_name("requirements")

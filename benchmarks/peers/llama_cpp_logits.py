@@ -1,4 +1,4 @@
-"""Logits of texts by llama.cpp, for comparing what quantisation costs: every position's, as a numpy file.
+"""Logits of texts by llama.cpp, for comparing what quantization costs: every position's, as a numpy file.
 
     python -m benchmarks.peers.llama_cpp_logits FOLDER TOKENS.json OUT.npz --precision q8_0
 

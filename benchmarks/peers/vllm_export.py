@@ -1,8 +1,8 @@
-"""A checkpoint with int8 linear maps in the form that vLLM reads (compressed-tensors, W8A8), made by rounding.
+"""A checkpoint with int8 linear layers in the form that vLLM reads (compressed-tensors, W8A8), made by rounding.
 
     python -m benchmarks.peers.vllm_export FOLDER [--precision w8a8]
 
-A scale per row of weights; activations are quantised per token as they come. Embedding and LM head stay in bfloat16.
+A scale per row of weights; activations are quantized per token as they come. Embedding and LM head stay in bfloat16.
 Runs in vLLM's environment.
 """
 
@@ -38,13 +38,13 @@ def make(folder: Path, precision: str) -> Path:
             shutil.copy(folder / name, unfinished)
         config = json.loads((folder / "config.json").read_text())
         (unfinished / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTIZATION}, indent=1))
-        save_file(quantised(load_file(folder / "model.safetensors")), unfinished / "model.safetensors")
+        save_file(quantized(load_file(folder / "model.safetensors")), unfinished / "model.safetensors")
         unfinished.rename(target)
     return target
 
 
-def quantised(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors with every linear map as int8 [N, K] and scales [N, 1]."""
+def quantized(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with every linear layer as int8 [N, K] and scales [N, 1]."""
     results = {}
     for name, tensor in tensors.items():
         if not name.endswith("_proj.weight"):

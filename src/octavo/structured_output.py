@@ -14,7 +14,7 @@ MAX_SPEC_BYTES = 1 << 19  # total for all texts of one request
 MAX_SCHEMA_DEPTH = 128  # nesting of lists and objects
 MAX_CHOICES = 10_000
 MAX_TAGS = 1_000
-MAX_THOUGHT_TOKENS = 1 << 20  # beyond any context length
+MAX_REASONING_TOKENS = 1 << 20  # beyond any context length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +73,8 @@ class Thoughts:
             raise InvalidParameterError("thoughts.is_open", self.is_open, "must be true or false")
         if self.max_tokens is not None:
             _check_count("thoughts.max_tokens", self.max_tokens, 0)
-            if self.max_tokens > MAX_THOUGHT_TOKENS:
-                raise InvalidParameterError("thoughts.max_tokens", self.max_tokens, f"at most {MAX_THOUGHT_TOKENS}")
+            if self.max_tokens > MAX_REASONING_TOKENS:
+                raise InvalidParameterError("thoughts.max_tokens", self.max_tokens, f"at most {MAX_REASONING_TOKENS}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

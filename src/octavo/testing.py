@@ -209,18 +209,20 @@ class FakeWorker:
             has_first_stage=has_first_stage,
         )
 
-    def execute(self, order: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Update the rows, write and read all keys and values, and sample."""
-        self.update_rows(order)
-        drafts = self._try_drafts(order)
-        held = tuple(self.rows[row].request_id for row in order.rows.tolist())
-        assert held == order.req_ids, f"rows hold {held}, the scheduler output names {order.req_ids}"
-        starts, counts = order.num_computed_tokens.tolist(), order.num_scheduled_tokens.tolist()
+        self.update_rows(scheduler_output)
+        drafts = self._try_drafts(scheduler_output)
+        held = tuple(self.rows[row].request_id for row in scheduler_output.rows.tolist())
+        assert held == scheduler_output.req_ids, (
+            f"rows hold {held}, the scheduler output names {scheduler_output.req_ids}"
+        )
+        starts, counts = scheduler_output.num_computed_tokens.tolist(), scheduler_output.num_scheduled_tokens.tolist()
         spans = [
             (self.rows[row], start, start + count)
-            for row, start, count in zip(order.rows.tolist(), starts, counts, strict=True)
+            for row, start, count in zip(scheduler_output.rows.tolist(), starts, counts, strict=True)
         ]
-        self.num_tokens_computed += order.total_num_scheduled_tokens
+        self.num_tokens_computed += scheduler_output.total_num_scheduled_tokens
         for row, start, end in spans:
             self._write(row, start, end)
         self._spread_losses(spans)
@@ -228,28 +230,28 @@ class FakeWorker:
             self._check_reads(row, end)
         sampled = [self._sample(row, end, tried) for (row, _, end), tried in zip(spans, drafts, strict=True)]
         has_sampled = [bool(token_ids) for token_ids in sampled]
-        assert has_sampled == order.samples.tolist(), f"rows at their last token: {has_sampled}"
-        return _answer_of(order, sampled)
+        assert has_sampled == scheduler_output.samples.tolist(), f"rows at their last token: {has_sampled}"
+        return _answer_of(scheduler_output, sampled)
 
-    def lose(self, order: SchedulerOutput) -> None:
+    def lose(self, scheduler_output: SchedulerOutput) -> None:
         """Fail a step: update the rows but write nothing. Later steps may already be in flight."""
-        self.update_rows(order)
-        drafts = self._try_drafts(order)
-        ends = order.num_computed_tokens + order.num_scheduled_tokens  # [R]
-        for index, row in enumerate(order.rows.tolist()):
+        self.update_rows(scheduler_output)
+        drafts = self._try_drafts(scheduler_output)
+        ends = scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens  # [R]
+        for index, row in enumerate(scheduler_output.rows.tolist()):
             state = self.rows[row]
             state.is_lost = True
-            self._write(state, int(order.num_computed_tokens[index]), int(ends[index]))
+            self._write(state, int(scheduler_output.num_computed_tokens[index]), int(ends[index]))
             self._sample(state, int(ends[index]), drafts[index])
 
-    def update_rows(self, order: SchedulerOutput) -> None:
+    def update_rows(self, scheduler_output: SchedulerOutput) -> None:
         """Apply the diffs of a step to the rows, as every worker does before it computes anything."""
-        ended = set(order.finished_req_ids)
+        ended = set(scheduler_output.finished_req_ids)
         self.rows = {row: state for row, state in self.rows.items() if state.request_id not in ended}
-        for new in order.scheduled_new_reqs:
+        for new in scheduler_output.scheduled_new_reqs:
             assert new.row not in self.rows, f"row {new.row} is taken by {self.rows[new.row].request_id}"
             self.rows[new.row] = FakeRow(new)
-        diffs = order.scheduled_cached_reqs
+        diffs = scheduler_output.scheduled_cached_reqs
         for row, block_id in zip(diffs.rows.tolist(), diffs.block_ids.tolist(), strict=True):
             self.rows[row].block_ids.append(block_id)
         told = zip(diffs.token_rows.tolist(), diffs.token_positions.tolist(), diffs.token_ids.tolist(), strict=True)
@@ -277,14 +279,14 @@ class FakeWorker:
         wrong = (found != np.array(row.contexts[:end])).nonzero()[0]
         assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
 
-    def _try_drafts(self, order: SchedulerOutput) -> list[list[int]]:
+    def _try_drafts(self, scheduler_output: SchedulerOutput) -> list[list[int]]:
         """Append each row's drafts [R] to what it knows, until it has sampled."""
-        tried = order.scheduled_spec_decode_tokens
+        tried = scheduler_output.scheduled_spec_decode_tokens
         if tried is None:
-            return [[] for _ in order.req_ids]
+            return [[] for _ in scheduler_output.req_ids]
         assert int(tried.counts.sum()) == len(tried.token_ids)
         left, drafts = iter(tried.token_ids.tolist()), list[list[int]]()
-        for row, count in zip(order.rows.tolist(), tried.counts.tolist(), strict=True):
+        for row, count in zip(scheduler_output.rows.tolist(), tried.counts.tolist(), strict=True):
             drafts.append([next(left) for _ in range(count)])
             for token_id in drafts[-1]:
                 self.rows[row].append(token_id)
@@ -306,17 +308,20 @@ class FakeWorker:
         return token_ids
 
 
-def answer_to(order: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
+def model_output_for(scheduler_output: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
     """Answer a step without drafts: `token_ids` [R], of which only those of rows that sample count."""
-    return _answer_of(order, [[one] if it else [] for one, it in zip(token_ids, order.samples.tolist(), strict=True)])
+    return _answer_of(
+        scheduler_output,
+        [[one] if it else [] for one, it in zip(token_ids, scheduler_output.samples.tolist(), strict=True)],
+    )
 
 
-def _answer_of(order: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> ModelRunnerOutput:
+def _answer_of(scheduler_output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> ModelRunnerOutput:
     table = np.zeros((len(sampled), max(map(len, sampled), default=1) or 1), dtype=np.int32)
     for row, token_ids in zip(table, sampled, strict=True):
         row[: len(token_ids)] = token_ids
     return ModelRunnerOutput(
-        req_ids=order.req_ids,
+        req_ids=scheduler_output.req_ids,
         sampled_token_ids=table,
         num_sampled=np.array([len(token_ids) for token_ids in sampled], dtype=np.int32),
     )
@@ -324,8 +329,8 @@ def _answer_of(order: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> Mode
 
 def run_step(scheduler: Scheduler, worker: FakeWorker) -> EngineCoreOutputs:
     """Schedule one step, execute it and update the scheduler with its output."""
-    order = scheduler.schedule()
-    return scheduler.update_from_output(order, worker.execute(order))
+    scheduler_output = scheduler.schedule()
+    return scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
 
 
 class FakeExecutor:
@@ -337,10 +342,10 @@ class FakeExecutor:
         num_blocks: int = 64,
         block_size: int = 4,
         vocab_size: int = 1000,
-        fails: Callable[[SchedulerOutput], bool] = lambda order: False,
-        most_steps_in_flight: int = 1,
+        fails: Callable[[SchedulerOutput], bool] = lambda scheduler_output: False,
+        max_steps_in_flight: int = 1,
     ) -> None:
-        self.most_steps_in_flight = most_steps_in_flight
+        self.max_steps_in_flight = max_steps_in_flight
         self.worker = FakeWorker(num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size)
         self.has_exited = False
         self._num_blocks = num_blocks
@@ -353,13 +358,13 @@ class FakeExecutor:
     def start(self) -> int:
         return self._num_blocks
 
-    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()
-        if self._fails(order):
-            self.worker.lose(order)
+        if self._fails(scheduler_output):
+            self.worker.lose(scheduler_output)
             future.set_exception(RuntimeError("failed as requested"))
         else:
-            future.set_result(self.worker.execute(order))
+            future.set_result(self.worker.execute(scheduler_output))
         return future
 
     def warmup(self) -> None:
@@ -396,9 +401,9 @@ class FakeRank:
         cache, vocab_size = self._config.cache, self._config.model.vocab_size
         self._worker = FakeWorker(num_blocks=num_blocks, block_size=cache.block_size, vocab_size=vocab_size)
 
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         assert self._worker is not None, "initialize_kv_cache must be called first"
-        return self._worker.execute(order)
+        return self._worker.execute(scheduler_output)
 
     def warmup(self) -> None:
         """No-op: nothing is initialized lazily."""

@@ -124,7 +124,7 @@ def run_step(
         sliding_window=sliding_window,
         norms=norms,
         scale=scale,
-        answers_kept=kept is not None,
+        computes_kept_only=kept is not None,
     )
     plan = pool.backend.plan(batch)
     out = pool.backend.forward(qkv, angles.cos(), angles.sin(), pool.kv_cache, batch, plan, layer)

@@ -143,7 +143,7 @@ def test_the_tolerance_notices_a_wrong_mask() -> None:
 
 def test_selection() -> None:
     kernels = native_kernels()  # None where they were not built, or OCTAVO_CPU_LEVEL says so
-    assert select_attention(CPU, torch.float32).is_row_invariant
+    assert select_attention(CPU, torch.float32).is_batch_invariant
     assert select_attention(CPU, torch.float32).name == (kernels.name if kernels else "torch-tiled")
     assert select_attention(CPU, torch.bfloat16).name == (kernels.name if kernels else "torch-sdpa")
     assert select_attention(CPU, torch.float16).name == "torch-sdpa"

@@ -1,4 +1,4 @@
-"""Row-invariant backends: a request has the same bits, whatever else is in the step and however it is cut."""
+"""Batch-invariant backends: a request has the same bits, whatever else is in the step and however it is cut."""
 
 from dataclasses import replace
 from random import Random

@@ -46,7 +46,7 @@ def test_reasoning(server: HttpServer) -> None:
     assert answer.choices[0].message.reasoning_content
 
 
-def test_errors_are_recognised(server: HttpServer) -> None:
+def test_errors_are_recognized(server: HttpServer) -> None:
     too_long = [{"role": "user", "content": "word " * 3000}]
     with pytest.raises(litellm.ContextWindowExceededError):
         litellm.completion(**fields(server), messages=too_long)

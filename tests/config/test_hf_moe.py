@@ -44,18 +44,18 @@ def moe(folder: Path, config: dict[str, Any]) -> MoEConfig:
 def test_absent_keys_mean_what_each_architecture_says(tmp_path: Path) -> None:
     everywhere = (True,) * 4
     assert moe(tmp_path, MIXTRAL) == MoEConfig(
-        num_experts=8, top_k=2, intermediate_size=45, renormalises=True, is_sparse=everywhere
+        num_experts=8, top_k=2, intermediate_size=45, renormalizes=True, is_sparse=everywhere
     )
     assert moe(tmp_path, QWEN2) == MoEConfig(
         num_experts=60,
         top_k=4,
         intermediate_size=1408,
         shared_intermediate_size=5632,
-        renormalises=False,
+        renormalizes=False,
         is_sparse=everywhere,
     )
     assert moe(tmp_path, QWEN3) == MoEConfig(
-        num_experts=128, top_k=8, intermediate_size=768, renormalises=False, is_sparse=everywhere
+        num_experts=128, top_k=8, intermediate_size=768, renormalizes=False, is_sparse=everywhere
     )
     mixtral = read(tmp_path, MIXTRAL)
     assert (mixtral.rms_norm_eps, mixtral.rope.theta, mixtral.sliding_windows) == (1e-5, 1e6, (None,) * 4)

@@ -9,7 +9,7 @@ def test_consecutive_ranks_share_a_stage() -> None:
     config = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=3)
     places = [RankPlace.of(rank, config) for rank in range(config.world_size)]
     assert [(place.pp_rank, place.tp_rank) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert [place.rank for place in places if place.answers] == [4]
+    assert [place.rank for place in places if place.returns_output] == [4]
     assert [place.rank for place in places if place.is_first_stage] == [0, 1]
 
 

@@ -69,10 +69,10 @@ def test_all_to_all_deals_uneven_numbers_of_rows(counts: list[list[int]], width:
     def body(groups: ParallelGroups) -> tuple[torch.Tensor, list[int]]:
         return groups.tensor.all_to_all(sent[groups.tensor.rank], counts[groups.tensor.rank])
 
-    dealt = [torch.split(x, counts[source]) for source, x in enumerate(sent)]
+    sharded = [torch.split(x, counts[source]) for source, x in enumerate(sent)]
     for rank, (rows, came) in enumerate(run_ranks(body, 3, shares_memory=shares_memory)):
         assert came == [counts[source][rank] for source in range(3)]
-        assert torch.equal(rows, torch.cat([parts[rank] for parts in dealt]))
+        assert torch.equal(rows, torch.cat([parts[rank] for parts in sharded]))
 
 
 @both_kinds

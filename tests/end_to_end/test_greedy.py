@@ -48,7 +48,7 @@ def generated_by(reference: Any, prompt: TokensPrompt, num_tokens: int) -> list[
 
 
 def assert_greedy(reference: Any, outputs: list[RequestOutput]) -> None:
-    """Check that each token is transformers' arg-max after those before it: by induction, its greedy output.
+    """Check that each token is transformers' argmax after those before it: by induction, its greedy output.
 
     One forward for all, padded on the right, where a causal model does not look.
     """

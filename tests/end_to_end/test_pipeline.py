@@ -73,7 +73,7 @@ def test_stages_give_the_bytes_of_one_rank(
     llm = make_llm(name, pipeline_parallel_size=num_stages, **options)
     for _ in range(2):  # the second time, prefixes are in the cache
         assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == alone
-    assert ranks[0].num_most_in_flight == num_stages
+    assert ranks[0].max_num_in_flight == num_stages
 
 
 @pytest.mark.parametrize("name", [case.name for case in TINY_MODELS])

@@ -22,7 +22,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.structured.llguidance_backend import LLGuidanceBackend
 
 PROMPT = "Tell me about Rome."
-FORMS = [StructuredOutput(json_schema=schema) for schema in SCHEMAS.values()]
+CONSTRAINTS = [StructuredOutput(json_schema=schema) for schema in SCHEMAS.values()]
 WAYS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.0},
@@ -57,26 +57,37 @@ def open_model(checkpoint: GetCheckpoint, name: str, **options: Any) -> LLM:
     return open_llm(checkpoint, "demo", **{"max_model_len": 512, **MODELS[name], **options})
 
 
-def ask(llm: LLM, form: StructuredOutput, **options: Any) -> CompletionOutput:
-    params = SamplingParams.from_options({"max_tokens": 300, "seed": 1, "structured_output": form, **options})
+def ask(llm: LLM, constraint: StructuredOutput, **options: Any) -> CompletionOutput:
+    params = SamplingParams.from_options({"max_tokens": 300, "seed": 1, "structured_output": constraint, **options})
     return llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
 
 
 def mixed_params() -> list[SamplingParams]:
     """Forms and ways of sampling in one batch, some without a form."""
-    forms = [*FORMS, None, StructuredOutput(choice=["yes", "no", "perhaps"]), StructuredOutput(regex="[a-f]{2,9}!")]
+    constraints = [
+        *CONSTRAINTS,
+        None,
+        StructuredOutput(choice=["yes", "no", "perhaps"]),
+        StructuredOutput(regex="[a-f]{2,9}!"),
+    ]
     return [
         SamplingParams.from_options(
-            {"seed": index, "max_tokens": 300 if form else 20, "structured_output": form, "logprobs": 2, **way}
+            {
+                "seed": index,
+                "max_tokens": 300 if constraint else 20,
+                "structured_output": constraint,
+                "logprobs": 2,
+                **way,
+            }
         )
-        for index, (form, way) in enumerate((form, way) for form in forms for way in WAYS[:4])
+        for index, (constraint, way) in enumerate((constraint, way) for constraint in constraints for way in WAYS[:4])
     ]
 
 
 def test_every_answer_has_its_form(llm: LLM) -> None:
     params = [
-        SamplingParams.from_options({"seed": seed, "max_tokens": 400, "structured_output": form, **way})
-        for form in FORMS
+        SamplingParams.from_options({"seed": seed, "max_tokens": 400, "structured_output": constraint, **way})
+        for constraint in CONSTRAINTS
         for way in WAYS
         for seed in range(3)
     ]
@@ -103,9 +114,9 @@ def test_tool_calls(llm: LLM) -> None:
         end="}\n</tool_call>",
         trigger="<tool_call>",
     )
-    form = StructuredOutput(tags=[tag], free_text=False, min_tags=1, max_tags=2, separator="\n")
+    constraint = StructuredOutput(tags=[tag], free_text=False, min_tags=1, max_tags=2, separator="\n")
     for seed in range(3):
-        answer = ask(llm, form, seed=seed, skip_special_tokens=False, temperature=2.0, max_tokens=400)
+        answer = ask(llm, constraint, seed=seed, skip_special_tokens=False, temperature=2.0, max_tokens=400)
         calls = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", answer.text, re.DOTALL)
         assert 1 <= len(calls) <= 2
         for call in calls:
@@ -150,7 +161,7 @@ def test_the_tokenizer_option_decides_which_tokens_fit(tmp_path: Path) -> None:
 
 
 async def test_in_a_process_of_its_own() -> None:
-    params = SamplingParams(structured_output=FORMS[0], max_tokens=300, seed=5)
+    params = SamplingParams(structured_output=CONSTRAINTS[0], max_tokens=300, seed=5)
     with LLM("demo", dtype="float32") as llm:
         expected = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     async with AsyncLLM("demo", dtype="float32") as engine:
@@ -160,29 +171,31 @@ async def test_in_a_process_of_its_own() -> None:
 
 
 def test_many_samples_of_one_prompt(trained: LLM) -> None:
-    params = SamplingParams(structured_output=FORMS[0], n=6, seed=3, max_tokens=300, temperature=2.0)
+    params = SamplingParams(structured_output=CONSTRAINTS[0], n=6, seed=3, max_tokens=300, temperature=2.0)
     samples = trained.generate(PROMPT, params, use_tqdm=False)[0].outputs
     assert all(is_valid(parse(sample.text), SCHEMAS["person"]) for sample in samples)
     assert len({sample.text for sample in samples}) > 1
 
 
 def test_a_cut_is_called_a_cut(trained: LLM) -> None:
-    answer = ask(trained, FORMS[0], max_tokens=4)
+    answer = ask(trained, CONSTRAINTS[0], max_tokens=4)
     assert (answer.finish_reason, len(answer.token_ids)) == ("length", 4)
-    whole = ask(trained, FORMS[0])
-    exactly = ask(trained, FORMS[0], max_tokens=len(whole.token_ids))
+    whole = ask(trained, CONSTRAINTS[0])
+    exactly = ask(trained, CONSTRAINTS[0], max_tokens=len(whole.token_ids))
     assert (exactly.finish_reason, exactly.text) == ("stop", whole.text)
 
 
 def test_stop_strings_cut_too(trained: LLM) -> None:
-    answer = ask(trained, FORMS[0], stop=['"age"'])
+    answer = ask(trained, CONSTRAINTS[0], stop=['"age"'])
     assert (answer.finish_reason, answer.stop_reason) == ("stop", '"age"')
     assert '"age"' not in answer.text
 
 
 def test_min_tokens_hold_off_an_end_that_may_come(trained: LLM) -> None:
-    form = StructuredOutput(regex="a+")
-    assert all(len(ask(trained, form, min_tokens=20, max_tokens=40, seed=seed).token_ids) >= 20 for seed in range(5))
+    constraint = StructuredOutput(regex="a+")
+    assert all(
+        len(ask(trained, constraint, min_tokens=20, max_tokens=40, seed=seed).token_ids) >= 20 for seed in range(5)
+    )
 
 
 def test_a_complete_form_ends_before_min_tokens(trained: LLM) -> None:
@@ -204,7 +217,7 @@ def test_a_form_and_bans_that_leave_nothing(trained: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "place"),
+    ("constraint", "place"),
     [
         (StructuredOutput(json_schema={"properties": {"a": {"type": "x"}}}), r"json_schema.*at \$.properties.a: "),
         (StructuredOutput(json_schema={"type": "array", "minItems": 10**9}), r"at \$.minItems: "),
@@ -215,16 +228,16 @@ def test_a_form_and_bans_that_leave_nothing(trained: LLM) -> None:
         ),
     ],
 )
-def test_a_bad_form_is_refused_before_any_work(trained: LLM, form: StructuredOutput, place: str) -> None:
+def test_a_bad_form_is_refused_before_any_work(trained: LLM, constraint: StructuredOutput, place: str) -> None:
     with pytest.raises(UserError, match=place):
-        ask(trained, form)
+        ask(trained, constraint)
     assert not trained.engine.has_unfinished_requests()
 
 
-@pytest.mark.parametrize("form", [TOO_COMPLEX, StructuredOutput(regex="((a{1000}){1000}){1000}")])
-def test_a_bomb_that_only_the_core_can_see_fails_alone(trained: LLM, form: StructuredOutput) -> None:
-    params = [SamplingParams(structured_output=form, seed=1, max_tokens=300)]
-    params += [SamplingParams(structured_output=FORMS[1], seed=seed, max_tokens=300) for seed in range(3)]
+@pytest.mark.parametrize("constraint", [TOO_COMPLEX, StructuredOutput(regex="((a{1000}){1000}){1000}")])
+def test_a_bomb_that_only_the_core_can_see_fails_alone(trained: LLM, constraint: StructuredOutput) -> None:
+    params = [SamplingParams(structured_output=constraint, seed=1, max_tokens=300)]
+    params += [SamplingParams(structured_output=CONSTRAINTS[1], seed=seed, max_tokens=300) for seed in range(3)]
     params += [SamplingParams(seed=2)]
     bomb, *others = [output.outputs[0] for output in trained.generate([PROMPT] * 5, params, use_tqdm=False)]
     assert (bomb.finish_reason, bomb.error_type) == ("error", "GrammarTooComplexError")
@@ -234,18 +247,18 @@ def test_a_bomb_that_only_the_core_can_see_fails_alone(trained: LLM, form: Struc
 
 def test_a_form_is_compiled_once(trained: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[StructuredOutput] = []
-    compile_form = LLGuidanceBackend.compile
+    compile_constraint = LLGuidanceBackend.compile
 
-    def watched(self: LLGuidanceBackend, form: StructuredOutput) -> Any:
-        compiled.append(form)
-        return compile_form(self, form)
+    def watched(self: LLGuidanceBackend, constraint: StructuredOutput) -> Any:
+        compiled.append(constraint)
+        return compile_constraint(self, constraint)
 
     monkeypatch.setattr(LLGuidanceBackend, "compile", watched)
-    form = StructuredOutput(regex="once[0-9]")
-    params = SamplingParams(structured_output=form, n=3)
+    constraint = StructuredOutput(regex="once[0-9]")
+    params = SamplingParams(structured_output=constraint, n=3)
     for _ in range(2):
         trained.generate([PROMPT] * 4, params, use_tqdm=False)
-    assert compiled == [form]
+    assert compiled == [constraint]
 
 
 def test_without_masks_these_tests_would_fail(trained: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def fake_executors(monkeypatch: pytest.MonkeyPatch) -> list[FakeExecutor]:
                 num_blocks=cache.num_kv_blocks or 512,
                 block_size=cache.block_size,
                 vocab_size=config.model.vocab_size,
-                fails=lambda order: any(should_fail(order) for should_fail in FAILURES),
+                fails=lambda scheduler_output: any(should_fail(scheduler_output) for should_fail in FAILURES),
             )
         )
         return made[-1]

@@ -24,7 +24,7 @@ def test_equals_take_turns() -> None:
     sent = []
     for number in range(6):
         sent.append(send(to, str(number), [number] * 3))
-        to.note_finished(sent[-1], [str(number)])
+        to.record_finished(sent[-1], [str(number)])
     assert sent == [0, 1, 2, 0, 1, 2]
 
 
@@ -32,7 +32,7 @@ def test_a_known_prefix_decides_among_idle_replicas() -> None:
     to = router()
     prefix = list(range(40))
     assert send(to, "first", prefix) == 0
-    to.note_finished(0, ["first"])
+    to.record_finished(0, ["first"])
     assert [send(to, "other", [7] * 40), send(to, "again", [*prefix, 1, 2])] == [1, 0]
 
 
@@ -40,9 +40,9 @@ def test_a_busy_replica_loses_even_who_it_knows() -> None:
     to = router()
     prefix = list(range(100))
     send(to, "first", prefix)
-    to.note_admitted(0, ["first"])
+    to.record_admitted(0, ["first"])
     assert send(to, "second", prefix) == 0  # 64 for the first request are less than 100 tokens
-    to.note_admitted(0, ["second"])
+    to.record_admitted(0, ["second"])
     assert send(to, "third", prefix) == 1  # 128 are more
 
 
@@ -50,7 +50,7 @@ def test_waiting_prompts_count_until_they_are_admitted() -> None:
     to = router(caches_prefixes=False)
     send(to, "long", [1] * 1000)
     assert [send(to, f"short {number}", [2] * 10) for number in range(3)] == [1, 1, 1]
-    to.note_admitted(0, ["long"])
+    to.record_admitted(0, ["long"])
     assert send(to, "short 4", [2] * 10) == 0
 
 
@@ -59,8 +59,8 @@ def test_salts_keep_prefixes_apart() -> None:
     prompt = list(range(400))
     send(to, "first", prompt, salt="a")
     assert send(to, "second", prompt, salt="b") == 1
-    to.note_finished(0, ["first"])
-    to.note_finished(1, ["second"])
+    to.record_finished(0, ["first"])
+    to.record_finished(1, ["second"])
     assert [send(to, "third", prompt, salt="b"), send(to, "fourth", prompt, salt="a")] == [1, 0]
 
 
@@ -73,12 +73,12 @@ def test_samples_of_a_request_stay_together_and_share_its_prompt() -> None:
 
 def test_memory_of_prefixes_is_bounded_by_the_replicas_blocks() -> None:
     to = router(1)
-    to.note_blocks(0, 10)
+    to.record_blocks(0, 10)
     for number in range(50):
         send(to, str(number), [number] * (BLOCK * 3))
         assert len(to._loads[0].prefixes) <= 10
-    assert to._loads[0].count_cached(to._block_names(sample("x", [49] * (BLOCK * 3)))) == 3
-    assert to._loads[0].count_cached(to._block_names(sample("x", [1] * (BLOCK * 3)))) == 0
+    assert to._loads[0].count_cached(to._block_hashes(sample("x", [49] * (BLOCK * 3)))) == 3
+    assert to._loads[0].count_cached(to._block_hashes(sample("x", [1] * (BLOCK * 3)))) == 0
 
 
 def test_who_is_gone_gets_nothing_more() -> None:

@@ -39,8 +39,8 @@ class WilfulRank(FakeRank):
     def prefault_kv(self, num_reached_blocks: int) -> bool:
         return self.place.rank < num_reached_blocks
 
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
-        words = {int(new.token_ids[0]) for new in order.scheduled_new_reqs}
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        words = {int(new.token_ids[0]) for new in scheduler_output.scheduled_new_reqs}
         is_last = self.place.rank == self.place.tp_size * self.place.pp_size - 1
         if STUCK in words or (words & {ONE_FAILS, CRASH} and self.place.rank != 1):
             time.sleep(FOREVER_S)
@@ -50,7 +50,7 @@ class WilfulRank(FakeRank):
             raise ZeroDivisionError("in the forward")
         if CRASH in words and self.place.rank == 1:
             os._exit(7)
-        return super().execute_model(order)
+        return super().execute_model(scheduler_output)
 
 
 def make_config(*, tp: int = 2, pp: int = 1, **options: object) -> EngineConfig:

@@ -27,14 +27,14 @@ def pids_of(executor: MultiprocExecutor) -> list[int]:
     return executor.ranks.pids
 
 
-def answer_then_look(executor: MultiprocExecutor, order: SchedulerOutput) -> None:
-    assert executor.execute_model(order).result().req_ids == order.req_ids
+def answer_then_look(executor: MultiprocExecutor, scheduler_output: SchedulerOutput) -> None:
+    assert executor.execute_model(scheduler_output).result().req_ids == scheduler_output.req_ids
     deadline_s = time.monotonic() + 10.0
     while time.monotonic() < deadline_s:
         executor.check_health()
 
 
-def order_of(word: int, *, num_tokens: int = 3) -> SchedulerOutput:
+def scheduler_output_of(word: int, *, num_tokens: int = 3) -> SchedulerOutput:
     """Return the first step of a request whose prompt starts with `word`."""
     scheduler = make_scheduler()
     scheduler.add_request(make_request("wilful", [word] * num_tokens, max_tokens=8, ignore_eos=True))
@@ -44,8 +44,8 @@ def order_of(word: int, *, num_tokens: int = 3) -> SchedulerOutput:
 def decode(executor: MultiprocExecutor, scheduler: Scheduler) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {}
     while not scheduler.is_finished():
-        order = scheduler.schedule()
-        outputs = scheduler.update_from_output(order, executor.execute_model(order).result())
+        scheduler_output = scheduler.schedule()
+        outputs = scheduler.update_from_output(scheduler_output, executor.execute_model(scheduler_output).result())
         new = iter(outputs.new_token_ids)
         for request_id, count in zip(outputs.req_ids, outputs.num_new_tokens, strict=True):
             tokens.setdefault(request_id, []).extend(next(new) for _ in range(count))
@@ -78,16 +78,16 @@ def test_memory_is_brought_in_until_all_ranks_have_enough(make_executor: MakeExe
 def test_steps_may_overlap(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.start()
-    orders = []
+    scheduler_outputs = []
     scheduler = make_scheduler()
     for index in range(40):  # more than the ring has slots
         scheduler.add_request(make_request(f"r{index}", [index], max_tokens=1))
     while not scheduler.is_finished():
-        orders.append(scheduler.schedule())
-        answers = [executor.execute_model(order) for order in orders]
-        for order, answer in reversed(list(zip(orders, answers, strict=True))):
-            assert answer.result().req_ids == order.req_ids
-        scheduler.update_from_output(orders.pop(), answers[-1].result())
+        scheduler_outputs.append(scheduler.schedule())
+        model_outputs = [executor.execute_model(scheduler_output) for scheduler_output in scheduler_outputs]
+        for scheduler_output, model_output in reversed(list(zip(scheduler_outputs, model_outputs, strict=True))):
+            assert model_output.result().req_ids == scheduler_output.req_ids
+        scheduler.update_from_output(scheduler_outputs.pop(), model_outputs[-1].result())
 
 
 def test_a_long_order_and_a_long_answer_pass(make_executor: MakeExecutor) -> None:
@@ -97,9 +97,11 @@ def test_a_long_order_and_a_long_answer_pass(make_executor: MakeExecutor) -> Non
     for turn in range(3):
         request = make_request(f"r{turn}", [turn, 1], max_tokens=1, bad_words=("x",))
         scheduler.add_request(request)
-        order = scheduler.schedule()
-        order.scheduled_new_reqs[0].bad_words_token_ids.extend([list(range(1_000_000))] * 3)  # rings of several times
-        scheduler.update_from_output(order, executor.execute_model(order).result())
+        scheduler_output = scheduler.schedule()
+        scheduler_output.scheduled_new_reqs[0].bad_words_token_ids.extend(
+            [list(range(1_000_000))] * 3
+        )  # rings of several times
+        scheduler.update_from_output(scheduler_output, executor.execute_model(scheduler_output).result())
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -112,7 +114,7 @@ def test_a_rank_killed_while_idle(make_executor: MakeExecutor, rank: int) -> Non
     with pytest.raises(EngineDeadError, match=rf"rank {rank} .*SIGKILL"):
         executor.check_health()
     with pytest.raises(EngineDeadError, match=rf"rank {rank} .*SIGKILL"):
-        executor.execute_model(order_of(1))
+        executor.execute_model(scheduler_output_of(1))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -120,11 +122,11 @@ def test_a_rank_killed_while_all_wait_for_one_another(make_executor: MakeExecuto
     executor = make_executor()
     executor.start()
     pids = pids_of(executor)
-    answer = executor.execute_model(order_of(STUCK))
+    model_output = executor.execute_model(scheduler_output_of(STUCK))
     killer = threading.Timer(0.2, os.kill, (pids[rank], signal.SIGKILL))
     killer.start()
     with pytest.raises(EngineDeadError, match=rf"rank {rank} .*SIGKILL"):
-        answer.result()
+        model_output.result()
     wait_until(lambda: are_gone(pids))
     killer.join()
 
@@ -150,14 +152,14 @@ def test_a_rank_that_ends_itself(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.start()
     with pytest.raises(EngineDeadError, match=r"rank 1 .*exit code 7"):
-        executor.execute_model(order_of(CRASH)).result()
+        executor.execute_model(scheduler_output_of(CRASH)).result()
 
 
 def test_a_long_order_to_ranks_that_die(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.start()
-    executor.execute_model(order_of(STUCK))
-    long = order_of(1)
+    executor.execute_model(scheduler_output_of(STUCK))
+    long = scheduler_output_of(1)
     long.scheduled_new_reqs[0].bad_words_token_ids.extend([list(range(1_000_000))] * 3)
     killer = threading.Timer(0.2, os.kill, (pids_of(executor)[0], signal.SIGKILL))
     killer.start()
@@ -170,9 +172,9 @@ def test_a_step_that_fails_everywhere_is_no_more_than_that(make_executor: MakeEx
     executor = make_executor()
     executor.start()
     with pytest.raises(EngineError, match="ZeroDivisionError: in the forward") as failure:
-        executor.execute_model(order_of(ALL_FAIL)).result()
+        executor.execute_model(scheduler_output_of(ALL_FAIL)).result()
     assert not isinstance(failure.value, EngineDeadError)
-    assert executor.execute_model(order_of(1)).result().num_sampled.tolist() == [1]
+    assert executor.execute_model(scheduler_output_of(1)).result().num_sampled.tolist() == [1]
 
 
 def test_a_step_that_fails_on_one_rank_ends_the_engine(make_executor: MakeExecutor) -> None:
@@ -180,7 +182,7 @@ def test_a_step_that_fails_on_one_rank_ends_the_engine(make_executor: MakeExecut
     executor.start()
     pids = pids_of(executor)
     with pytest.raises(EngineDeadError, match=r"rank 1 failed while others did not: ZeroDivisionError(.|\n)*Traceback"):
-        executor.execute_model(order_of(ONE_FAILS)).result()
+        executor.execute_model(scheduler_output_of(ONE_FAILS)).result()
     wait_until(lambda: are_gone(pids))
 
 
@@ -189,7 +191,7 @@ def test_a_failure_behind_the_answer_is_found_when_idle(make_executor: MakeExecu
     executor.start()
     pids = pids_of(executor)
     with pytest.raises(EngineDeadError, match=r"rank 1 failed while others did not: ZeroDivisionError(.|\n)*Traceback"):
-        answer_then_look(executor, order_of(LAST_FAILS_ALONE))
+        answer_then_look(executor, scheduler_output_of(LAST_FAILS_ALONE))
     wait_until(lambda: are_gone(pids))
 
 
@@ -198,7 +200,7 @@ def test_a_step_that_takes_for_ever(make_executor: MakeExecutor) -> None:
     executor.start()
     pids = pids_of(executor)
     with pytest.raises(EngineDeadError, match="step 1: no reply"):
-        executor.execute_model(order_of(STUCK)).result()
+        executor.execute_model(scheduler_output_of(STUCK)).result()
     wait_until(lambda: are_gone(pids))
 
 
@@ -240,8 +242,8 @@ def test_two_engines_do_not_meet(make_executor: MakeExecutor) -> None:
         executor.start()
     os.kill(pids_of(executors[0])[1], signal.SIGKILL)
     with pytest.raises(EngineDeadError, match="rank 1"):
-        executors[0].execute_model(order_of(STUCK)).result()
-    assert executors[1].execute_model(order_of(1)).result().num_sampled.tolist() == [1]
+        executors[0].execute_model(scheduler_output_of(STUCK)).result()
+    assert executors[1].execute_model(scheduler_output_of(1)).result().num_sampled.tolist() == [1]
 
 
 def test_what_no_executor_runs_is_refused() -> None:

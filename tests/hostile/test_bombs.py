@@ -34,26 +34,26 @@ def ask(server: HttpServer, fields: dict[str, Any]) -> int:
     return 400
 
 
-def neighbour(server: HttpServer) -> str:
+def neighbor(server: HttpServer) -> str:
     return str(server.post(CHAT, SMALL).json()["choices"][0]["message"]["content"])
 
 
 @pytest.mark.parametrize("name", list(SCHEMAS))
 def test_schemas(server: HttpServer, name: str) -> None:
-    before = neighbour(server)
+    before = neighbor(server)
     schema = SCHEMAS[name]
     if name == "2^60 properties":  # as text it is small only where parts are shared: cut it to what a body holds
         schema = {"type": "object", "properties": {"a": json.loads('{"anyOf": [' * 40 + "true" + "]}" * 40)}}
     ask(server, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}})
-    assert neighbour(server) == before
+    assert neighbor(server) == before
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns(server: HttpServer, pattern: str) -> None:
-    before = neighbour(server)
+    before = neighbor(server)
     ask(server, {"structured_outputs": {"regex": pattern}})
     ask(server, {"guided_regex": pattern})
-    assert neighbour(server) == before
+    assert neighbor(server) == before
 
 
 @pytest.mark.parametrize("grammar", ["", "start: start", "start: (" * 500, "root ::= root root", "%import python"])

@@ -12,7 +12,7 @@ import torch
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Activation, Fused, PackedExperts, PackedLinear, Routing
 
-MOST_ROWS = 300
+MAX_ROWS = 300
 # Limits that values of size 1 to 3 meet.
 OTHERS = (Activation("gelu_tanh"), Activation("relu2"), Activation("clamped_swiglu", limit=1.25, alpha=1.702))
 Op = Callable[[Kernels, slice], torch.Tensor]  # computes the rows of the slice
@@ -38,7 +38,7 @@ def _fused(residual: torch.Tensor, norm: torch.Tensor, activation: Activation = 
 
 def _linear(num_outputs: int, in_size: int, *, has_bias: bool) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, weight = _random(MOST_ROWS, in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype)
+        x, weight = _random(MAX_ROWS, in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype)
         bias = _random(num_outputs, dtype=dtype) if has_bias else None
         scaled = weight * in_size**-0.5  # results of size 1
         return lambda kernels, rows: kernels.linear(x[rows], kernels.pack_linear(scaled, bias))
@@ -48,7 +48,7 @@ def _linear(num_outputs: int, in_size: int, *, has_bias: bool) -> Callable[[torc
 
 def _logits_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, weight = _random(MOST_ROWS, in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype)
+        x, weight = _random(MAX_ROWS, in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype)
         scaled = weight * in_size**-0.5
         # Rounded to the dtype: kernels may round before they widen, or not.
         return lambda kernels, rows: kernels.logits_linear(x[rows], kernels.pack_linear(scaled, None)).to(dtype)
@@ -68,7 +68,7 @@ def _activated_linear(
     size: int, in_size: int, *, has_bias: bool, activation: Activation = SILU
 ) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, weight = _random(MOST_ROWS, in_size, dtype=dtype), _random(2 * size, in_size, dtype=dtype)
+        x, weight = _random(MAX_ROWS, in_size, dtype=dtype), _random(2 * size, in_size, dtype=dtype)
         bias = _random(2 * size, dtype=dtype) if has_bias else None
         scaled = weight * in_size**-0.5
         return lambda kernels, rows: kernels.activated_linear(
@@ -80,7 +80,7 @@ def _activated_linear(
 
 def _normed_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, residual = _random(MOST_ROWS, in_size, dtype=dtype), _random(MOST_ROWS, in_size, dtype=dtype).flip(0)
+        x, residual = _random(MAX_ROWS, in_size, dtype=dtype), _random(MAX_ROWS, in_size, dtype=dtype).flip(0)
         norm, weight = _random(in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype) * in_size**-0.5
         return lambda kernels, rows: torch.cat(
             kernels.normed_linear(x[rows], _fused(residual[rows], norm), kernels.pack_linear(weight, None)), dim=-1
@@ -93,7 +93,7 @@ def _mlp(
     size: int, middle_size: int, activation: Activation = SILU, offset: float = 0.0
 ) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
+        x, residual = _random(MAX_ROWS, size, dtype=dtype), _random(MAX_ROWS, size, dtype=dtype).flip(0)
         gate_up = _random(2 * middle_size, size, dtype=dtype) * size**-0.5
         down = _random(size, middle_size, dtype=dtype) * middle_size**-0.5
         norm = _random(size, dtype=dtype)
@@ -110,7 +110,7 @@ def _mlp(
 
 def _route(size: int, routing: Routing) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x = _random(MOST_ROWS, size, dtype=dtype)
+        x = _random(MAX_ROWS, size, dtype=dtype)
         weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
@@ -145,8 +145,8 @@ def _expert_rows(size: int, middle_sizes: list[int], activation: Activation = SI
     """Rows are tokens in a stride of 7; most of them choose the first experts."""
 
     def make(dtype: torch.dtype) -> Op:
-        x, token_ids = _random(50, size, dtype=dtype), torch.arange(MOST_ROWS) * 7 % 50
-        expert_ids = (torch.arange(MOST_ROWS) % 5 * torch.arange(MOST_ROWS) % 3) % len(middle_sizes)
+        x, token_ids = _random(50, size, dtype=dtype), torch.arange(MAX_ROWS) * 7 % 50
+        expert_ids = (torch.arange(MAX_ROWS) % 5 * torch.arange(MAX_ROWS) % 3) % len(middle_sizes)
         experts = _experts(size, middle_sizes, dtype, activation)
         return lambda kernels, rows: kernels.expert_rows(
             x, token_ids[rows], expert_ids[rows], experts(kernels), activation
@@ -157,7 +157,7 @@ def _expert_rows(size: int, middle_sizes: list[int], activation: Activation = SI
 
 def _combine_experts(size: int, num_choices: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        answers, weights = _random(MOST_ROWS, num_choices, size, dtype=dtype), _random(MOST_ROWS, num_choices).sigmoid()
+        answers, weights = _random(MAX_ROWS, num_choices, size, dtype=dtype), _random(MAX_ROWS, num_choices).sigmoid()
         return lambda kernels, rows: kernels.combine_experts(answers[rows], weights[rows])
 
     return make
@@ -167,7 +167,7 @@ def _moe(
     size: int, middle_sizes: list[int], routing: Routing, activation: Activation = SILU
 ) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
+        x, residual = _random(MAX_ROWS, size, dtype=dtype), _random(MAX_ROWS, size, dtype=dtype).flip(0)
         norm = _random(size, dtype=dtype)
         weight = _random(routing.num_experts + routing.has_shared, size, dtype=dtype) * size**-0.5
         experts = _experts(size, middle_sizes, dtype, activation)
@@ -185,13 +185,13 @@ def _moe(
     return make
 
 
-def _routing(num_experts: int, top_k: int, *, renormalises: bool, has_shared: bool) -> Routing:
-    return Routing(num_experts=num_experts, top_k=top_k, renormalises=renormalises, has_shared=has_shared)
+def _routing(num_experts: int, top_k: int, *, renormalizes: bool, has_shared: bool) -> Routing:
+    return Routing(num_experts=num_experts, top_k=top_k, renormalizes=renormalizes, has_shared=has_shared)
 
 
 def _rms_norm(size: int, offset: float = 0.0) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, weight = _random(MOST_ROWS, size, dtype=dtype), _random(size, dtype=dtype)
+        x, weight = _random(MAX_ROWS, size, dtype=dtype), _random(size, dtype=dtype)
         return lambda kernels, rows: kernels.rms_norm(x[rows], weight, 1e-6, offset)
 
     return make
@@ -201,7 +201,7 @@ def _rms_norm_of_heads(num_heads: int, size: int) -> Callable[[torch.dtype], Op]
     """As a model does it: the heads are a slice of a wider projection."""
 
     def make(dtype: torch.dtype) -> Op:
-        wide, weight = _random(MOST_ROWS, 2 * num_heads * size, dtype=dtype), _random(size, dtype=dtype)
+        wide, weight = _random(MAX_ROWS, 2 * num_heads * size, dtype=dtype), _random(size, dtype=dtype)
         heads = wide[:, : num_heads * size].unflatten(1, (num_heads, size))  # type: ignore[no-untyped-call]
         return lambda kernels, rows: kernels.rms_norm(heads[rows], weight, 1e-6)
 
@@ -210,7 +210,7 @@ def _rms_norm_of_heads(num_heads: int, size: int) -> Callable[[torch.dtype], Op]
 
 def _add_rms_norm(size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x, residual = _random(MOST_ROWS, size, dtype=dtype), _random(MOST_ROWS, size, dtype=dtype).flip(0)
+        x, residual = _random(MAX_ROWS, size, dtype=dtype), _random(MAX_ROWS, size, dtype=dtype).flip(0)
         weight = _random(size, dtype=dtype)
         return lambda kernels, rows: torch.cat(kernels.add_rms_norm(x[rows], _fused(residual[rows], weight)), dim=-1)
 
@@ -219,7 +219,7 @@ def _add_rms_norm(size: int) -> Callable[[torch.dtype], Op]:
 
 def _activate(size: int, activation: Activation = SILU) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        x = 3 * _random(MOST_ROWS, (1 + activation.is_gated) * size, dtype=dtype)
+        x = 3 * _random(MAX_ROWS, (1 + activation.is_gated) * size, dtype=dtype)
         return lambda kernels, rows: kernels.activate(x[rows], activation)
 
     return make
@@ -228,8 +228,8 @@ def _activate(size: int, activation: Activation = SILU) -> Callable[[torch.dtype
 def _rotary(num_heads: int, size: int, rotary_dim: int | None = None) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         wide, angles = (
-            _random(MOST_ROWS, num_heads + 3, size, dtype=dtype),
-            9 * _random(MOST_ROWS, (size if rotary_dim is None else rotary_dim) // 2),
+            _random(MAX_ROWS, num_heads + 3, size, dtype=dtype),
+            9 * _random(MAX_ROWS, (size if rotary_dim is None else rotary_dim) // 2),
         )
         cos, sin = angles.cos(), angles.sin()
         return lambda kernels, rows: kernels.rotary(wide[rows, :num_heads], cos[rows], sin[rows])
@@ -239,13 +239,13 @@ def _rotary(num_heads: int, size: int, rotary_dim: int | None = None) -> Callabl
 
 def _embedding(size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
-        table, ids = _random(50, size, dtype=dtype), torch.arange(MOST_ROWS) * 7 % 50
+        table, ids = _random(50, size, dtype=dtype), torch.arange(MAX_ROWS) * 7 % 50
         return lambda kernels, rows: kernels.embedding(ids[rows], table)
 
     return make
 
 
-TWO_OF_FIVE = _routing(5, 2, renormalises=True, has_shared=False)
+TWO_OF_FIVE = _routing(5, 2, renormalizes=True, has_shared=False)
 CASES = [
     Case(name="linear-37x84", make=_linear(37, 84, has_bias=True)),
     Case(name="linear-84x100", make=_linear(84, 100, has_bias=False)),
@@ -277,17 +277,17 @@ CASES = [
             Case(name=f"activate-{kind.kind}", make=_activate(100, kind)),
         )
     ),
-    Case(name="route-2-of-5", make=_route(84, _routing(5, 2, renormalises=True, has_shared=False))),
-    Case(name="route-3-of-40", make=_route(100, _routing(40, 3, renormalises=False, has_shared=True))),
-    Case(name="route-8-of-128", make=_route(256, _routing(128, 8, renormalises=True, has_shared=False))),
+    Case(name="route-2-of-5", make=_route(84, _routing(5, 2, renormalizes=True, has_shared=False))),
+    Case(name="route-3-of-40", make=_route(100, _routing(40, 3, renormalizes=False, has_shared=True))),
+    Case(name="route-8-of-128", make=_route(256, _routing(128, 8, renormalizes=True, has_shared=False))),
     Case(name="expert_rows-84x37", make=_expert_rows(84, [37, 37, 37])),
     Case(name="expert_rows-64x96x200", make=_expert_rows(64, [96, 200])),
     Case(name="combine_experts-100x3", make=_combine_experts(100, 3)),
     Case(name="combine_experts-36x1", make=_combine_experts(36, 1)),
-    Case(name="moe-1-of-1", make=_moe(36, [21], _routing(1, 1, renormalises=True, has_shared=False))),
+    Case(name="moe-1-of-1", make=_moe(36, [21], _routing(1, 1, renormalizes=True, has_shared=False))),
     Case(name="moe-2-of-5", make=_moe(84, [37] * 5, TWO_OF_FIVE)),
-    Case(name="moe-2-of-3-shared", make=_moe(64, [40] * 3 + [72], _routing(3, 2, renormalises=False, has_shared=True))),
-    Case(name="moe-8-of-40", make=_moe(128, [64] * 40, _routing(40, 8, renormalises=True, has_shared=False))),
+    Case(name="moe-2-of-3-shared", make=_moe(64, [40] * 3 + [72], _routing(3, 2, renormalizes=False, has_shared=True))),
+    Case(name="moe-8-of-40", make=_moe(128, [64] * 40, _routing(40, 8, renormalizes=True, has_shared=False))),
     Case(name="rms_norm-37", make=_rms_norm(37)),
     Case(name="rms_norm-1024", make=_rms_norm(1024)),
     Case(name="rms_norm-of-heads-16x128", make=_rms_norm_of_heads(16, 128)),

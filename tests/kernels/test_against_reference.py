@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.breadth import each
 from tests.kernels.conftest import DTYPES
-from tests.kernels.ops import CASES, MOST_ROWS, Case
+from tests.kernels.ops import CASES, MAX_ROWS, Case
 
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.reference import Kernels
@@ -59,7 +59,7 @@ class WrongKernels(Kernels):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each("case", CASES)
 def test_a_wrong_kernel_is_noticed(case: Case, dtype: torch.dtype) -> None:
-    op, rows = case.make(dtype), slice(0, MOST_ROWS)
+    op, rows = case.make(dtype), slice(0, MAX_ROWS)
     with torch.inference_mode(), pytest.raises(AssertionError):
         assert_close(op(WrongKernels(), rows), op(Kernels(), rows))
 

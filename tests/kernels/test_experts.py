@@ -9,7 +9,7 @@ from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Fused, PackedExperts, Routing
 
 SIZE, NUM_EXPERTS = 40, 6
-ROUTING = Routing(num_experts=NUM_EXPERTS, top_k=2, renormalises=True, has_shared=False)
+ROUTING = Routing(num_experts=NUM_EXPERTS, top_k=2, renormalizes=True, has_shared=False)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -74,7 +74,7 @@ def test_load_adds_up(fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
 def test_the_whole_is_its_parts(num_tokens: int, fast_and_dtype: tuple[Kernels, torch.dtype]) -> None:
     """What one op does at once has the bits of its steps: ranks that share the experts compute those."""
     kernels, dtype = fast_and_dtype
-    if not kernels.is_row_invariant:
+    if not kernels.is_batch_invariant:
         pytest.skip(f"{kernels.name} does not promise it")
     router, x = random(NUM_EXPERTS, SIZE, dtype=dtype), random(num_tokens, SIZE, dtype=dtype, seed=1)
     experts, load = experts_of(kernels, dtype), torch.zeros(NUM_EXPERTS, dtype=torch.int64)

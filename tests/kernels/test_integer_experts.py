@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.breadth import each
 from tests.kernels.levels import LEVELS
-from tests.kernels.test_integers import FORMS, NESTED, every_form, every_level, make_kernels, random
+from tests.kernels.test_integers import FORMS, TWO_LEVEL, every_form, every_level, make_kernels, random
 
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat
@@ -15,7 +15,7 @@ from octavo.kernels.types import SILU, Fused, PackedExperts, PackedLinear, Routi
 
 SIZE = 84  # D, in no whole groups
 MIDDLE_SIZES = [37, 70, 128, 37, 200]  # I of each expert; the last is the shared one
-ROUTING = Routing(num_experts=4, top_k=2, renormalises=True, has_shared=True)
+ROUTING = Routing(num_experts=4, top_k=2, renormalizes=True, has_shared=True)
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
 
@@ -35,10 +35,10 @@ def one_by_one(
     kernels: IntegerNativeKernels, x: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
 ) -> torch.Tensor:
     """Return [R, D]: what expert expert_ids[r] makes of row r of x [R, D], by its two maps alone."""
-    maps = [(experts.gate_up[expert], experts.down[expert]) for expert in expert_ids.tolist()]
+    linears = [(experts.gate_up[expert], experts.down[expert]) for expert in expert_ids.tolist()]
     rows = [
         kernels.linear(kernels.activated_linear(row[None], up, SILU), down)
-        for row, (up, down) in zip(x, maps, strict=True)
+        for row, (up, down) in zip(x, linears, strict=True)
     ]
     return torch.cat(rows)
 
@@ -77,7 +77,7 @@ def test_the_whole_is_its_parts(form: IntegerFormat, level: str, num_tokens: int
 
 
 @every_level
-@pytest.mark.parametrize("form", [FORMS[0], NESTED], ids=["8-bit", "nested"])
+@pytest.mark.parametrize("form", [FORMS[0], TWO_LEVEL], ids=["8-bit", "nested"])
 def test_a_row_that_is_not_finite_spoils_no_other(form: IntegerFormat, level: str) -> None:
     kernels = make_kernels(level, form)
     experts, router = experts_of(kernels), router_of(kernels)
@@ -100,7 +100,7 @@ def test_a_row_that_is_not_finite_spoils_no_other(form: IntegerFormat, level: st
 def test_experts_of_several_forms_are_refused(level: str) -> None:
     """One kind of activations serves all."""
     kernels = make_kernels(level, FORMS[0])
-    gate_up = [kernels.pack(random(74, SIZE), None, form, is_gated=True) for form in (FORMS[0], NESTED)]
+    gate_up = [kernels.pack(random(74, SIZE), None, form, is_gated=True) for form in (FORMS[0], TWO_LEVEL)]
     down = [kernels.pack_linear(random(SIZE, 37), None) for _ in range(2)]
     with pytest.raises(ValueError, match="experts have weights of one form"):
         kernels.pack_experts(gate_up, down)

@@ -1,4 +1,4 @@
-"""Weights in integers that ranks share: where a part, quantised alone, is the same part of the whole quantised.
+"""Weights in integers that ranks share: where a part, quantized alone, is the same part of the whole quantized.
 
 Scales belong to an output and a group of inputs. Parts by outputs are always the same. Parts by inputs are where they
 begin and end with groups: of 128, say, the unit in which features are dealt. With 8 bits, or 4 that are nested, all

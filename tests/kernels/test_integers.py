@@ -18,9 +18,9 @@ from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, get_quantization
 from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, PackedLinear
 
-MOST_ROWS = 70
-NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
-FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), NESTED]
+MAX_ROWS = 70
+TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)
+FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
 SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300), (40, 1100)]  # N, K
 # Tiles, vectors, and both sides of each border between them.
 SOME_ROWS = [(0, 1), (3, 2), (5, 4), (1, 5), (20, 9), (0, 16), (2, 17), (7, 33)]
@@ -68,7 +68,7 @@ def random_integers(form: IntegerFormat, num_outputs: int, in_size: int, *, has_
 
 def random_multipliers(form: IntegerFormat, num_outputs: int, in_size: int) -> torch.Tensor | None:
     """Return some of the whole range, at its ends more often than elsewhere."""
-    if not form.is_nested:
+    if not form.is_two_level:
         return None
     generator = torch.Generator().manual_seed(in_size)
     shape = num_outputs, form.num_multipliers(in_size)
@@ -82,7 +82,7 @@ def test_products_are_exact_but_for_the_last_roundings(form: IntegerFormat, leve
     for num_outputs, in_size in SHAPES:
         for has_offsets in (False, True):
             weight = random_integers(form, num_outputs, in_size, has_offsets=has_offsets)
-            x, bias = random(MOST_ROWS, in_size), random(num_outputs)
+            x, bias = random(MAX_ROWS, in_size), random(num_outputs)
             result = kernels.logits_linear(x, kernels.pack(weight, bias, form))
             expected = exact_product(x, weight) + bias
             assert result.dtype == torch.float32
@@ -107,27 +107,27 @@ def test_weights_become_the_nearest_integers(form: IntegerFormat, level: str) ->
     weight = random(37, 300)
     weight[3, 100:170] = 0.0
     weight[4] = 0.0
-    quantised = make_kernels(level, form).quantize(weight, form)
+    quantized = make_kernels(level, form).quantize(weight, form)
     most = 127 if form.bits == 8 else 8
-    assert quantised.scales.shape == (37, form.num_groups(300))
-    assert quantised.values.abs().max() == most
-    assert quantised.values.max() <= 2 ** (form.bits - 1) - 1
-    error = (quantised.dequantized() - weight.float()).square().mean(dim=1)[:3].sqrt()
+    assert quantized.scales.shape == (37, form.num_groups(300))
+    assert quantized.values.abs().max() == most
+    assert quantized.values.max() <= 2 ** (form.bits - 1) - 1
+    error = (quantized.dequantized() - weight.float()).square().mean(dim=1)[:3].sqrt()
     assert (error < (0.011 if form.bits == 8 else 0.14)).all()  # of values of size 1, steps of 1 / 42 and 1 / 2.7
-    assert torch.equal(quantised.dequantized()[4], torch.zeros(300))
+    assert torch.equal(quantized.dequantized()[4], torch.zeros(300))
 
 
 @every_form
 @every_level
 def test_packing_a_weight_is_packing_its_integers(form: IntegerFormat, level: str) -> None:
     kernels, weight, x = make_kernels(level, form), random(2 * 37, 84), random(9, 84)
-    quantised = kernels.quantize(weight, form)
+    quantized = kernels.quantize(weight, form)
     assert torch.equal(
-        kernels.linear(x, kernels.pack_linear(weight, None)), kernels.linear(x, kernels.pack(quantised, None, form))
+        kernels.linear(x, kernels.pack_linear(weight, None)), kernels.linear(x, kernels.pack(quantized, None, form))
     )
     assert torch.equal(
         kernels.activated_linear(x, kernels.pack_gated_linear(weight, None), SILU),
-        kernels.activated_linear(x, kernels.pack(quantised, None, form, is_gated=True), SILU),
+        kernels.activated_linear(x, kernels.pack(quantized, None, form, is_gated=True), SILU),
     )
 
 
@@ -146,7 +146,7 @@ def test_levels_of_the_same_vectors_give_the_same_bits(form: IntegerFormat, leve
     """Also where pairs of products come closest to saturating: -128 times -127."""
     if not {*levels} <= {*ALL_LEVELS}:
         pytest.skip("the processor has but one of them, or none")
-    weight, x = random_integers(form, 37, 300, has_offsets=False), random(MOST_ROWS, 300)
+    weight, x = random_integers(form, 37, 300, has_offsets=False), random(MAX_ROWS, 300)
     if form.bits == 8:
         weight.values[:5] = -128
     x[::3] = -x[::3].abs()
@@ -161,7 +161,7 @@ def test_levels_of_the_same_vectors_give_the_same_bits(form: IntegerFormat, leve
 def fused_ops(kernels: IntegerNativeKernels, form: IntegerFormat) -> dict[str, Callable[[slice], torch.Tensor]]:
     """Return every op that reads packed weights, by name, as a function of the rows it computes."""
     size, middle = 84, 100
-    x, residual, norm = random(MOST_ROWS, size), random(MOST_ROWS, size).flip(0), random(size)
+    x, residual, norm = random(MAX_ROWS, size), random(MAX_ROWS, size).flip(0), random(size)
     bias = random(middle)
     wide, gate_up = kernels.pack_linear(random(middle, size), bias), random(2 * middle, size, scale=0.1)
     gated, down = kernels.pack_gated_linear(gate_up, None), kernels.pack_linear(random(size, middle, scale=0.1), None)
@@ -182,7 +182,7 @@ def fused_ops(kernels: IntegerNativeKernels, form: IntegerFormat) -> dict[str, C
 @every_level
 def test_rows_are_independent(form: IntegerFormat, level: str) -> None:
     for name, op in fused_ops(make_kernels(level, form), form).items():
-        whole = op(slice(0, MOST_ROWS))
+        whole = op(slice(0, MAX_ROWS))
         for start, size in SOME_ROWS:
             assert torch.equal(op(slice(start, start + size)), whole[start : start + size]), (name, start, size)
 
@@ -245,11 +245,11 @@ def test_rows_that_are_not_finite_stay_in_their_row(form: IntegerFormat, level: 
 def test_rows_far_from_one(level: str) -> None:
     form = FORMS[0]
     kernels, weight = make_kernels(level, form), random(32, 84)
-    packed, quantised = kernels.pack_linear(weight, None), kernels.quantize(weight, form)
+    packed, quantized = kernels.pack_linear(weight, None), kernels.quantize(weight, form)
     x = random(4, 84) * torch.tensor([[0.0], [1e-40], [1e-30], [1e30]], dtype=torch.bfloat16)
     result = kernels.logits_linear(x, packed)
     assert torch.equal(result[:2], torch.zeros(2, 32))  # what is below 2^-120 counts as nothing
-    expected = exact_product(x[2:], quantised)
+    expected = exact_product(x[2:], quantized)
     torch.testing.assert_close(result[2:].double(), expected, rtol=1e-5, atol=1e-32)
 
 
@@ -274,4 +274,4 @@ def test_what_cannot_be_had_is_refused_with_what_it_needs(monkeypatch: pytest.Mo
 def test_formats_know_their_size() -> None:
     assert IntegerFormat(bits=8, group_size=None).num_bytes(100, 1000) == 100 * 1004
     assert IntegerFormat(bits=4, group_size=128).num_bytes(100, 1000) == 100 * (500 + 8 * 4)
-    assert NESTED.num_bytes(100, 1000) == 100 * (500 + 32 + 4)
+    assert TWO_LEVEL.num_bytes(100, 1000) == 100 * (500 + 32 + 4)

@@ -49,7 +49,7 @@ def make_table(head_dim: int) -> torch.Tensor:
 
 
 def exact_heads(x: torch.Tensor, norm: torch.Tensor, eps: float, table: torch.Tensor) -> torch.Tensor:
-    """Normalise and rotate x [C, heads, D], rounded at the end to its dtype, as it goes into products."""
+    """Normalize and rotate x [C, heads, D], rounded at the end to its dtype, as it goes into products."""
     wide = x.double()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.double()
     cos, sin = (table[: len(x)].float().unsqueeze(1).double() for table in (table.cos(), table.sin()))  # [C, 1, D / 2]
@@ -123,11 +123,11 @@ def test_what_is_not_finite_stays_with_those_who_see_it(
     """One bad token of a prompt: those before it have the same bits as without it, in the same step."""
     shape = Shape(num_heads=4, num_kv_heads=2, head_dim=40, block_size=32, dtype=dtype)
     pool = Pool(name, shape)
-    clean, bad, neighbour = pool.sequence(90, seed=1), pool.sequence(90, seed=1), pool.sequence(90, seed=1)
+    clean, bad, neighbor = pool.sequence(90, seed=1), pool.sequence(90, seed=1), pool.sequence(90, seed=1)
     getattr(bad, part)[53, 0, 3] = poison
-    expected, result, beside = run_step(pool, [(sequence, 0, 90) for sequence in (clean, bad, neighbour)])
+    expected, result, alongside = run_step(pool, [(sequence, 0, 90) for sequence in (clean, bad, neighbor)])
     assert torch.equal(result[:53], expected[:53])
-    assert torch.equal(beside, expected)
+    assert torch.equal(alongside, expected)
     assert not result[53:54].isfinite().all()
     if part != "query":
         assert not result[54:].isfinite().all()

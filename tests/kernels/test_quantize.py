@@ -9,8 +9,8 @@ from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import Float8Format, IntegerFormat, Quantization
 from octavo.kernels.quantize import quantize
 
-NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
-FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 128)), NESTED]
+TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)
+FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 128)), TWO_LEVEL]
 
 
 def make_weight() -> torch.Tensor:
@@ -34,9 +34,9 @@ def test_integers_are_those_of_the_cpu(form: IntegerFormat) -> None:
 
 
 def test_slices_of_outputs_are_parts_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = quantize(make_weight(), NESTED)
-    monkeypatch.setattr("octavo.kernels.quantize._MOST_AT_ONCE", 7 * 300)
-    assert torch.equal(quantize(make_weight(), NESTED).dequantized(), whole.dequantized())
+    whole = quantize(make_weight(), TWO_LEVEL)
+    monkeypatch.setattr("octavo.kernels.quantize._MAX_AT_ONCE", 7 * 300)
+    assert torch.equal(quantize(make_weight(), TWO_LEVEL).dequantized(), whole.dequantized())
 
 
 def test_floats_are_the_nearest() -> None:

@@ -33,7 +33,7 @@ def mapped(path: Path, name: str = "table") -> torch.Tensor:
 
 
 def table_of(path: Path) -> TableInFile:
-    found = TableInFile.behind(mapped(path))
+    found = TableInFile.from_mapped(mapped(path))
     assert found is not None
     return found
 
@@ -46,7 +46,7 @@ def test_rows_are_those_of_the_tensor(path: Path) -> None:
 
 
 def test_a_part_of_a_tensor_is_a_table_too(path: Path) -> None:
-    part = TableInFile.behind(mapped(path)[20:40])
+    part = TableInFile.from_mapped(mapped(path)[20:40])
     assert part is not None
     assert torch.equal(part.rows(torch.tensor([0, 19])), TABLE[[20, 39]])
 
@@ -58,16 +58,16 @@ def test_what_is_no_row_is_refused(path: Path, row: int) -> None:
 
 
 def test_what_is_in_memory_has_no_file(path: Path) -> None:
-    assert TableInFile.behind(mapped(path).clone()) is None
-    assert TableInFile.behind(mapped(path).T) is None
+    assert TableInFile.from_mapped(mapped(path).clone()) is None
+    assert TableInFile.from_mapped(mapped(path).T) is None
 
 
 def test_a_file_that_was_deleted_or_replaced_before_is_not_read(path: Path) -> None:
     tensor = mapped(path)
     path.unlink()
-    assert TableInFile.behind(tensor) is None
+    assert TableInFile.from_mapped(tensor) is None
     save_file({"before": torch.ones(33), "table": TABLE + 1, "wide": TABLE.double()}, path)
-    assert TableInFile.behind(tensor) is None
+    assert TableInFile.from_mapped(tensor) is None
 
 
 def test_a_file_that_is_deleted_later_stays(path: Path) -> None:
@@ -92,7 +92,7 @@ def test_pieces_are_all_of_it(path: Path, num_bytes: int) -> None:
 
 @pytest.mark.skipif(not is_built(), reason="integers want the C++ kernels")
 @pytest.mark.parametrize("name", ["table", "wide"])
-def test_an_embedding_beside_a_quantised_head_takes_no_memory(path: Path, name: str) -> None:
+def test_an_embedding_beside_a_quantized_head_takes_no_memory(path: Path, name: str) -> None:
     embedding = Embedding(50, 24, context=make_context(torch.bfloat16, quantization="int8"), has_tied_head=True)
     embedding.load_weight("weight", mapped(path, name))
     assert embedding.bytes_in_file == mapped(path, name).nbytes

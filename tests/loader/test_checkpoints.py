@@ -212,7 +212,7 @@ def test_other_formats(load_format: str, message: str) -> None:
 def test_a_file_is_mapped_anew_every_so_many_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.loader.safetensors._MAPPED_BYTES", 4096)
     loader = get_model_loader(LoadConfig(load_format="safetensors", seed=0))
-    most_mappings = 0
+    max_mappings = 0
     for _name, _tensor in loader.tensors(load(folder)):
-        most_mappings = max(most_mappings, Path("/proc/self/maps").read_text().count(str(folder / "model.safetensors")))
-    assert most_mappings == 1
+        max_mappings = max(max_mappings, Path("/proc/self/maps").read_text().count(str(folder / "model.safetensors")))
+    assert max_mappings == 1

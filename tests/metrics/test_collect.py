@@ -24,7 +24,7 @@ def step(num_tokens: int = 1, num_running: int = 1) -> EngineCoreOutputs:
 
 def test_gaps_between_tokens_are_taken_together() -> None:
     metrics = EngineMetrics()
-    metrics.note_step(step(), {100.0: 3, 100.5: 1}, 101.0)
+    metrics.record_step(step(), {100.0: 3, 100.5: 1}, 101.0)
     assert metrics.inter_token_latency.count == 4
     assert metrics.inter_token_latency.sum == pytest.approx(3.5)
     assert metrics.stats is not None
@@ -36,7 +36,7 @@ def test_a_request_falls_into_queue_prefill_and_decode() -> None:
     times = RequestMetrics(
         arrival_time_s=10.0, first_scheduled_time_s=11.0, first_token_time_s=13.0, finished_time_s=17.0
     )
-    metrics.note_end(times, 5, [("stop", 5), ("length", 3)])
+    metrics.record_end(times, 5, [("stop", 5), ("length", 3)])
     assert (metrics.queue_time.sum, metrics.prefill_time.sum, metrics.decode_time.sum) == (1.0, 2.0, 4.0)
     assert (metrics.duration.sum, metrics.time_per_output_token.sum) == (7.0, 1.0)
     assert (metrics.generation_tokens.sum, metrics.max_generation_tokens.sum) == (8.0, 5.0)
@@ -45,7 +45,7 @@ def test_a_request_falls_into_queue_prefill_and_decode() -> None:
 
 def test_a_request_that_never_ran_has_no_times_of_running() -> None:
     metrics = EngineMetrics()
-    metrics.note_end(RequestMetrics(arrival_time_s=1.0, finished_time_s=2.0), 5, [("abort", 0)])
+    metrics.record_end(RequestMetrics(arrival_time_s=1.0, finished_time_s=2.0), 5, [("abort", 0)])
     assert metrics.duration.count == 1
     assert metrics.queue_time.count == metrics.prefill_time.count == metrics.decode_time.count == 0
 
@@ -54,7 +54,7 @@ def test_the_load_is_logged_once_per_interval(caplog: pytest.LogCaptureFixture) 
     caplog.set_level(logging.INFO, "octavo.metrics.log")
     metrics = EngineMetrics(stats_interval_s=10.0)
     for second in range(25):
-        metrics.note_step(step(num_tokens=4), {}, 1000.0 + second)
+        metrics.record_step(step(num_tokens=4), {}, 1000.0 + second)
     first, second_line = (record.getMessage() for record in caplog.records)
     assert "running=1 waiting=2" in first
     assert "generation_tokens_per_s=4.0" in second_line
@@ -62,7 +62,7 @@ def test_the_load_is_logged_once_per_interval(caplog: pytest.LogCaptureFixture) 
     caplog.clear()
     silent = EngineMetrics(stats_interval_s=0.0)
     for second in range(25):
-        silent.note_step(step(), {}, 1000.0 + second)
+        silent.record_step(step(), {}, 1000.0 + second)
     assert not caplog.records
 
 

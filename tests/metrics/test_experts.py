@@ -31,7 +31,7 @@ def shown(*loads: ExpertLoad | None, with_each_expert: bool) -> dict[tuple[str, 
             expert_load=expert_load,
             replica=replica,
         )
-        engine.note_step(outputs, {}, 1.0)
+        engine.record_step(outputs, {}, 1.0)
     exposition = Exposition(
         HttpMetrics(), lambda: engine, "m", with_vllm_names=False, with_each_expert=with_each_expert
     )

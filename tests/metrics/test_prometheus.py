@@ -36,8 +36,8 @@ def busy() -> tuple[HttpMetrics, EngineMetrics]:
     http.responses.update({200: 3, 429: 1})
     http.rejections.update({"queue_full": 1})
     http.num_client_aborts = 2
-    engine.note_first_token(1.0, 7, 1.3)
-    engine.note_end(RequestMetrics(arrival_time_s=1.0, first_token_time_s=1.3, finished_time_s=2.0), 7, [("stop", 9)])
+    engine.record_first_token(1.0, 7, 1.3)
+    engine.record_end(RequestMetrics(arrival_time_s=1.0, first_token_time_s=1.3, finished_time_s=2.0), 7, [("stop", 9)])
     return http, engine
 
 

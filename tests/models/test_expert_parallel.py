@@ -13,7 +13,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.shares import Share
-from octavo.layers.dealt_experts import DealtExperts
+from octavo.layers.expert_parallel import ExpertParallelMoE
 from octavo.layers.moe import Expert, MixtureOfExperts
 from octavo.models.common import DecoderLayer
 from octavo.models.interfaces import CausalLM
@@ -44,10 +44,10 @@ def test_two_and_four_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) ->
     def body(groups: ParallelGroups) -> tuple[list[list[int]], torch.Tensor, list[torch.Tensor], int]:
         model = load(tmp_path, groups=dealing(groups))
         results = PagedRunner(model).generate(PROMPTS, num_tokens=12), PagedRunner(model).step({0: PROMPTS[2]})[0]
-        dealt = mixtures(model)
-        assert all(isinstance(mixture, DealtExperts) for mixture in dealt)
-        num_held = sum(isinstance(expert, Expert) for expert in dealt[0].experts)
-        return *results, [mixture.load for mixture in dealt], num_held
+        sharded = mixtures(model)
+        assert all(isinstance(mixture, ExpertParallelMoE) for mixture in sharded)
+        num_held = sum(isinstance(expert, Expert) for expert in sharded[0].experts)
+        return *results, [mixture.load for mixture in sharded], num_held
 
     for size in (2, 4):
         results = run_ranks(body, size)
@@ -66,7 +66,7 @@ def test_two_and_four_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) ->
 def test_a_dealt_mixture_has_the_bits_of_a_whole_one(name: str, dtype: str, num_tokens: int, tmp_path: Path) -> None:
     save(name, tmp_path)
     alone = load(tmp_path, dtype=dtype)
-    if not alone.context.kernels.is_row_invariant:
+    if not alone.context.kernels.is_batch_invariant:
         pytest.skip(f"{alone.context.kernels.name} does not promise it")
     generator = torch.Generator().manual_seed(1)
     x, residual = torch.randn(2, num_tokens, 36, generator=generator).to(alone.context.dtype)

@@ -1,4 +1,4 @@
-"""Same request, same bits: logits in float32 do not depend on chunking, on neighbours, or on where blocks lie."""
+"""Same request, same bits: logits in float32 do not depend on chunking, on neighbors, or on where blocks lie."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ NUM_NEIGHBOURS = 20
 @pytest.mark.parametrize("case", TINY_MODELS, ids=lambda case: case.name)
 def test_logits_have_the_same_bits_alone_and_in_company(case: TinyModel, tmp_path: Path) -> None:
     context = make_context()
-    if not (context.kernels.is_row_invariant and context.attention.is_row_invariant):
+    if not (context.kernels.is_batch_invariant and context.attention.is_batch_invariant):
         pytest.skip(f"{context.kernels.name} does not promise it")
     case.save(tmp_path)
     model = load(tmp_path)
@@ -22,8 +22,8 @@ def test_logits_have_the_same_bits_alone_and_in_company(case: TinyModel, tmp_pat
     [alone] = PagedRunner(model).step({0: tokens})
 
     runner = PagedRunner(model, num_blocks=256, block_size=8, seed=1)
-    neighbours = {request: random_tokens(2 + request, seed=request) for request in range(1, NUM_NEIGHBOURS)}
-    pieces = [runner.step({0: tokens[:7], **neighbours})[0], runner.step({0: tokens[7:8]})[0]]
+    neighbors = {request: random_tokens(2 + request, seed=request) for request in range(1, NUM_NEIGHBOURS)}
+    pieces = [runner.step({0: tokens[:7], **neighbors})[0], runner.step({0: tokens[7:8]})[0]]
     pieces.append(runner.step({3: [5], 0: tokens[8:30]})[1])
     pieces += [runner.step({4: [9], 0: [token], 5: [11]})[1] for token in tokens[30:]]
     assert torch.equal(torch.cat(pieces), alone)
@@ -34,7 +34,7 @@ def test_logits_have_the_same_bits_alone_and_in_company(case: TinyModel, tmp_pat
 def test_what_the_last_layer_leaves_out_does_not_show(case: TinyModel, dtype: str, tmp_path: Path) -> None:
     """Tokens whose hidden state nobody wants leave their keys and values, and others have the same bits."""
     context = make_context(DTYPES[dtype])
-    if not (context.kernels.is_row_invariant and context.attention.is_row_invariant):
+    if not (context.kernels.is_batch_invariant and context.attention.is_batch_invariant):
         pytest.skip(f"{context.kernels.name} does not promise it")
     case.save(tmp_path)
     model = load(tmp_path, dtype=dtype)
@@ -49,7 +49,7 @@ def test_what_the_last_layer_leaves_out_does_not_show(case: TinyModel, dtype: st
 def test_logits_have_the_same_bits_in_a_step_that_threads_share(name: str, tmp_path: Path) -> None:
     """With enough tokens, torch cuts elementwise ops between threads, in the middle of a row."""
     context = make_context()
-    if not (context.kernels.is_row_invariant and context.attention.is_row_invariant):
+    if not (context.kernels.is_batch_invariant and context.attention.is_batch_invariant):
         pytest.skip(f"{context.kernels.name} does not promise it")
     next(case for case in TINY_MODELS if case.name == name).save(tmp_path)
     model = load(tmp_path)

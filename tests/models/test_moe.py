@@ -50,7 +50,7 @@ def test_how_tokens_choose_shows_in_the_logits(tmp_path: Path) -> None:
     config = read_model_config(tmp_path, model="x")
     assert config.moe is not None
     expected = load_as(config)
-    for changed in (replace(config.moe, top_k=3), replace(config.moe, renormalises=True)):
+    for changed in (replace(config.moe, top_k=3), replace(config.moe, renormalizes=True)):
         assert (load_as(replace(config, moe=changed)) - expected).abs().max() > 0.05
 
 

@@ -62,7 +62,7 @@ def test_logits_have_the_same_bits_alone_and_in_company(
     name: str, dtype: str, quantization: str | None, tmp_path: Path
 ) -> None:
     if quantization is not None and native_kernels() is None:
-        pytest.skip("only the C++ kernels quantise")
+        pytest.skip("only the C++ kernels quantize")
     by_name(name).save(tmp_path)
     tokens, others = random_tokens(40, seed=1), {request: random_tokens(request + 2, seed=2) for request in range(1, 9)}
 
@@ -71,7 +71,7 @@ def test_logits_have_the_same_bits_alone_and_in_company(
         [alone] = PagedRunner(model).step({0: tokens})
         runner = PagedRunner(model, num_blocks=128, seed=3)
         pieces = [runner.step({0: tokens[:7], **others})[0], runner.step({3: [5], 0: tokens[7:]})[1]]
-        promises = model.context.kernels.is_row_invariant and model.context.attention.is_row_invariant
+        promises = model.context.kernels.is_batch_invariant and model.context.attention.is_batch_invariant
         return promises, alone, torch.cat(pieces)
 
     for promises, alone, together in run_ranks(body, 2):

@@ -8,7 +8,7 @@ import pytest
 import ray
 from tests.executor.processes import are_gone, wait_until
 from tests.executor.ranks import ALL_FAIL, STUCK, make_config
-from tests.executor.test_multiproc import order_of
+from tests.executor.test_multiproc import scheduler_output_of
 from tests.ray.two_hosts import can_make_hosts, ray_cluster, run_program, two_hosts
 
 from octavo import LLM, SamplingParams
@@ -46,30 +46,30 @@ def ranks_of(executor: RayExecutor) -> RayRanks:
 
 def test_tokens_are_those_of_one_rank() -> None:
     options = {"dtype": "float32", "num_kv_blocks": 128, "max_num_seqs": 4}
-    answers = []
+    model_outputs = []
     for ranks in ({}, {"tensor_parallel_size": 2, "distributed_executor_backend": "ray", "threads": 2}):
         with LLM("demo", **options, **ranks) as llm:
             outputs = llm.generate(["Octavo is", "Hello"], GREEDY, use_tqdm=False)
-            answers.append([output.outputs[0].token_ids for output in outputs])
-    assert answers[0] == answers[1]
+            model_outputs.append([output.outputs[0].token_ids for output in outputs])
+    assert model_outputs[0] == model_outputs[1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named(executor: RayExecutor, rank: int) -> None:
     assert executor.start() == 63
     pids = ranks_of(executor).pids
-    answer = executor.execute_model(order_of(STUCK))
+    model_output = executor.execute_model(scheduler_output_of(STUCK))
     os.kill(pids[rank], signal.SIGKILL)
     with pytest.raises(EngineDeadError, match=rf"rank {rank} .*Died"):
-        answer.result()
+        model_output.result()
     wait_until(lambda: are_gone(pids))
 
 
 def test_a_failed_step_is_no_more_than_that(executor: RayExecutor) -> None:
     executor.start()
     with pytest.raises(EngineError, match="ZeroDivisionError"):
-        executor.execute_model(order_of(ALL_FAIL)).result()
-    assert executor.execute_model(order_of(1)).result().num_sampled.tolist() == [1]
+        executor.execute_model(scheduler_output_of(ALL_FAIL)).result()
+    assert executor.execute_model(scheduler_output_of(1)).result().num_sampled.tolist() == [1]
 
 
 def test_ranks_leave_with_the_executor(executor: RayExecutor) -> None:

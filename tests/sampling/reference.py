@@ -35,8 +35,8 @@ def gumbel(word: int) -> float:
 
 def distribution(logits: Sequence[float], params: SamplingParams) -> list[float]:
     """The probability of each token after temperature, top-k, top-p and min-p."""
-    largest = max(logits)
-    weights = [math.exp((logit - largest) / params.temperature) for logit in logits]
+    max_logit = max(logits)
+    weights = [math.exp((logit - max_logit) / params.temperature) for logit in logits]
     if 0 < params.top_k < len(logits):
         least = sorted(logits, reverse=True)[params.top_k - 1]
         weights = [weight if logit >= least else 0.0 for logit, weight in zip(logits, weights, strict=True)]
@@ -63,7 +63,7 @@ def draw(logits: Sequence[float], params: SamplingParams, output_index: int) -> 
     return max(range(len(scores)), key=lambda token_id: (scores[token_id], -token_id))
 
 
-def edit(
+def process_logits(
     logits: Sequence[float],
     params: SamplingParams,
     *,
@@ -73,18 +73,18 @@ def edit(
     bad_words_token_ids: Sequence[Sequence[int]] = (),
 ) -> list[float]:
     """The logits after penalties, bias, allowed ids, bad words and min_tokens."""
-    edited = list(logits)
+    processed = list(logits)
     for token_id in {*prompt, *output}:
         factor = params.repetition_penalty
-        edited[token_id] = edited[token_id] * factor if edited[token_id] < 0 else edited[token_id] / factor
+        processed[token_id] = processed[token_id] * factor if processed[token_id] < 0 else processed[token_id] / factor
     for token_id in set(output):
-        edited[token_id] -= params.frequency_penalty * list(output).count(token_id) + params.presence_penalty
+        processed[token_id] -= params.frequency_penalty * list(output).count(token_id) + params.presence_penalty
     for token_id, bias in (params.logit_bias or {}).items():
-        edited[token_id] += bias
+        processed[token_id] += bias
     known = [*prompt, *output]
     banned = {word[-1] for word in bad_words_token_ids if known[len(known) - len(word) + 1 :] == list(word[:-1])}
     if len(output) < params.min_tokens:
         banned |= {*eos_token_ids, *params.stop_token_ids}
     if params.allowed_token_ids is not None:
         banned |= set(range(len(logits))) - set(params.allowed_token_ids)
-    return [-math.inf if token_id in banned else logit for token_id, logit in enumerate(edited)]
+    return [-math.inf if token_id in banned else logit for token_id, logit in enumerate(processed)]

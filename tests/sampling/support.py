@@ -7,7 +7,7 @@ import torch
 
 from octavo.contracts.schedule import Int32Array, TokenMasks
 from octavo.kernels.native_level import native_kernels
-from octavo.sampling.native_draw import NativeDraws
+from octavo.sampling.native_backend import NativeSamplerBackend
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling.sampler import Sampler, SamplerOutput
 from octavo.sampling_params import SamplingParams
@@ -36,7 +36,7 @@ def sample_rows(
     """Do what `Sampler.sample` does, in every way that there is, and hold them against one another."""
     output = Sampler(rows).sample(logits, row_ids, output_indices, masks)
     if (native := native_kernels()) is not None:
-        other = Sampler(rows, NativeDraws(native)).sample(logits, row_ids, output_indices, masks)
+        other = Sampler(rows, NativeSamplerBackend(native)).sample(logits, row_ids, output_indices, masks)
         is_good = [at for at in range(len(row_ids)) if at not in output.errors]
         assert torch.equal(output.token_ids[is_good], other.token_ids[is_good])
         assert (other.errors, other.logprobs) == (output.errors, output.logprobs)

@@ -8,7 +8,7 @@ from tests.kernels.triton.device import DEVICE
 
 from octavo.kernels.triton import draw
 from octavo.sampling import device_draw
-from octavo.sampling.device_draw import FLOAT_WISHES, Wishes, draw_on_device
+from octavo.sampling.device_draw import FLOAT_COLUMNS, SamplingMetadata, draw_on_device
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling.sampler import Sampler
 from octavo.sampling_params import SamplingParams
@@ -31,22 +31,22 @@ def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", request.param)
 
 
-def rows_of(wanted: list[dict[str, float]], vocab_size: int) -> SamplingRows:
-    rows = SamplingRows(len(wanted), vocab_size, DEVICE)
-    for row, options in enumerate(wanted):
+def rows_of(are_needed: list[dict[str, float]], vocab_size: int) -> SamplingRows:
+    rows = SamplingRows(len(are_needed), vocab_size, DEVICE)
+    for row, options in enumerate(are_needed):
         params = SamplingParams.from_options({"temperature": 1.0, "seed": 2**63 + 977 * row, **options})
         rows.add(row, params, [], [], np.zeros(1, dtype=np.int32), 1)
     return rows
 
 
-def wishes_of(rows: SamplingRows, num_rows: int, index: int) -> Wishes:
+def metadata_of(rows: SamplingRows, num_rows: int, index: int) -> SamplingMetadata:
     records = rows.records(np.arange(num_rows, dtype=np.int32))
     names = {"temperatures": "temperature", "num_logprobs": "num_logprobs"} | {
-        name: name for name in ("seed_low", "seed_high", "top_k", *FLOAT_WISHES[1:])
+        name: name for name in ("seed_low", "seed_high", "top_k", *FLOAT_COLUMNS[1:])
     }
     columns = {name: torch.from_numpy(records[field].copy()).to(DEVICE) for name, field in names.items()}
     unasked = dict.fromkeys(("num_prompt_tokens", "mask_indices"), columns["top_k"])
-    return Wishes(**columns, output_indices=torch.full((num_rows,), index, device=DEVICE), **unasked)
+    return SamplingMetadata(**columns, output_indices=torch.full((num_rows,), index, device=DEVICE), **unasked)
 
 
 def logits_of(kind: str, num_rows: int, vocab_size: int) -> torch.Tensor:
@@ -72,20 +72,20 @@ def test_tokens_are_the_samplers(kind: str, vocab_size: int, monkeypatch: pytest
     monkeypatch.setattr(draw, "_PART", 1024)
     rows, logits = rows_of(FILTERS, vocab_size), logits_of(kind, len(FILTERS), vocab_size)
     ids = np.arange(len(FILTERS), dtype=np.int32)
-    largest, tokens = draw_on_device(logits, wishes_of(rows, len(FILTERS), 5), is_filtered=True)
-    wanted = Sampler(rows).sample(logits, ids, np.full(len(FILTERS), 5, dtype=np.int32))
-    assert tokens.tolist() == wanted.token_ids.tolist()
-    assert torch.equal(largest, logits.amax(-1))
+    max_logit, tokens = draw_on_device(logits, metadata_of(rows, len(FILTERS), 5), is_filtered=True)
+    are_needed = Sampler(rows).sample(logits, ids, np.full(len(FILTERS), 5, dtype=np.int32))
+    assert tokens.tolist() == are_needed.token_ids.tolist()
+    assert torch.equal(max_logit, logits.amax(-1))
 
 
 @pytest.mark.usefixtures("_kernels")
 def test_what_is_not_finite_harms_no_other_row() -> None:
     rows, logits = rows_of(FILTERS, 301), logits_of("spread", len(FILTERS), 301)
-    wishes = wishes_of(rows, len(FILTERS), 0)
-    _, expected = draw_on_device(logits, wishes, is_filtered=True)
+    metadata = metadata_of(rows, len(FILTERS), 0)
+    _, expected = draw_on_device(logits, metadata, is_filtered=True)
     logits[2, 7], logits[3, 9], logits[7] = torch.nan, torch.inf, -torch.inf
-    largest, tokens = draw_on_device(logits, wishes, is_filtered=True)
+    max_logit, tokens = draw_on_device(logits, metadata, is_filtered=True)
     good = [0, 1, 4, 5, 6, 8]
     assert tokens[good].tolist() == expected[good].tolist()
     assert ((tokens >= 0) & (tokens < 301)).all()
-    assert largest.isfinite().tolist() == [row in good for row in range(len(FILTERS))]
+    assert max_logit.isfinite().tolist() == [row in good for row in range(len(FILTERS))]

@@ -68,7 +68,7 @@ def test_successive_tokens_are_independent() -> None:
     assert repeats == pytest.approx(expected, abs=5 / math.sqrt(NUM_DRAWS))
 
 
-def test_first_tokens_of_neighbouring_seeds_follow_the_distribution() -> None:
+def test_first_tokens_of_neighboring_seeds_follow_the_distribution() -> None:
     params = SamplingParams()
     drawn = sample(torch.tensor([LOGITS] * 2000), [params] * 2000).token_ids
     assert chi_square(counts(drawn), reference.distribution(LOGITS, params)) < BOUND

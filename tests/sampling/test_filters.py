@@ -35,7 +35,7 @@ def test_top_p_keeps_a_token_while_less_than_p_lies_above_it() -> None:
     assert survivors(logits, top_p=0.76) == {0, 1, 2, 3}  # the last two are equal: one fate
 
 
-def test_top_p_renormalises_over_what_top_k_leaves() -> None:
+def test_top_p_renormalizes_over_what_top_k_leaves() -> None:
     """Of 0.4, 0.3 and twenty small ones, top-k 2 leaves 4/7 and 3/7: p = 0.5 then keeps the first alone."""
     logits = [math.log(0.4), math.log(0.3)] + [math.log(0.015)] * 20
     assert survivors(logits, top_p=0.5, top_k=2) == {0}

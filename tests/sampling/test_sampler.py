@@ -81,7 +81,7 @@ def test_a_row_alone_is_that_row_in_any_batch(requests: list[Request], random: "
 
 @given(REQUESTS)
 def test_a_row_is_what_the_reference_says(request: Request) -> None:
-    edited = reference.edit(
+    processed = reference.process_logits(
         request.logits()[0].tolist(),
         request.params,
         prompt=request.prompt,
@@ -89,7 +89,7 @@ def test_a_row_is_what_the_reference_says(request: Request) -> None:
         eos_token_ids=[5],
         bad_words_token_ids=[[6, 7]],
     )
-    assert run([request], [3])[0][0] == reference.draw(edited, request.params, len(request.output))
+    assert run([request], [3])[0][0] == reference.draw(processed, request.params, len(request.output))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -147,7 +147,7 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
 @pytest.mark.parametrize(
-    ("params", "takes_largest"),
+    ("params", "needs_argmax_only"),
     [
         ([GREEDY, GREEDY.replace(top_k=5)], True),
         ([GREEDY, GREEDY.replace(temperature=1.0)], False),
@@ -157,12 +157,12 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
     ],
 )
 def test_the_largest_is_enough_where_all_rows_are_plain_and_greedy(
-    params: list[SamplingParams], takes_largest: bool
+    params: list[SamplingParams], needs_argmax_only: bool
 ) -> None:
     rows = SamplingRows(len(params), 10, "cpu")
     for row, row_params in enumerate(params):
         rows.add(row, row_params, [5], [], np.array([1], dtype=np.int32), 1)
-    assert Sampler(rows).takes_largest(np.arange(len(params), dtype=np.int32)) is takes_largest
+    assert Sampler(rows).needs_argmax_only(np.arange(len(params), dtype=np.int32)) is needs_argmax_only
 
 
 def test_the_largest_alone_tells_what_all_logits_tell() -> None:
@@ -170,10 +170,10 @@ def test_the_largest_alone_tells_what_all_logits_tell() -> None:
     logits[1, 3], logits[2, 4], logits[3], logits[4, 2] = math.nan, math.inf, -math.inf, -math.inf
     whole = sample(logits, [GREEDY] * 6)
     rows = SamplingRows(6, 10, "cpu")
-    largest = Sampler(rows).take_largest(*logits.max(-1))
-    assert largest.errors == whole.errors
+    max_logit = Sampler(rows).take_argmax(*logits.max(-1))
+    assert max_logit.errors == whole.errors
     assert sorted(whole.errors) == [1, 2, 3]
-    assert torch.equal(largest.token_ids, whole.token_ids)
+    assert torch.equal(max_logit.token_ids, whole.token_ids)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

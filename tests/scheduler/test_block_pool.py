@@ -1,4 +1,4 @@
-"""The block pool: neighbours, least recently used first, tails before prefixes, names; and a naive one."""
+"""The block pool: neighbors, least recently used first, tails before prefixes, names; and a naive one."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,7 @@ from octavo.errors import OutOfBlocksError
 from octavo.scheduler.block_pool import BlockPool, spaced_order
 
 
-def name(number: int) -> bytes:
+def hash_of(number: int) -> bytes:
     return number.to_bytes(32, "little")
 
 
@@ -24,7 +24,7 @@ def test_every_block_is_there_once_and_first_ones_lie_far_apart(count: int) -> N
     assert spaced_order(20)[:8] == [0, 8, 16, 4, 12, 2, 10, 18]
 
 
-def test_a_request_gets_neighbours() -> None:
+def test_a_request_gets_neighbors() -> None:
     pool = BlockPool(16)
     first = pool.allocate(3)
     assert first == [0, 1, 2]
@@ -32,14 +32,14 @@ def test_a_request_gets_neighbours() -> None:
     assert pool.allocate(2) == [8, 9]  # another request starts eight blocks on
 
 
-def test_a_neighbour_that_holds_a_prefix_is_spared() -> None:
+def test_a_neighbor_that_holds_a_prefix_is_spared() -> None:
     pool = BlockPool(4)
     pool.allocate(4)
-    pool.set_name(1, name(1))
+    pool.set_hash(1, hash_of(1))
     pool.release([3])
     pool.release([1])
     assert pool.allocate(1, after=0) == [3]
-    assert pool.find(name(1)) == 1
+    assert pool.find(hash_of(1)) == 1
 
 
 def test_requests_of_a_second_round_lie_in_one_piece_too() -> None:
@@ -54,7 +54,7 @@ def test_requests_of_a_second_round_lie_in_one_piece_too() -> None:
             pool.release(request)
 
 
-def test_the_last_block_has_no_neighbour() -> None:
+def test_the_last_block_has_no_neighbor() -> None:
     pool = BlockPool(2)
     assert pool.allocate(1, after=1) == [0]
 
@@ -63,7 +63,7 @@ def test_least_recently_freed_is_reused_first_and_nameless_before_all() -> None:
     pool = BlockPool(4)
     pool.allocate(4)
     for block_id in (0, 1, 2):
-        pool.set_name(block_id, name(block_id))
+        pool.set_hash(block_id, hash_of(block_id))
     for block_id in (1, 2, 0, 3):
         pool.release([block_id])
     assert drained(pool) == [3, 1, 2, 0]
@@ -73,7 +73,7 @@ def test_tails_are_reused_before_prefixes() -> None:
     pool = BlockPool(3)
     pool.allocate(3)
     for block_id in range(3):
-        pool.set_name(block_id, name(block_id))
+        pool.set_hash(block_id, hash_of(block_id))
     pool.release([0, 1, 2])
     assert drained(pool) == [2, 1, 0]
 
@@ -91,33 +91,33 @@ def test_a_shared_block_is_free_when_its_last_owner_leaves() -> None:
 def test_a_free_block_can_be_found_until_it_is_handed_out() -> None:
     pool = BlockPool(1)
     pool.allocate(1)
-    pool.set_name(0, name(7))
+    pool.set_hash(0, hash_of(7))
     pool.release([0])
-    assert pool.find(name(7)) == 0
+    assert pool.find(hash_of(7)) == 0
     pool.acquire(0)
     pool.release([0])
-    assert pool.find(name(7)) == 0
+    assert pool.find(hash_of(7)) == 0
     pool.allocate(1)
-    assert pool.find(name(7)) is None
+    assert pool.find(hash_of(7)) is None
 
 
 def test_the_first_bearer_keeps_its_name() -> None:
     pool = BlockPool(2)
     pool.allocate(2)
-    assert pool.set_name(0, name(1))
-    assert not pool.set_name(1, name(1))
-    assert pool.find(name(1)) == 0
+    assert pool.set_hash(0, hash_of(1))
+    assert not pool.set_hash(1, hash_of(1))
+    assert pool.find(hash_of(1)) == 0
 
 
 def test_forgotten_names_are_not_found() -> None:
     pool = BlockPool(2)
     pool.allocate(2)
-    pool.set_name(0, name(0))
-    pool.set_name(1, name(1))
-    pool.forget_names([0])
-    assert (pool.find(name(0)), pool.find(name(1))) == (None, 1)
-    pool.forget_all_names()
-    assert pool.find(name(1)) is None
+    pool.set_hash(0, hash_of(0))
+    pool.set_hash(1, hash_of(1))
+    pool.forget_hashes([0])
+    assert (pool.find(hash_of(0)), pool.find(hash_of(1))) == (None, 1)
+    pool.forget_all_hashes()
+    assert pool.find(hash_of(1)) is None
     pool.check_integrity()
 
 
@@ -153,20 +153,20 @@ def test_releasing_a_free_block_is_a_bug() -> None:
 def test_a_block_has_one_name() -> None:
     pool = BlockPool(1)
     pool.allocate(1)
-    pool.set_name(0, name(0))
-    with pytest.raises(AssertionError, match="named already"):
-        pool.set_name(0, name(1))
+    pool.set_hash(0, hash_of(0))
+    with pytest.raises(AssertionError, match="has a hash already"):
+        pool.set_hash(0, hash_of(1))
 
 
-@pytest.mark.parametrize("damage", ["_ref_count", "_name", "num_free", "num_reached"])
+@pytest.mark.parametrize("damage", ["_ref_count", "_hash", "num_free", "num_reached"])
 def test_check_integrity_sees_damage(damage: str) -> None:
     pool = BlockPool(4)
     pool.allocate(2)
     pool.check_integrity()
     if damage == "_ref_count":
         pool._ref_count[3] = 1
-    elif damage == "_name":
-        pool._name[0] = name(0)
+    elif damage == "_hash":
+        pool._hash[0] = hash_of(0)
     elif damage == "num_reached":
         pool.num_reached = 1
     else:
@@ -180,16 +180,16 @@ class NaivePool:
 
     def __init__(self, num_blocks: int) -> None:
         self.blank = spaced_order(num_blocks)
-        self.named: list[int] = []
+        self.hashed: list[int] = []
         self.owners = [0] * num_blocks
         self.names: dict[int, bytes] = {}
 
     def allocate(self, count: int, after: int | None) -> list[int]:
         block_ids = []
         for _ in range(count):
-            neighbour = None if after is None else after + 1
-            free = self.blank + self.named
-            after = neighbour if neighbour in free and neighbour not in self.names else free[0]
+            neighbor = None if after is None else after + 1
+            free = self.blank + self.hashed
+            after = neighbor if neighbor in free and neighbor not in self.names else free[0]
             assert after is not None
             self.take(after)
             self.names.pop(after, None)
@@ -204,12 +204,12 @@ class NaivePool:
         for block_id in reversed(block_ids):
             self.owners[block_id] -= 1
             if not self.owners[block_id] and block_id in self.names:
-                self.named.append(block_id)
+                self.hashed.append(block_id)
             elif not self.owners[block_id]:
                 self.blank.insert(0 if block_id == block_ids[0] else len(self.blank), block_id)
 
     def take(self, block_id: int) -> None:
-        for free in (self.blank, self.named):
+        for free in (self.blank, self.hashed):
             if block_id in free:
                 free.remove(block_id)
 
@@ -230,12 +230,12 @@ def test_the_pool_equals_a_naive_one(num_blocks: int, actions: list[tuple[str, i
             pool.release(block_ids)
             naive.release(block_ids)
         elif action == "n" and held:
-            block_id, wanted = held[number % len(held)][0], name(number % 5)
-            if block_id not in naive.names and pool.set_name(block_id, wanted):
+            block_id, wanted = held[number % len(held)][0], hash_of(number % 5)
+            if block_id not in naive.names and pool.set_hash(block_id, wanted):
                 naive.names[block_id] = wanted
         elif action == "f":
-            found = pool.find(name(number % 5))
-            assert found == naive.find(name(number % 5))
+            found = pool.find(hash_of(number % 5))
+            assert found == naive.find(hash_of(number % 5))
             if found is not None:
                 pool.acquire(found)
                 naive.take(found)

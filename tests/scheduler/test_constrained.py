@@ -8,14 +8,14 @@ import pytest
 
 from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
-from octavo.contracts.grammar import GrammarNews
+from octavo.contracts.grammar import GrammarUpdate
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.request import RequestStatus
 from octavo.scheduler.scheduler import Scheduler
 from octavo.structured_output import StructuredOutput
-from octavo.testing import FakeWorker, answer_to, expected_tokens, make_request, run_step
+from octavo.testing import FakeWorker, expected_tokens, make_request, model_output_for, run_step
 
 FORM = StructuredOutput(regex="x")
 MAX_LEN, VOCAB = 64, 1000
@@ -45,12 +45,12 @@ class CountedGrammars:
         num_left = self.lengths.get(request_id, MAX_LEN) - num_taken
         return np.arange(num_taken, num_taken + min(1 + len(draft_ids), num_left), dtype=np.int32)[:, None]
 
-    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarNews:
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
         for request_id, token_ids in sampled.items():
             self.taken[request_id] += token_ids
         failed = {name: GrammarError("no") for name in sampled if len(self.taken[name]) == self.fails_at.get(name)}
         complete = {name for name in sampled if len(self.taken[name]) == self.lengths.get(name)}
-        return GrammarNews(complete=frozenset(complete), failed=failed)
+        return GrammarUpdate(complete=frozenset(complete), failed=failed)
 
     def forget(self, request_id: str) -> None:
         self.taken.pop(request_id, None)
@@ -155,13 +155,13 @@ def test_only_rows_that_sample_under_a_grammar_carry_a_mask() -> None:
     bench.scheduler.add_request(make_request("free", [9, 9], max_tokens=6))
     bench.scheduler.add_request(make_request("long", range(60), max_tokens=3))  # its prompt takes two steps
     for taken in range(3):
-        order = bench.scheduler.schedule()
-        masks = order.token_masks
+        scheduler_output = bench.scheduler.schedule()
+        masks = scheduler_output.token_masks
         assert masks is not None
-        at = order.req_ids.index("a")
-        assert masks.logits_rows.tolist() == [int(order.samples[:at].sum())]
+        at = scheduler_output.req_ids.index("a")
+        assert masks.logits_rows.tolist() == [int(scheduler_output.samples[:at].sum())]
         assert masks.words.tolist() == [[taken]]
-        bench.scheduler.update_from_output(order, bench.worker.execute(order))
+        bench.scheduler.update_from_output(scheduler_output, bench.worker.execute(scheduler_output))
     bench.scheduler.abort(["a"])
     assert bench.scheduler.schedule().token_masks is None
 
@@ -227,17 +227,17 @@ def test_abort_while_waiting_for_a_grammar() -> None:
 def test_a_step_that_fails_lets_go_of_grammars() -> None:
     bench = Bench()
     bench.add("a", max_tokens=4)
-    order = bench.scheduler.schedule()
-    bench.scheduler.fail_step(order, "boom")
+    scheduler_output = bench.scheduler.schedule()
+    bench.scheduler.fail_step(scheduler_output, "boom")
     assert not bench.grammars.taken
 
 
 def test_a_row_that_failed_on_the_device_is_forgotten() -> None:
     bench = Bench()
     bench.add("a", max_tokens=4)
-    order = bench.scheduler.schedule()
-    answer = answer_to(order, [0])
-    answer.num_sampled[0] = 0
-    answer.errors["a"] = "NaN"
-    assert bench.scheduler.update_from_output(order, answer).finished["a"].error == "NaN"
+    scheduler_output = bench.scheduler.schedule()
+    model_output = model_output_for(scheduler_output, [0])
+    model_output.num_sampled[0] = 0
+    model_output.errors["a"] = "NaN"
+    assert bench.scheduler.update_from_output(scheduler_output, model_output).finished["a"].error == "NaN"
     assert not bench.grammars.taken

@@ -4,7 +4,7 @@ import pytest
 
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.scheduler.scheduler import Scheduler
-from octavo.testing import FakeWorker, answer_to, expected_tokens, make_request, make_scheduler, run_step
+from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler, model_output_for, run_step
 
 
 def ends(outputs: EngineCoreOutputs) -> dict[str, str]:
@@ -38,17 +38,19 @@ def test_abort_while_running_frees_blocks_at_once_and_tells_the_worker_once() ->
     num_free = scheduler.blocks.num_free_blocks
     scheduler.abort(["a"])
     assert scheduler.blocks.num_free_blocks == num_free + 2
-    orders = [scheduler.schedule() for _ in range(2)]
-    assert [order.finished_req_ids for order in orders] == [["a"], []]
-    assert orders[0].req_ids == ("b",)
-    assert ends(scheduler.update_from_output(orders[0], worker.execute(orders[0]))) == {"a": "abort"}
+    scheduler_outputs = [scheduler.schedule() for _ in range(2)]
+    assert [scheduler_output.finished_req_ids for scheduler_output in scheduler_outputs] == [["a"], []]
+    assert scheduler_outputs[0].req_ids == ("b",)
+    assert ends(scheduler.update_from_output(scheduler_outputs[0], worker.execute(scheduler_outputs[0]))) == {
+        "a": "abort"
+    }
 
 
 def test_abort_while_its_token_is_in_flight() -> None:
     scheduler, worker = two_requests()
-    order = scheduler.schedule()
+    scheduler_output = scheduler.schedule()
     scheduler.abort(["a"])
-    outputs = scheduler.update_from_output(order, worker.execute(order))
+    outputs = scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
     assert (outputs.req_ids, ends(outputs)) == (["b"], {"a": "abort"})
     scheduler.check_integrity()
 
@@ -78,9 +80,12 @@ def test_abort_while_preempted() -> None:
         run_step(scheduler, worker)
     assert scheduler.stats().num_waiting == 1
     scheduler.abort(["b"])
-    order = scheduler.schedule()
-    assert (order.finished_req_ids, scheduler.stats().num_waiting) == ([], 0)  # its row was given back before
-    outputs = scheduler.update_from_output(order, worker.execute(order))
+    scheduler_output = scheduler.schedule()
+    assert (scheduler_output.finished_req_ids, scheduler.stats().num_waiting) == (
+        [],
+        0,
+    )  # its row was given back before
+    outputs = scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
     assert (outputs.finished["b"].finish_reason, outputs.finished["b"].num_preemptions) == ("abort", 1)
     scheduler.abort(["a"])
     assert_idle(scheduler)
@@ -112,8 +117,8 @@ def test_a_step_that_raises_fails_its_requests_and_no_others() -> None:
     worker = FakeWorker.of(scheduler)
     for index, name in enumerate("abc"):
         scheduler.add_request(make_request(name, [index] * 6, max_tokens=6))
-    order = scheduler.schedule()
-    scheduler.fail_step(order, "RuntimeError: out of memory")
+    scheduler_output = scheduler.schedule()
+    scheduler.fail_step(scheduler_output, "RuntimeError: out of memory")
     outputs = scheduler.take_finished()
     assert ends(outputs) == {"a": "error", "b": "error"}
     assert outputs.finished["a"].error == "RuntimeError: out of memory"
@@ -135,9 +140,9 @@ def test_what_an_aborted_request_promised_in_a_failed_step_is_not_found() -> Non
     """Its blocks are free by then, with names; they were never written."""
     scheduler = make_scheduler()
     scheduler.add_request(make_request("a", range(9), max_tokens=6))
-    order = scheduler.schedule()
+    scheduler_output = scheduler.schedule()
     scheduler.abort(["a"])
-    scheduler.fail_step(order, "boom")
+    scheduler.fail_step(scheduler_output, "boom")
     scheduler.add_request(make_request("b", range(9), max_tokens=6))
     (new,) = scheduler.schedule().scheduled_new_reqs
     assert new.num_computed_tokens == 0
@@ -145,13 +150,16 @@ def test_what_an_aborted_request_promised_in_a_failed_step_is_not_found() -> Non
 
 def test_steps_behind_a_failed_one_go_on_without_its_requests() -> None:
     scheduler, worker = two_requests()
-    orders = [scheduler.schedule() for _ in range(3)]
+    scheduler_outputs = [scheduler.schedule() for _ in range(3)]
     scheduler.add_request(make_request("c", range(50, 53), max_tokens=1))
-    orders.append(scheduler.schedule())
-    worker.lose(orders[0])
-    scheduler.fail_step(orders[0], "boom")
+    scheduler_outputs.append(scheduler.schedule())
+    worker.lose(scheduler_outputs[0])
+    scheduler.fail_step(scheduler_outputs[0], "boom")
     assert ends(scheduler.take_finished()) == {"a": "error", "b": "error"}
-    outputs = [scheduler.update_from_output(order, worker.execute(order)) for order in orders[1:]]
+    outputs = [
+        scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
+        for scheduler_output in scheduler_outputs[1:]
+    ]
     assert [output.req_ids for output in outputs] == [[], [], ["c"]]
     assert ends(outputs[-1]) == {"c": "length"}
     assert_idle(scheduler)
@@ -169,13 +177,13 @@ def test_who_shares_blocks_of_a_failed_step_is_computed_again() -> None:
     failing = scheduler.schedule()
     scheduler.add_request(requests["b"])
     scheduler.add_request(requests["c"])
-    behind = scheduler.schedule()
-    assert behind.num_computed_tokens.tolist() == [8, 0]
+    later = scheduler.schedule()
+    assert later.num_computed_tokens.tolist() == [8, 0]
     worker.lose(failing)
     scheduler.fail_step(failing, "boom")
     assert ends(scheduler.take_finished()) == {"a": "error"}
     token_ids: dict[str, list[int]] = {"b": [], "c": []}
-    outputs = scheduler.update_from_output(behind, worker.execute(behind))
+    outputs = scheduler.update_from_output(later, worker.execute(later))
     assert outputs.req_ids == ["c"]
     while True:
         for name, token_id in zip(outputs.req_ids, outputs.new_token_ids, strict=True):
@@ -195,16 +203,16 @@ def test_what_followed_blocks_of_a_failed_step_is_not_found_behind_good_ones() -
     scheduler.add_request(make_request("a", range(9), max_tokens=3))
     failing = scheduler.schedule()
     scheduler.add_request(make_request("b", range(14), max_tokens=3))
-    behind = scheduler.schedule()
+    later = scheduler.schedule()
     scheduler.abort(["b"])
     worker.lose(failing)
     scheduler.fail_step(failing, "boom")
-    scheduler.update_from_output(behind, worker.execute(behind))
+    scheduler.update_from_output(later, worker.execute(later))
     for name, num_tokens, num_cached in (("c", 9, 0), ("d", 14, 8)):
         scheduler.add_request(make_request(name, range(num_tokens), max_tokens=1))
-        order = scheduler.schedule()
-        assert order.num_computed_tokens.tolist() == [num_cached]
-        scheduler.update_from_output(order, worker.execute(order))
+        scheduler_output = scheduler.schedule()
+        assert scheduler_output.num_computed_tokens.tolist() == [num_cached]
+        scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
     assert_idle(scheduler)
 
 
@@ -216,16 +224,19 @@ def test_a_block_named_when_its_request_left_is_as_good_as_the_step_that_fills_i
     [token_id] = run_step(scheduler, worker).new_token_ids
     failing = scheduler.schedule()  # fills the second block
     scheduler.add_request(make_request("b", range(50, 53), max_tokens=1))
-    orders = [scheduler.schedule()]
+    scheduler_outputs = [scheduler.schedule()]
     scheduler.abort(["a"])
     request = make_request("c", [*range(7), token_id, 1], max_tokens=1)
     scheduler.add_request(request)
-    orders.append(scheduler.schedule())
-    assert orders[-1].num_computed_tokens.tolist() == [8]
+    scheduler_outputs.append(scheduler.schedule())
+    assert scheduler_outputs[-1].num_computed_tokens.tolist() == [8]
     worker.lose(failing)
     scheduler.fail_step(failing, "boom")
-    news = [scheduler.update_from_output(order, worker.execute(order)) for order in orders]
-    assert [outputs.req_ids for outputs in news] == [["b"], []]
+    outputs_of_steps = [
+        scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
+        for scheduler_output in scheduler_outputs
+    ]
+    assert [outputs.req_ids for outputs in outputs_of_steps] == [["b"], []]
     assert run_step(scheduler, worker).new_token_ids == expected_tokens(request, 128, worker.vocab_size)[0]
     assert_idle(scheduler)
 
@@ -237,18 +248,18 @@ def test_a_failed_step_does_not_make_forget_who_came_back() -> None:
     requests = [make_request(name, prompt, max_tokens=6) for name, prompt in (("a", range(7)), ("b", range(20, 27)))]
     for request in requests:
         scheduler.add_request(request)
-    orders = [scheduler.schedule()]
-    while not orders[-1].finished_req_ids:
-        scheduler.update_from_output(orders[-1], worker.execute(orders[-1]))
-        orders.append(scheduler.schedule())
-    failing = orders[-1]
+    scheduler_outputs = [scheduler.schedule()]
+    while not scheduler_outputs[-1].finished_req_ids:
+        scheduler.update_from_output(scheduler_outputs[-1], worker.execute(scheduler_outputs[-1]))
+        scheduler_outputs.append(scheduler.schedule())
+    failing = scheduler_outputs[-1]
     assert failing.finished_req_ids == ["b"]
     scheduler.abort(["a"])
-    behind = scheduler.schedule()
-    assert [new.request_id for new in behind.scheduled_new_reqs] == ["b"]
+    later = scheduler.schedule()
+    assert [new.request_id for new in later.scheduled_new_reqs] == ["b"]
     worker.lose(failing)
     scheduler.fail_step(failing, "boom")
-    scheduler.update_from_output(behind, worker.execute(behind))
+    scheduler.update_from_output(later, worker.execute(later))
     assert "b" not in scheduler.schedule().finished_req_ids
 
 
@@ -257,9 +268,9 @@ def test_ends_that_a_failed_step_carried_are_told_again() -> None:
     scheduler, worker = two_requests()
     run_step(scheduler, worker)
     scheduler.abort(["a"])
-    order = scheduler.schedule()
-    assert order.finished_req_ids == ["a"]
-    scheduler.fail_step(order, "boom")
+    scheduler_output = scheduler.schedule()
+    assert scheduler_output.finished_req_ids == ["a"]
+    scheduler.fail_step(scheduler_output, "boom")
     assert set(scheduler.schedule().finished_req_ids) == {"a", "b"}
 
 
@@ -272,11 +283,11 @@ def test_only_the_oldest_step_can_fail() -> None:
 
 def test_one_request_fails_alone() -> None:
     scheduler, worker = two_requests()
-    order = scheduler.schedule()
-    answer = worker.execute(order)
-    answer.num_sampled[0] = 0
-    answer.errors["a"] = "logits are not a number"
-    outputs = scheduler.update_from_output(order, answer)
+    scheduler_output = scheduler.schedule()
+    model_output = worker.execute(scheduler_output)
+    model_output.num_sampled[0] = 0
+    model_output.errors["a"] = "logits are not a number"
+    outputs = scheduler.update_from_output(scheduler_output, model_output)
     assert (outputs.req_ids, ends(outputs)) == (["b"], {"a": "error"})
     assert outputs.finished["a"].error == "logits are not a number"
     scheduler.check_integrity()
@@ -293,11 +304,11 @@ def test_nothing_of_a_failed_request_is_found() -> None:
     scheduler.add_request(request)
     for _ in range(4):
         run_step(scheduler, worker)
-    order = scheduler.schedule()
-    answer = worker.execute(order)
-    answer.num_sampled[0] = 0
-    answer.errors["a"] = "logits are not a number"
-    scheduler.update_from_output(order, answer)
+    scheduler_output = scheduler.schedule()
+    model_output = worker.execute(scheduler_output)
+    model_output.num_sampled[0] = 0
+    model_output.errors["a"] = "logits are not a number"
+    scheduler.update_from_output(scheduler_output, model_output)
     scheduler.add_request(make_request("b", [5, 6, 7, *expected_tokens(request, 128, 1000)[0]], max_tokens=1))
     (new,) = scheduler.schedule().scheduled_new_reqs
     assert new.num_computed_tokens == 0
@@ -307,21 +318,21 @@ def test_a_request_may_fail_in_the_middle_of_its_prompt() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=8)
     worker = FakeWorker.of(scheduler)
     scheduler.add_request(make_request("a", range(20), max_tokens=6))
-    order = scheduler.schedule()
-    answer = worker.execute(order)
-    answer.errors["a"] = "logits are not a number"
-    assert ends(scheduler.update_from_output(order, answer)) == {"a": "error"}
+    scheduler_output = scheduler.schedule()
+    model_output = worker.execute(scheduler_output)
+    model_output.errors["a"] = "logits are not a number"
+    assert ends(scheduler.update_from_output(scheduler_output, model_output)) == {"a": "error"}
     assert_idle(scheduler)
 
 
 def test_a_failure_of_one_that_has_ended_is_nothing() -> None:
     scheduler, _ = two_requests()
-    order = scheduler.schedule()
+    scheduler_output = scheduler.schedule()
     scheduler.abort(["a"])
-    answer = answer_to(order, [1, 2])
-    answer.num_sampled[0] = 0
-    answer.errors["a"] = "late"
-    assert ends(scheduler.update_from_output(order, answer)) == {"a": "abort"}
+    model_output = model_output_for(scheduler_output, [1, 2])
+    model_output.num_sampled[0] = 0
+    model_output.errors["a"] = "late"
+    assert ends(scheduler.update_from_output(scheduler_output, model_output)) == {"a": "abort"}
 
 
 def test_every_end_is_told_once_to_the_worker() -> None:
@@ -331,8 +342,8 @@ def test_every_end_is_told_once_to_the_worker() -> None:
         scheduler.add_request(make_request(f"r{index}", [index], max_tokens=1 + index % 4))
     told = []
     while not scheduler.is_finished():
-        order = scheduler.schedule()
-        told += order.finished_req_ids
-        scheduler.update_from_output(order, worker.execute(order))
+        scheduler_output = scheduler.schedule()
+        told += scheduler_output.finished_req_ids
+        scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
     told += scheduler.schedule().finished_req_ids
     assert sorted(told) == [f"r{index}" for index in range(9)]

@@ -143,10 +143,10 @@ def keep_busy(
     while not scheduler.is_finished():
         output = scheduler.schedule()
         took_s.append(machine.compute(output))
-        news = scheduler.update_from_output(output, worker.execute(output))
-        for request_id in news.req_ids:
+        outputs_of_steps = scheduler.update_from_output(output, worker.execute(output))
+        for request_id in outputs_of_steps.req_ids:
             waited_s.setdefault(request_id, machine.now_s - came_s[request_id])
-        for _ in range(min(len(news.finished), num_requests - len(came_s))):
+        for _ in range(min(len(outputs_of_steps.finished), num_requests - len(came_s))):
             come()
     return list(waited_s.values()), took_s
 

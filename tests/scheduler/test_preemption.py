@@ -19,19 +19,19 @@ class Log:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.worker = FakeWorker.of(scheduler)
-        self.orders: list[SchedulerOutput] = []
+        self.scheduler_outputs: list[SchedulerOutput] = []
         self.token_ids: dict[str, list[int]] = {}
         self.num_preemptions: dict[str, int] = {}
 
     def step(self) -> SchedulerOutput:
-        order = self.scheduler.schedule()
-        outputs = self.scheduler.update_from_output(order, self.worker.execute(order))
+        scheduler_output = self.scheduler.schedule()
+        outputs = self.scheduler.update_from_output(scheduler_output, self.worker.execute(scheduler_output))
         self.scheduler.check_integrity()
         for request_id, token_id in zip(outputs.req_ids, outputs.new_token_ids, strict=True):
             self.token_ids.setdefault(request_id, []).append(token_id)
         self.num_preemptions.update({name: end.num_preemptions for name, end in outputs.finished.items()})
-        self.orders.append(order)
-        return order
+        self.scheduler_outputs.append(scheduler_output)
+        return scheduler_output
 
     def run(self) -> None:
         while not self.scheduler.is_finished():
@@ -62,9 +62,18 @@ def test_the_worker_is_told_to_forget_it_and_gets_it_back_whole() -> None:
     for index, name in enumerate("ab"):
         log.scheduler.add_request(make_request(name, [index] * 7, max_tokens=14))
     log.run()
-    forgotten = [order.finished_req_ids for order in log.orders if order.finished_req_ids]
+    forgotten = [
+        scheduler_output.finished_req_ids
+        for scheduler_output in log.scheduler_outputs
+        if scheduler_output.finished_req_ids
+    ]
     assert forgotten == [["b"], ["a"]]  # b when it is preempted, a when it has ended
-    first, again = [new for order in log.orders for new in order.scheduled_new_reqs if new.request_id == "b"]
+    first, again = [
+        new
+        for scheduler_output in log.scheduler_outputs
+        for new in scheduler_output.scheduled_new_reqs
+        if new.request_id == "b"
+    ]
     assert first.token_ids.tolist() == [1] * 7
     num_sampled = len(again.token_ids) - 7
     assert num_sampled > 0
@@ -81,7 +90,7 @@ def test_it_is_let_in_before_later_ones_of_its_class() -> None:
     log.scheduler.add_request(make_request("late", [5], max_tokens=2))
     assert [request.request_id for request in log.scheduler.get_ready_requests()] == ["b", "late"]
     log.run()
-    new = [new.request_id for order in log.orders for new in order.scheduled_new_reqs]
+    new = [new.request_id for scheduler_output in log.scheduler_outputs for new in scheduler_output.scheduled_new_reqs]
     assert new == ["a", "b", "b", "late"]
 
 
@@ -97,11 +106,11 @@ def test_nobody_is_let_in_by_the_step_that_preempts() -> None:
     rehearsal, log = two_running(), two_running()
     while not rehearsal.scheduler.stats().num_preemptions_total:
         rehearsal.step()
-    for _ in rehearsal.orders[:-1]:
+    for _ in rehearsal.scheduler_outputs[:-1]:
         log.step()
     log.scheduler.add_request(make_request("tiny", [9], priority=RequestPriority.CRITICAL, max_tokens=1))
-    order = log.step()
-    assert (order.finished_req_ids, order.scheduled_new_reqs) == (["b"], [])
+    scheduler_output = log.step()
+    assert (scheduler_output.finished_req_ids, scheduler_output.scheduled_new_reqs) == (["b"], [])
     assert [new.request_id for new in log.step().scheduled_new_reqs] == ["tiny"]
 
 
@@ -112,8 +121,8 @@ def test_it_is_reported_as_admitted_once() -> None:
         scheduler.add_request(make_request(name, [index] * 7, max_tokens=14))
     admitted: list[str] = []
     while not scheduler.is_finished():
-        order = scheduler.schedule()
-        admitted += scheduler.update_from_output(order, worker.execute(order)).admitted
+        scheduler_output = scheduler.schedule()
+        admitted += scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output)).admitted
     assert admitted == ["a", "b"]
 
 

@@ -17,9 +17,9 @@ def run_to_end(scheduler: Scheduler, worker: FakeWorker) -> None:
 
 def admit(scheduler: Scheduler, worker: FakeWorker) -> dict[str, NewRequestData]:
     """Run one step; return the requests that it let in."""
-    order = scheduler.schedule()
-    scheduler.update_from_output(order, worker.execute(order))
-    return {new.request_id: new for new in order.scheduled_new_reqs}
+    scheduler_output = scheduler.schedule()
+    scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
+    return {new.request_id: new for new in scheduler_output.scheduled_new_reqs}
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_without_prefix_caching_nothing_is_found_or_named() -> None:
     for index in range(2):
         scheduler.add_request(make_request(f"r{index}", [*PROMPT, 1], max_tokens=1))
     assert [new.num_computed_tokens for new in admit(scheduler, worker).values()] == [0, 0]
-    assert scheduler.blocks.pool._block_by_name == {}
+    assert scheduler.blocks.pool._block_by_hash == {}
 
 
 def test_reset_forgets_every_prefix(scheduler: Scheduler) -> None:

@@ -44,8 +44,8 @@ class Choices:
 class Step:
     """An order on its way; without an answer it has not been carried out yet."""
 
-    order: SchedulerOutput
-    answer: ModelRunnerOutput | None = None
+    scheduler_output: SchedulerOutput
+    model_output: ModelRunnerOutput | None = None
 
 
 class Drill:
@@ -132,39 +132,39 @@ class Drill:
     def schedule(self) -> None:
         if len(self.in_flight) < self.depth:
             ahead = bool(self.in_flight) and self.choices.one_in(2)
-            order = self.scheduler.schedule_ahead() if ahead else self.scheduler.schedule()
-            if order is None:
+            scheduler_output = self.scheduler.schedule_ahead() if ahead else self.scheduler.schedule()
+            if scheduler_output is None:
                 return
-            assert order.req_ids or not ahead, "nothing to do is not worth a step"
-            self.num_admissions.update(new.request_id for new in order.scheduled_new_reqs)
-            self.in_flight.append(Step(order))
+            assert scheduler_output.req_ids or not ahead, "nothing to do is not worth a step"
+            self.num_admissions.update(new.request_id for new in scheduler_output.scheduled_new_reqs)
+            self.in_flight.append(Step(scheduler_output))
 
     def execute(self) -> None:
         """Carry out the oldest order that still waits for it."""
-        step = next((step for step in self.in_flight if step.answer is None), None)
+        step = next((step for step in self.in_flight if step.model_output is None), None)
         if step is not None:
-            self.num_forgotten.update(step.order.finished_req_ids)
-            step.answer = self.worker.execute(step.order)
+            self.num_forgotten.update(step.scheduler_output.finished_req_ids)
+            step.model_output = self.worker.execute(step.scheduler_output)
 
     def update(self) -> None:
         if self.in_flight:
-            if self.in_flight[0].answer is None:
+            if self.in_flight[0].model_output is None:
                 self.execute()
             step = self.in_flight.popleft()
-            assert step.answer is not None
-            self.hear(self.scheduler.update_from_output(step.order, step.answer))
+            assert step.model_output is not None
+            self.hear(self.scheduler.update_from_output(step.scheduler_output, step.model_output))
 
     def fail_one(self) -> None:
         """Let one request of a step fail, whether it would have sampled or not."""
-        if self.in_flight and self.in_flight[0].order.req_ids:
-            if self.in_flight[0].answer is None:
+        if self.in_flight and self.in_flight[0].scheduler_output.req_ids:
+            if self.in_flight[0].model_output is None:
                 self.execute()
             step = self.in_flight[0]
-            assert step.answer is not None
-            index = self.choices.below(len(step.order.req_ids))
-            step.answer.num_sampled[index] = 0
-            step.answer.errors[step.order.req_ids[index]] = "not a number"
-            self.may_fail.add(step.order.req_ids[index])
+            assert step.model_output is not None
+            index = self.choices.below(len(step.scheduler_output.req_ids))
+            step.model_output.num_sampled[index] = 0
+            step.model_output.errors[step.scheduler_output.req_ids[index]] = "not a number"
+            self.may_fail.add(step.scheduler_output.req_ids[index])
             self.update()
 
     def fail_step(self) -> None:
@@ -172,11 +172,11 @@ class Drill:
         if not self.in_flight or not self.choices.one_in(3):
             return
         step = self.in_flight.popleft()
-        if step.answer is None:
-            self.worker.lose(step.order)
-            self.num_forgotten.update(step.order.finished_req_ids)
-        self.may_fail.update(step.order.req_ids)
-        self.scheduler.fail_step(step.order, "out of luck")
+        if step.model_output is None:
+            self.worker.lose(step.scheduler_output)
+            self.num_forgotten.update(step.scheduler_output.finished_req_ids)
+        self.may_fail.update(step.scheduler_output.req_ids)
+        self.scheduler.fail_step(step.scheduler_output, "out of luck")
         self.has_lost_steps = True
         self.hear(self.scheduler.take_finished())
 

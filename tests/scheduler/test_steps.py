@@ -9,20 +9,20 @@ from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.sampling_params import RequestPriority
 from octavo.scheduler.scheduler import Scheduler
-from octavo.testing import FakeWorker, answer_to, expected_tokens, make_request, make_scheduler, run_step
+from octavo.testing import FakeWorker, expected_tokens, make_request, make_scheduler, model_output_for, run_step
 
 MAX_MODEL_LEN = 128
 
 
-def counts(order: SchedulerOutput) -> dict[str, int]:
-    return dict(zip(order.req_ids, order.num_scheduled_tokens.tolist(), strict=True))
+def counts(scheduler_output: SchedulerOutput) -> dict[str, int]:
+    return dict(zip(scheduler_output.req_ids, scheduler_output.num_scheduled_tokens.tolist(), strict=True))
 
 
 def step(scheduler: Scheduler, worker: FakeWorker) -> SchedulerOutput:
-    order = scheduler.schedule()
-    scheduler.update_from_output(order, worker.execute(order))
+    scheduler_output = scheduler.schedule()
+    scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
     scheduler.check_integrity()
-    return order
+    return scheduler_output
 
 
 def outputs_of(scheduler: Scheduler, *requests: EngineCoreRequest) -> dict[str, list[int]]:
@@ -42,12 +42,27 @@ def test_a_long_prompt_is_computed_in_chunks_and_samples_once_complete() -> None
     scheduler = make_scheduler(max_num_batched_tokens=10, max_num_seqs=4)
     worker = FakeWorker.of(scheduler)
     scheduler.add_request(make_request("long", range(25), max_tokens=2))
-    orders = [step(scheduler, worker) for _ in range(4)]
-    assert [counts(order) for order in orders] == [{"long": 10}, {"long": 10}, {"long": 5}, {"long": 1}]
-    assert [order.num_computed_tokens.tolist() for order in orders] == [[0], [10], [20], [25]]
-    assert [order.samples.tolist() for order in orders] == [[False], [False], [True], [True]]
-    assert [order.total_num_scheduled_tokens for order in orders] == [10, 10, 5, 1]
-    assert [order.step for order in orders] == [1, 2, 3, 4]
+    scheduler_outputs = [step(scheduler, worker) for _ in range(4)]
+    assert [counts(scheduler_output) for scheduler_output in scheduler_outputs] == [
+        {"long": 10},
+        {"long": 10},
+        {"long": 5},
+        {"long": 1},
+    ]
+    assert [scheduler_output.num_computed_tokens.tolist() for scheduler_output in scheduler_outputs] == [
+        [0],
+        [10],
+        [20],
+        [25],
+    ]
+    assert [scheduler_output.samples.tolist() for scheduler_output in scheduler_outputs] == [
+        [False],
+        [False],
+        [True],
+        [True],
+    ]
+    assert [scheduler_output.total_num_scheduled_tokens for scheduler_output in scheduler_outputs] == [10, 10, 5, 1]
+    assert [scheduler_output.step for scheduler_output in scheduler_outputs] == [1, 2, 3, 4]
     assert scheduler.is_finished()
 
 
@@ -122,8 +137,8 @@ def test_a_new_request_travels_whole_and_then_as_diffs() -> None:
     assert (new.request_id, new.token_ids.tolist(), new.num_prompt_tokens) == ("r", [5, 6, 7], 3)
     assert (len(new.block_ids), new.num_computed_tokens, new.eos_token_ids) == (1, 0, [1])
     later = [step(scheduler, worker) for _ in range(6)]
-    assert all(not order.scheduled_new_reqs for order in later)
-    diffs = [order.scheduled_cached_reqs for order in later]
+    assert all(not scheduler_output.scheduled_new_reqs for scheduler_output in later)
+    diffs = [scheduler_output.scheduled_cached_reqs for scheduler_output in later]
     assert [diff.rows.tolist() for diff in diffs] == [[], [new.row], [], [], [], [new.row]]
     first_block = new.block_ids[0]
     assert [diff.block_ids.tolist() for diff in diffs if len(diff.rows)] == [[first_block + 1], [first_block + 2]]
@@ -133,11 +148,11 @@ def test_an_order_does_not_change_after_it_was_given() -> None:
     """A worker in another thread may read it while the next step is made."""
     scheduler = make_scheduler(block_size=2)
     scheduler.add_request(make_request("r", [5, 6, 7], max_tokens=9))
-    order = scheduler.schedule()
-    before = repr(order)
+    scheduler_output = scheduler.schedule()
+    before = repr(scheduler_output)
     for _ in range(4):
         scheduler.schedule()
-    assert repr(order) == before
+    assert repr(scheduler_output) == before
 
 
 def test_steps_may_be_made_ahead_of_their_answers() -> None:
@@ -146,12 +161,22 @@ def test_steps_may_be_made_ahead_of_their_answers() -> None:
     worker = FakeWorker.of(scheduler)
     request = make_request("r", [1, 2, 3], max_tokens=3)
     scheduler.add_request(request)
-    orders = [scheduler.schedule() for _ in range(4)]
-    assert [order.num_computed_tokens.tolist() for order in orders] == [[0], [3], [4], []]
-    assert [order.num_scheduled_tokens.tolist() for order in orders] == [[3], [1], [1], []]
+    scheduler_outputs = [scheduler.schedule() for _ in range(4)]
+    assert [scheduler_output.num_computed_tokens.tolist() for scheduler_output in scheduler_outputs] == [
+        [0],
+        [3],
+        [4],
+        [],
+    ]
+    assert [scheduler_output.num_scheduled_tokens.tolist() for scheduler_output in scheduler_outputs] == [
+        [3],
+        [1],
+        [1],
+        [],
+    ]
     token_ids = []
-    for order in orders:
-        token_ids += scheduler.update_from_output(order, worker.execute(order)).new_token_ids
+    for scheduler_output in scheduler_outputs:
+        token_ids += scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output)).new_token_ids
     assert token_ids == expected_tokens(request, MAX_MODEL_LEN, 1000)[0]
     assert scheduler.is_finished()
 
@@ -161,9 +186,9 @@ def test_a_token_sampled_past_the_end_is_dropped() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_request("r", [1, 2, 3], eos_token_ids=[7], max_tokens=9))
     first, second = scheduler.schedule(), scheduler.schedule()
-    outputs = scheduler.update_from_output(first, answer_to(first, [7]))
+    outputs = scheduler.update_from_output(first, model_output_for(first, [7]))
     assert (outputs.new_token_ids, outputs.finished["r"].finish_reason) == ([7], "stop")
-    outputs = scheduler.update_from_output(second, answer_to(second, [8]))
+    outputs = scheduler.update_from_output(second, model_output_for(second, [8]))
     assert (outputs.req_ids, outputs.new_token_ids, outputs.finished) == ([], [], {})
     assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
 
@@ -172,9 +197,11 @@ def test_a_token_past_the_end_enters_no_block_name() -> None:
     """8 would fill the block, but 7 has ended the request; a later prompt must not find it, under whatever tokens."""
     scheduler = make_scheduler(block_size=4)
     scheduler.add_request(make_request("r", [1, 2], eos_token_ids=[7], max_tokens=9))
-    orders = [scheduler.schedule() for _ in range(3)]
-    for order, token_id in zip(orders, [7, 8, 9], strict=True):
-        scheduler.update_from_output(order, answer_to(order, [token_id] * len(order.req_ids)))
+    scheduler_outputs = [scheduler.schedule() for _ in range(3)]
+    for scheduler_output, token_id in zip(scheduler_outputs, [7, 8, 9], strict=True):
+        scheduler.update_from_output(
+            scheduler_output, model_output_for(scheduler_output, [token_id] * len(scheduler_output.req_ids))
+        )
     for token_id in (0, 8):  # what stood in the row at that time, and what was sampled
         scheduler.add_request(make_request(f"again-{token_id}", [1, 2, 7, token_id, 5], max_tokens=1))
     assert [new.num_computed_tokens for new in scheduler.schedule().scheduled_new_reqs] == [0, 0]
@@ -186,7 +213,7 @@ def test_the_last_token_enters_a_name_when_a_step_computes_it() -> None:
         scheduler = make_scheduler(block_size=4)
         scheduler.add_request(make_request("r", [1, 2, 3], eos_token_ids=[7], max_tokens=9))
         first, second = scheduler.schedule(), scheduler.schedule()
-        scheduler.update_from_output(first, answer_to(first, [7]))
+        scheduler.update_from_output(first, model_output_for(first, [7]))
         if has_failed:
             scheduler.fail_step(second, "boom")
         scheduler.add_request(make_request("again", [1, 2, 3, 7, 5], max_tokens=1))
@@ -227,9 +254,9 @@ def test_what_is_new_is_told_in_columns() -> None:
 
 def test_a_step_without_work_is_empty_and_harmless() -> None:
     scheduler = make_scheduler()
-    order = scheduler.schedule()
-    assert (order.req_ids, order.total_num_scheduled_tokens) == ((), 0)
-    outputs = scheduler.update_from_output(order, answer_to(order, []))
+    scheduler_output = scheduler.schedule()
+    assert (scheduler_output.req_ids, scheduler_output.total_num_scheduled_tokens) == ((), 0)
+    outputs = scheduler.update_from_output(scheduler_output, model_output_for(scheduler_output, []))
     assert (outputs.req_ids, scheduler.is_finished()) == ([], True)
 
 
@@ -238,18 +265,18 @@ def test_answers_come_in_the_order_of_their_steps() -> None:
     scheduler.add_request(make_request("r", [1], max_tokens=9))
     _, second = scheduler.schedule(), scheduler.schedule()
     with pytest.raises(AssertionError, match="in the order of their steps"):
-        scheduler.update_from_output(second, answer_to(second, [1]))
+        scheduler.update_from_output(second, model_output_for(second, [1]))
 
 
 def test_an_answer_must_be_complete() -> None:
     scheduler = make_scheduler()
     for name in "ab":
         scheduler.add_request(make_request(name, [1], max_tokens=9))
-    order = scheduler.schedule()
-    answer = answer_to(order, [1, 2])
-    answer.num_sampled[1] = 0
+    scheduler_output = scheduler.schedule()
+    model_output = model_output_for(scheduler_output, [1, 2])
+    model_output.num_sampled[1] = 0
     with pytest.raises(AssertionError, match="one token for each row that samples"):
-        scheduler.update_from_output(order, answer)
+        scheduler.update_from_output(scheduler_output, model_output)
 
 
 @pytest.mark.parametrize("prompt", [[], range(16)], ids=["empty", "no room for output"])

@@ -112,11 +112,11 @@ def test_the_prompt_shows_tools_as_models_know_them() -> None:
 
 
 def test_strict_tools_are_held_to_their_schema_within_free_text() -> None:
-    form = plan(tools=tools(WEATHER | {"strict": True}, PLAIN)).params.structured_output
-    assert form is not None
-    assert form.free_text
-    assert json.loads(str(form.tags[0].json_schema)) == SCHEMA
-    assert json.loads(str(form.tags[1].json_schema)) == {"type": "object"}
+    constraint = plan(tools=tools(WEATHER | {"strict": True}, PLAIN)).params.structured_output
+    assert constraint is not None
+    assert constraint.free_text
+    assert json.loads(str(constraint.tags[0].json_schema)) == SCHEMA
+    assert json.loads(str(constraint.tags[1].json_schema)) == {"type": "object"}
 
 
 def test_required_and_named_calls_are_forced() -> None:
@@ -133,10 +133,10 @@ def test_required_and_named_calls_are_forced() -> None:
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_only_allowed_tools_may_be_called_though_all_are_shown(mode: str) -> None:
     made = plan(tools=tools(WEATHER, PLAIN), tool_choice=allowed(mode, "now"))
-    form = made.params.structured_output
-    assert form is not None
-    assert (form.free_text, form.max_tags, len(form.tags)) == (mode == "auto", None, 1)
-    assert '"now"' in form.tags[0].begin
+    constraint = made.params.structured_output
+    assert constraint is not None
+    assert (constraint.free_text, constraint.max_tags, len(constraint.tags)) == (mode == "auto", None, 1)
+    assert '"now"' in constraint.tags[0].begin
     assert made.tools is not None
     assert len(made.tools.prompt_tools) == 2
 
@@ -157,9 +157,9 @@ def test_no_parallel_calls_means_one_at_most() -> None:
 
 def test_a_form_for_answers_and_tools_go_together() -> None:
     answer = SamplingParams(structured_output=StructuredOutput(json_schema=SCHEMA))
-    form = plan(answer, tools=tools(PLAIN)).params.structured_output
-    assert form is not None
-    assert [tag.begin[:11] for tag in form.tags] == ["<tool_call>", ""]
+    constraint = plan(answer, tools=tools(PLAIN)).params.structured_output
+    assert constraint is not None
+    assert [tag.begin[:11] for tag in constraint.tags] == ["<tool_call>", ""]
     forced = plan(answer, tools=tools(PLAIN), tool_choice="required").params.structured_output
     assert forced is not None
     assert len(forced.tags) == 1
@@ -247,7 +247,7 @@ def test_marks_that_are_special_tokens_are_seen_and_other_special_tokens_are_not
 
 
 @pytest.mark.parametrize(
-    ("budget", "form", "inside"),
+    ("budget", "constraint", "inside"),
     [
         (None, None, False),
         (5, None, False),
@@ -256,33 +256,35 @@ def test_marks_that_are_special_tokens_are_seen_and_other_special_tokens_are_not
     ],
 )
 def test_thoughts_come_before_forms_and_have_a_budget(
-    budget: int | None, form: StructuredOutput | None, inside: bool
+    budget: int | None, constraint: StructuredOutput | None, inside: bool
 ) -> None:
     prompt = "<|im_start|>assistant\n" + ("<think>\n" if inside else "")
-    settled = plan(SamplingParams(structured_output=form), thinking_token_budget=budget).after(TOKENIZER.encode(prompt))
+    settled = plan(SamplingParams(structured_output=constraint), thinking_token_budget=budget).after(
+        TOKENIZER.encode(prompt)
+    )
     found = settled.params.structured_output
-    if budget is None and form is None:
+    if budget is None and constraint is None:
         assert found is None
     else:
         assert found is not None
         assert found.thoughts == Thoughts(is_open=inside, max_tokens=budget)
-        assert found.regex == (None if form is None else form.regex)
+        assert found.regex == (None if constraint is None else constraint.regex)
     assert settled.starts_inside is inside
 
 
 def test_a_prompt_that_closed_the_thoughts_leaves_forms_alone() -> None:
-    form = StructuredOutput(regex="a")
+    constraint = StructuredOutput(regex="a")
     prompt = TOKENIZER.encode("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    settled = plan(SamplingParams(structured_output=form), thinking_token_budget=5).after(prompt)
-    assert settled.params.structured_output == form
+    settled = plan(SamplingParams(structured_output=constraint), thinking_token_budget=5).after(prompt)
+    assert settled.params.structured_output == constraint
     assert settled.starts_inside is None
 
 
 def test_tags_that_are_no_tokens_leave_no_room_for_thoughts_before_a_form() -> None:
     formats = AnswerFormats(TOKENIZER, reasoning_parser_name="mistral")
-    form = SamplingParams(structured_output=StructuredOutput(regex="a"))
-    settled = AnswerPlan.of(request(), form, formats).after([1, 5])
-    assert settled.params == form
+    constraint = SamplingParams(structured_output=StructuredOutput(regex="a"))
+    settled = AnswerPlan.of(request(), constraint, formats).after([1, 5])
+    assert settled.params == constraint
     assert settled.starts_inside is None
     with pytest.raises(ApiError, match="cannot be counted"):
         AnswerPlan.of(request(thinking_token_budget=3), SamplingParams(), formats).after([1, 5])

@@ -71,7 +71,7 @@ def mask_of(backend: LLGuidanceBackend, matcher: LLGuidanceMatcher) -> list[int]
 
 def random_answer(
     family: str,
-    form: StructuredOutput,
+    constraint: StructuredOutput,
     seed: int,
     max_tokens: int = 600,
     choose: Callable[[random.Random, list[int]], int] = random.Random.choice,
@@ -79,7 +79,7 @@ def random_answer(
     """Write one answer token by token, each drawn from all that are allowed; None if it does not end by itself."""
     tokenizer, _ = tokenizer_of(family)
     backend = backend_of(family)
-    matcher, rng = backend.compile(form).matcher(), random.Random(seed)
+    matcher, rng = backend.compile(constraint).matcher(), random.Random(seed)
     token_ids: list[int] = []
     while len(token_ids) < max_tokens:
         token_id = choose(rng, mask_of(backend, matcher))
@@ -103,7 +103,7 @@ def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = N
     root = schema if root is None else root
     if "$ref" in schema:
         return is_valid(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
-    has_form: Callable[..., bool] = _FORMS.get(type(value), _is_valid_number)
+    has_form: Callable[..., bool] = _CONSTRAINTS.get(type(value), _is_valid_number)
     return _is_of_type(value, schema) and _is_in_branches(value, schema, root) and has_form(value, schema, root)
 
 
@@ -168,7 +168,7 @@ def _is_valid_number(value: float | None, schema: dict[str, Any], _: dict[str, A
     return value is None or bool(schema.get("minimum", value) <= value <= schema.get("maximum", value))
 
 
-_FORMS: dict[type, Callable[..., bool]] = {dict: _is_valid_object, list: _is_valid_array, str: _is_valid_string}
+_CONSTRAINTS: dict[type, Callable[..., bool]] = {dict: _is_valid_object, list: _is_valid_array, str: _is_valid_string}
 
 # Every answer ends within a few hundred tokens, so that no cap hides a fault.
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from octavo.errors import InvalidParameterError
-from octavo.structured.check import check_form
+from octavo.structured.check import check_structured_output
 from octavo.structured_output import StructuralTag, StructuredOutput, Thoughts
 
 NO_SUCH_TYPE = {"type": "strnig"}
 
 
-def refusal(form: StructuredOutput) -> InvalidParameterError:
+def refusal(constraint: StructuredOutput) -> InvalidParameterError:
     with pytest.raises(InvalidParameterError) as caught:
-        check_form(form)
+        check_structured_output(constraint)
     assert len(str(caught.value)) < 1000
     return caught.value
 
@@ -41,7 +41,7 @@ def test_a_schema_is_refused_where_it_is_wrong(schema: dict[str, Any], place: st
 
 
 @pytest.mark.parametrize(
-    ("form", "field", "limit"),
+    ("constraint", "field", "limit"),
     [
         (StructuredOutput(regex="a("), "regex", "unclosed group"),
         (StructuredOutput(regex=r"(a)\1"), "regex", "backreferences are not supported"),
@@ -58,14 +58,14 @@ def test_a_schema_is_refused_where_it_is_wrong(schema: dict[str, Any], place: st
         ),
     ],
 )
-def test_other_forms_are_refused_with_a_reason(form: StructuredOutput, field: str, limit: str) -> None:
-    error = refusal(form)
+def test_other_forms_are_refused_with_a_reason(constraint: StructuredOutput, field: str, limit: str) -> None:
+    error = refusal(constraint)
     assert error.field == f"structured_output.{field}"
     assert limit in error.limit
 
 
 @pytest.mark.parametrize(
-    ("form", "limit"),
+    ("constraint", "limit"),
     [
         (StructuredOutput(json_schema={"type": "array", "minItems": 10**9}), "at $.minItems: 1000000000"),
         (
@@ -87,12 +87,12 @@ def test_other_forms_are_refused_with_a_reason(form: StructuredOutput, field: st
         ),
     ],
 )
-def test_bombs_are_refused(form: StructuredOutput, limit: str) -> None:
-    assert limit in refusal(form).limit
+def test_bombs_are_refused(constraint: StructuredOutput, limit: str) -> None:
+    assert limit in refusal(constraint).limit
 
 
 @pytest.mark.parametrize(
-    "form",
+    "constraint",
     [
         StructuredOutput(json_schema={"type": "string", "maxLength": 2**31 - 1}),  # generators write it
         StructuredOutput(json_schema={"type": "string", "format": "password"}),  # a remark, by the standard
@@ -108,8 +108,8 @@ def test_bombs_are_refused(form: StructuredOutput, limit: str) -> None:
         StructuredOutput(json_object=True),
     ],
 )
-def test_what_only_looks_wrong_is_not_refused(form: StructuredOutput) -> None:
-    check_form(form)
+def test_what_only_looks_wrong_is_not_refused(constraint: StructuredOutput) -> None:
+    check_structured_output(constraint)
 
 
 def test_a_schema_cannot_choose_the_compiler_options() -> None:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from octavo.errors import GrammarTooComplexError, InvalidParameterError, RequestError
-from octavo.structured.checker import MAX_REMEMBERED, FormChecker
+from octavo.structured.checker import MAX_REMEMBERED, StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
 
 GOOD = StructuredOutput(json_schema={"type": "integer"})
@@ -18,8 +18,8 @@ WIDE = StructuredOutput(json_schema={"properties": {f"p{i}": {"type": "integer"}
 
 
 @pytest.fixture
-def checker() -> Iterator[FormChecker]:
-    made = FormChecker()
+def checker() -> Iterator[StructuredOutputChecker]:
+    made = StructuredOutputChecker()
     yield made
     made.close()
     assert not trials()
@@ -29,7 +29,7 @@ def trials() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "octavo.structured.trial" in child.cmdline()]
 
 
-def test_a_fault_comes_back_as_it_was_found(checker: FormChecker) -> None:
+def test_a_fault_comes_back_as_it_was_found(checker: StructuredOutputChecker) -> None:
     checker.check(GOOD)
     with pytest.raises(InvalidParameterError, match="Invalid type: strnig") as caught:
         checker.check(BAD)
@@ -40,7 +40,7 @@ def test_a_fault_comes_back_as_it_was_found(checker: FormChecker) -> None:
 
 
 @pytest.mark.parametrize("bomb", [SLOW, WIDE])
-def test_a_bomb_ends_the_process_and_nothing_else(checker: FormChecker, bomb: StructuredOutput) -> None:
+def test_a_bomb_ends_the_process_and_nothing_else(checker: StructuredOutputChecker, bomb: StructuredOutput) -> None:
     with pytest.raises(GrammarTooComplexError, match="json_schema: compilation takes too much time or memory"):
         checker.check(bomb)
     assert not trials()
@@ -48,10 +48,10 @@ def test_a_bomb_ends_the_process_and_nothing_else(checker: FormChecker, bomb: St
 
 
 def test_a_good_form_is_tried_once_while_it_is_remembered(
-    checker: FormChecker, monkeypatch: pytest.MonkeyPatch
+    checker: StructuredOutputChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[StructuredOutput] = []
-    monkeypatch.setattr(FormChecker, "_try", lambda self, form: tried.append(form))
+    monkeypatch.setattr(StructuredOutputChecker, "_try", lambda self, constraint: tried.append(constraint))
     checker.check(GOOD)
     checker.check(StructuredOutput(json_schema='{"type": "integer"}'))
     assert tried == [GOOD]
@@ -61,26 +61,28 @@ def test_a_good_form_is_tried_once_while_it_is_remembered(
     assert tried.count(GOOD) == 2
 
 
-def test_a_bad_form_is_bad_every_time(checker: FormChecker) -> None:
+def test_a_bad_form_is_bad_every_time(checker: StructuredOutputChecker) -> None:
     for _ in range(2):
         with pytest.raises(InvalidParameterError):
             checker.check(BAD)
 
 
-def test_many_threads_ask_at_once(checker: FormChecker) -> None:
-    forms = [StructuredOutput(regex=f"a{{{count}}}") for count in range(1, 30)]
+def test_many_threads_ask_at_once(checker: StructuredOutputChecker) -> None:
+    constraints = [StructuredOutput(regex=f"a{{{count}}}") for count in range(1, 30)]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(checker.check, forms))
+        list(threads.map(checker.check, constraints))
     assert len(trials()) == 1
 
 
-def test_a_process_that_cannot_run_is_our_fault(checker: FormChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_run_is_our_fault(
+    checker: StructuredOutputChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(RequestError, match="exited with 1"):
         checker.check(GOOD)
 
 
-def test_a_process_that_somebody_killed_is_replaced(checker: FormChecker) -> None:
+def test_a_process_that_somebody_killed_is_replaced(checker: StructuredOutputChecker) -> None:
     checker.check(GOOD)
     [process] = trials()
     process.kill()
@@ -88,7 +90,7 @@ def test_a_process_that_somebody_killed_is_replaced(checker: FormChecker) -> Non
     checker.check(StructuredOutput(regex="c"))
 
 
-def test_it_may_be_closed_at_any_time(checker: FormChecker) -> None:
+def test_it_may_be_closed_at_any_time(checker: StructuredOutputChecker) -> None:
     checker.close()
     checker.check(GOOD)
     checker.close()

@@ -141,8 +141,10 @@ def test_the_library_and_our_detokenizer_agree_on_every_token(family: str) -> No
 
 def test_masks_made_together_are_those_made_alone() -> None:
     backend, rng = backend_of("demo"), random.Random(0)
-    forms = [StructuredOutput(json_schema=schema) for schema in SCHEMAS.values()] + [StructuredOutput(regex="[a-z ]+")]
-    matchers = [backend.compile(form).matcher() for form in forms]
+    constraints = [StructuredOutput(json_schema=schema) for schema in SCHEMAS.values()] + [
+        StructuredOutput(regex="[a-z ]+")
+    ]
+    matchers = [backend.compile(constraint).matcher() for constraint in constraints]
     for _ in range(6):
         words = np.zeros((len(matchers), backend.num_words), dtype=np.int32)
         assert backend.fill_masks(matchers, words) == [None] * len(matchers)
@@ -170,11 +172,11 @@ def test_a_token_that_was_not_allowed_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [StructuredOutput(json_schema={"$ref": "#"}), StructuredOutput(grammar="start: start")]
+    "constraint", [StructuredOutput(json_schema={"$ref": "#"}), StructuredOutput(grammar="start: start")]
 )
-def test_a_form_that_nothing_can_have(form: StructuredOutput) -> None:
+def test_a_form_that_nothing_can_have(constraint: StructuredOutput) -> None:
     with pytest.raises(InvalidParameterError, match="no output can satisfy it"):
-        backend_of("demo").compile(form)
+        backend_of("demo").compile(constraint)
 
 
 def test_the_empty_answer_is_one() -> None:

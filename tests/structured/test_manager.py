@@ -30,15 +30,15 @@ Compile = Callable[[StructuredOutput], LLGuidanceGrammar]
 class WatchedBackend(LLGuidanceBackend):
     """The demo model's, with a compiler that a test may replace."""
 
-    def __init__(self, compile_form: Compile) -> None:
+    def __init__(self, compile_constraint: Compile) -> None:
         made = backend_of("demo")
         self.__dict__.update(made.__dict__)
-        self._compile_form = compile_form
+        self._compile_constraint = compile_constraint
         self.num_compiled = 0
 
-    def compile(self, form: StructuredOutput) -> LLGuidanceGrammar:
+    def compile(self, constraint: StructuredOutput) -> LLGuidanceGrammar:
         self.num_compiled += 1
-        return self._compile_form(form)
+        return self._compile_constraint(constraint)
 
 
 @contextmanager
@@ -48,8 +48,10 @@ def manager_of(backend: LLGuidanceBackend, time_limit_s: float = 60.0) -> Iterat
     manager.close()
 
 
-def request(name: str, form: StructuredOutput = DIGITS, **options: Any) -> EngineCoreRequest:
-    return make_request(name, [1], eos_token_ids=[end_id("demo")], structured_output=form, max_tokens=20, **options)
+def request(name: str, constraint: StructuredOutput = DIGITS, **options: Any) -> EngineCoreRequest:
+    return make_request(
+        name, [1], eos_token_ids=[end_id("demo")], structured_output=constraint, max_tokens=20, **options
+    )
 
 
 def wait_for(manager: GrammarManager[LLGuidanceMatcher], count: int = 1) -> dict[str, OctavoError | None]:
@@ -99,8 +101,8 @@ def test_one_that_may_not_go_on_leaves_the_others_alone() -> None:
         for name in "abc":
             manager.begin(request(name))
         wait_for(manager, 3)
-        news = manager.advance({"a": [token("1")], "b": [token("x")], "c": [token("3")]})
-        assert {name: type(error) for name, error in news.failed.items()} == {"b": GrammarError}
+        update = manager.advance({"a": [token("1")], "b": [token("x")], "c": [token("3")]})
+        assert {name: type(error) for name, error in update.failed.items()} == {"b": GrammarError}
         assert manager.masks(["a", "c"]).shape == (2, backend_of("demo").num_words)
 
 
@@ -117,10 +119,10 @@ def test_who_ignores_the_end_is_not_offered_it() -> None:
 def test_nobody_waits_while_a_form_is_compiled() -> None:
     go_on = threading.Event()
 
-    def slow(form: StructuredOutput) -> LLGuidanceGrammar:
-        if form != DIGITS:
+    def slow(constraint: StructuredOutput) -> LLGuidanceGrammar:
+        if constraint != DIGITS:
             assert go_on.wait(30)
-        return backend_of("demo").compile(form)
+        return backend_of("demo").compile(constraint)
 
     with manager_of(WatchedBackend(slow)) as manager:
         manager.begin(request("slow", StructuredOutput(regex="x")))
@@ -155,7 +157,7 @@ def test_a_form_is_compiled_once_while_it_is_remembered() -> None:
     ],
 )
 def test_what_compiling_raises_belongs_to_the_request(error: Exception, kind: type[OctavoError]) -> None:
-    def broken(form: StructuredOutput) -> LLGuidanceGrammar:
+    def broken(constraint: StructuredOutput) -> LLGuidanceGrammar:
         raise error
 
     with manager_of(WatchedBackend(broken)) as manager:
@@ -177,9 +179,9 @@ def test_a_backend_that_cannot_be_made_fails_every_request() -> None:
 def test_over_the_time_limit() -> None:
     go_on = threading.Event()
 
-    def stuck(form: StructuredOutput) -> LLGuidanceGrammar:
+    def stuck(constraint: StructuredOutput) -> LLGuidanceGrammar:
         assert go_on.wait(30)
-        return backend_of("demo").compile(form)
+        return backend_of("demo").compile(constraint)
 
     with manager_of(WatchedBackend(stuck), time_limit_s=0.0) as manager:
         manager.begin(request("a"))

@@ -42,9 +42,9 @@ def eager(family: str, texts: list[str]) -> Any:
 @pytest.mark.parametrize("tags", [[TOKEN_CALL], [TEXT_CALL, TEXT_SUM]])
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 3), (2, 2), (3, None), (0, 2)])
 def test_nothing_but_tags(tags: list[StructuralTag], low: int, high: int | None) -> None:
-    form = StructuredOutput(tags=tags, free_text=False, min_tags=low, max_tags=high, separator="; ")
+    constraint = StructuredOutput(tags=tags, free_text=False, min_tags=low, max_tags=high, separator="; ")
     for seed in range(pick(6, 12)):
-        text = random_answer("demo", form, seed)
+        text = random_answer("demo", constraint, seed)
         assert text is not None
         calls, around = calls_in(text)
         assert low <= len(calls) <= (len(calls) if high is None else high)
@@ -55,9 +55,9 @@ def test_nothing_but_tags(tags: list[StructuralTag], low: int, high: int | None)
 @pytest.mark.parametrize(("tags", "trigger"), [([TOKEN_CALL], "<tool_call>"), ([TEXT_CALL, TEXT_SUM], "<f=")])
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 2), (0, 1), (0, None), (2, None)])
 def test_tags_in_free_text(tags: list[StructuralTag], trigger: str, low: int, high: int | None) -> None:
-    form = StructuredOutput(tags=tags, min_tags=low, max_tags=high)
+    constraint = StructuredOutput(tags=tags, min_tags=low, max_tags=high)
     choose = eager("demo", [trigger, "</f>"])
-    texts = [random_answer("demo", form, seed, choose=choose, max_tokens=900) for seed in range(25)]
+    texts = [random_answer("demo", constraint, seed, choose=choose, max_tokens=900) for seed in range(25)]
     ended = [text for text in texts if text is not None]
     assert len(ended) >= 5
     for text in ended:
@@ -69,9 +69,9 @@ def test_tags_in_free_text(tags: list[StructuralTag], trigger: str, low: int, hi
 
 
 def test_no_end_before_the_tags_have_come() -> None:
-    form = StructuredOutput(tags=[TOKEN_CALL], min_tags=1)
+    constraint = StructuredOutput(tags=[TOKEN_CALL], min_tags=1)
     backend, (tokenizer, _) = backend_of("demo"), tokenizer_of("demo")
-    matcher = backend.compile(form).matcher()
+    matcher = backend.compile(constraint).matcher()
     for token_id in tokenizer.encode("Let me see.", add_special_tokens=False):
         assert end_id("demo") not in mask_of(backend, matcher)
         matcher.accept(token_id)
@@ -83,16 +83,18 @@ def test_no_end_before_the_tags_have_come() -> None:
 
 def test_two_ways_to_begin() -> None:
     other = StructuralTag(begin="<tool_response>", grammar='start: "x"')
-    form = StructuredOutput(tags=[TOKEN_CALL, TEXT_SUM, other], free_text=False, min_tags=1, max_tags=1)
-    beginnings = {text.partition(">")[0] for text in (random_answer("demo", form, seed) or "" for seed in range(40))}
+    constraint = StructuredOutput(tags=[TOKEN_CALL, TEXT_SUM, other], free_text=False, min_tags=1, max_tags=1)
+    beginnings = {
+        text.partition(">")[0] for text in (random_answer("demo", constraint, seed) or "" for seed in range(40))
+    }
     assert beginnings == {"<tool_call", "<f=sum", "<tool_response"}
 
 
 def test_a_tag_may_begin_with_its_content() -> None:
-    form = StructuredOutput(
+    constraint = StructuredOutput(
         tags=[StructuralTag(json_schema=CLOSED)], free_text=False, min_tags=1, max_tags=2, separator=";"
     )
     for seed in range(10):
-        text = random_answer("demo", form, seed)
+        text = random_answer("demo", constraint, seed)
         assert text is not None
         assert [json.loads(part)["city"] in ("Rome", "Bern") for part in text.split(";")]

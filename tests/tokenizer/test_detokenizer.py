@@ -15,7 +15,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int], *, skip: bool) -> str:
-    """Detokenise `ids`, cut into pieces at `cuts`."""
+    """Detokenize `ids`, cut into pieces at `cuts`."""
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
     edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     return "".join(detokenizer.push(ids[a:b]) for a, b in pairwise(edges)) + detokenizer.flush()

@@ -16,7 +16,7 @@ class FixedAttention:
     """See `AttentionBackend`. Each token attends alone, so that its bits are its own."""
 
     name = "fixed"
-    is_row_invariant = True
+    is_batch_invariant = True
     is_capturable = True
     records_calls = False
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from octavo.testing_device import NotCapturableError, RecordedQueue
-from octavo.worker.decode_graphs import MOST_GRAPHS, DecodeGraphs
-from octavo.worker.graph_key import LARGEST, GraphKey
+from octavo.worker.decode_graphs import MAX_GRAPHS, DecodeGraphs
+from octavo.worker.graph_key import ARGMAX, GraphKey
 from octavo.worker.graph_uses import GraphUses
 
 
 def key(num_rows: int) -> GraphKey:
-    return GraphKey(num_rows=num_rows, max_context=512, ending=LARGEST)
+    return GraphKey(num_rows=num_rows, max_context=512, ending=ARGMAX)
 
 
 def launching(what: Callable[[], object]) -> Callable[[], None]:
@@ -79,11 +79,11 @@ def test_the_next_engine_captures_at_once_what_this_one_used(uses: GraphUses, tm
 def test_there_is_a_most(uses: GraphUses) -> None:
     counter = Counter()
     graphs = DecodeGraphs(RecordedQueue(), counter.of_key, uses)
-    for num_rows in range(1, MOST_GRAPHS + 3):
+    for num_rows in range(1, MAX_GRAPHS + 3):
         graphs.find(key(num_rows), counter.prepare)
         found = graphs.find(key(num_rows), counter.prepare)
-        assert (found is None) == (num_rows > MOST_GRAPHS)
-    assert len(graphs) == MOST_GRAPHS
+        assert (found is None) == (num_rows > MAX_GRAPHS)
+    assert len(graphs) == MAX_GRAPHS
 
 
 def test_what_cannot_be_captured_is_said_once_and_left_alone(uses: GraphUses, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""`deterministic` is held: taken where kernels are row-invariant already, refused where they are not."""
+"""`deterministic` is held: taken where kernels are batch-invariant already, refused where they are not."""
 
 import logging
 
@@ -34,5 +34,5 @@ def test_other_kernels_are_taken_where_the_fastest_promise_nothing(monkeypatch: 
     pytest.importorskip("triton", reason="Triton is for Linux")
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
     devices = DeviceManager("cpu")
-    assert not devices.kernels(torch.bfloat16).is_row_invariant
-    assert devices.kernels(torch.bfloat16, deterministic=True).is_row_invariant
+    assert not devices.kernels(torch.bfloat16).is_batch_invariant
+    assert devices.kernels(torch.bfloat16, deterministic=True).is_batch_invariant

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker.graph_key import LARGEST, Ending, GraphKey
+from octavo.worker.graph_key import ARGMAX, Ending, GraphKey
 from octavo.worker.graph_uses import GraphUses
 
 
-def key(num_rows: int, ending: Ending = LARGEST) -> GraphKey:
+def key(num_rows: int, ending: Ending = ARGMAX) -> GraphKey:
     return GraphKey(num_rows=num_rows, max_context=512, ending=ending)
 
 

@@ -37,12 +37,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(monkeypatch)
 
 
-def generate(watched: Watched, enforce_eager: bool, **wishes: Any) -> list[Any]:
+def generate(watched: Watched, enforce_eager: bool, **metadata: Any) -> list[Any]:
     """Serve the prompts in steps of 16 tokens; what the start computed is forgotten."""
     llm = LLM("demo", max_num_batched_tokens=16, num_kv_blocks=64, enforce_eager=enforce_eager)
     watched.steps.clear()
     outputs = llm.generate(
-        PROMPTS, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, **wishes), use_tqdm=False
+        PROMPTS, SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, **metadata), use_tqdm=False
     )
     llm.exit()
     return [(output.outputs[0].token_ids, output.prompt_logprobs) for output in outputs]

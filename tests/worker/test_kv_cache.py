@@ -52,7 +52,7 @@ FOUR_BLOCKS = 4 * 4 * BLOCK_BYTES
 
 @pytest.mark.parametrize(
     ("limit", "value"),
-    [("_MOST_AHEAD_BYTES", FOUR_BLOCKS), ("_MOST_AHEAD_TOKENS", 4), ("_MOST_AHEAD_SHARE", MUCH // FOUR_BLOCKS)],
+    [("_MAX_AHEAD_BYTES", FOUR_BLOCKS), ("_MAX_AHEAD_TOKENS", 4), ("_MAX_AHEAD_SHARE", MUCH // FOUR_BLOCKS)],
 )
 def test_it_stays_so_far_ahead_of_the_blocks_in_use(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, limit: str, value: int

@@ -17,7 +17,7 @@ from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.linear import MergedLinear
 from octavo.layers.logits import LogitsHead
-from octavo.layers.moe import Router
+from octavo.layers.moe import ExpertRouter
 from octavo.loader.hub import resolve_model
 from octavo.worker.memory import (
     check_weights_fit,
@@ -102,13 +102,13 @@ def test_experts_in_integers_are_counted_one_by_one(name: str, tmp_path: Path) -
     next(tiny for tiny in TINY_MODELS if tiny.name == "qwen2-moe-windows").save(tmp_path)
     config = read_model_config(tmp_path, model="tiny", dtype="bfloat16")
     quantization = get_quantization(name)
-    maps = [
+    linears = [
         module
         for module in load(tmp_path).modules()
-        if isinstance(module, MergedLinear) and not isinstance(module, Router | LogitsHead)
+        if isinstance(module, MergedLinear) and not isinstance(module, ExpertRouter | LogitsHead)
     ]
-    assert len(maps) == 3 * 2 + 2 * 2 + 6 * 2  # attention, two plain MLPs, five experts and a shared one
-    shapes = [(sum(part.size for part in module.parts.values()), module.inputs.size) for module in maps]
+    assert len(linears) == 3 * 2 + 2 * 2 + 6 * 2  # attention, two plain MLPs, five experts and a shared one
+    shapes = [(sum(part.size for part in module.parts.values()), module.inputs.size) for module in linears]
     plain = count_parameters(config) - sum(num_outputs * in_size for num_outputs, in_size in shapes)
     logits = (config.vocab_size, config.hidden_size)
     expected = 2 * (plain - logits[0] * logits[1]) + quantization.logits.num_bytes(*logits)

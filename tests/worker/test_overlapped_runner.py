@@ -1,6 +1,6 @@
 """Steps by captured graphs, and two in flight: the same answers as op by op and one after the other, in every mixture.
 
-The device is a double that records ops (`testing_device`); kernels are torch's, in float32, and row-invariant.
+The device is a double that records ops (`testing_device`); kernels are torch's, in float32, and batch-invariant.
 """
 
 import json
@@ -78,7 +78,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     return here
 
 
-def answers(place: Place, queue: DeviceQueue | None, kinds: list[dict[str, Any]], **options: Any) -> list[Any]:
+def model_outputs(place: Place, queue: DeviceQueue | None, kinds: list[dict[str, Any]], **options: Any) -> list[Any]:
     """Run prompts with each kind of wish, then all kinds together."""
     place.queue = queue
     llm = LLM("demo", **{**OPTIONS, **options})
@@ -94,18 +94,18 @@ def answers(place: Place, queue: DeviceQueue | None, kinds: list[dict[str, Any]]
 
 def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
     queue = RecordedQueue()
-    plain = answers(place, None, KINDS)
-    assert answers(place, queue, KINDS) == plain
+    plain = model_outputs(place, None, KINDS)
+    assert model_outputs(place, queue, KINDS) == plain
     assert queue.captures >= 3
     assert len(queue.replays) > 20
     assert queue.num_waits > 20
     eager = RecordedQueue()
-    assert answers(place, eager, KINDS, enforce_eager=True) == plain
+    assert model_outputs(place, eager, KINDS, enforce_eager=True) == plain
     assert eager.captures == 0
 
 
 def test_the_next_start_captures_at_warm_up(place: Place) -> None:
-    answers(place, RecordedQueue(), KINDS[:2])
+    model_outputs(place, RecordedQueue(), KINDS[:2])
     place.queue = queue = RecordedQueue()
     llm = LLM("demo", **OPTIONS)
     assert queue.captures >= 2
@@ -115,12 +115,12 @@ def test_the_next_start_captures_at_warm_up(place: Place) -> None:
 def test_every_part_of_a_draw_is_in_a_graph(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """What a step does not want is not in its graph; nothing that it may want makes it go without one."""
     queue = RecordedQueue()
-    answers(place, queue, [kind for kind in KINDS if "prompt_logprobs" not in kind and "bad_words" not in kind])
+    model_outputs(place, queue, [kind for kind in KINDS if "prompt_logprobs" not in kind and "bad_words" not in kind])
     assert "no graph" not in caplog.text
     [file] = (Path(os.environ["OCTAVO_CACHE"]) / "graphs").iterdir()
     endings = {tuple(ending) for _, _, ending, _ in json.loads(file.read_text())}
-    parts = [("is_filtered",), ("is_edited",), ("is_rated",), ("is_edited", "is_filtered", "is_rated")]
-    assert {("largest",), ("drawn",), *(("drawn", *some) for some in parts)} <= endings
+    parts = [("is_filtered",), ("has_processors",), ("is_rated",), ("has_processors", "is_filtered", "is_rated")]
+    assert {("argmax",), ("drawn",), *(("drawn", *some) for some in parts)} <= endings
 
 
 def prefilled(queue: DeviceQueue | None, place: Place, num_requests: int) -> tuple[EngineCore, UniProcExecutor]:
@@ -156,20 +156,20 @@ def test_padded_rows_write_nowhere_else(place: Place) -> None:
 
 def test_two_steps_are_in_flight_and_their_answers_come_in_order(place: Place) -> None:
     core, executor = prefilled(RecordedQueue(), place, 2)
-    orders: list[SchedulerOutput] = []
+    scheduler_outputs: list[SchedulerOutput] = []
     begin = executor.worker.begin
 
-    def note(order: SchedulerOutput) -> Any:
-        orders.append(order)
-        return begin(order)
+    def note(scheduler_output: SchedulerOutput) -> Any:
+        scheduler_outputs.append(scheduler_output)
+        return begin(scheduler_output)
 
     executor.worker.begin = note  # type: ignore[method-assign]
     answered = 0
     while core.has_work():
         outputs = core.step()
         answered += bool(outputs.req_ids)
-        assert len(orders) - answered <= 1
-    assert executor.most_steps_in_flight == 2
+        assert len(scheduler_outputs) - answered <= 1
+    assert executor.max_steps_in_flight == 2
     core.check_integrity()
     core.close()
 
@@ -211,7 +211,7 @@ def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int) -> None
     config = EngineArgs(
         model_name="demo", max_num_seqs=4, max_num_batched_tokens=16, block_size=4, num_kv_blocks=20, max_model_len=64
     ).resolve()
-    executor = FakeExecutor(num_blocks=20, block_size=4, vocab_size=7, most_steps_in_flight=depth)
+    executor = FakeExecutor(num_blocks=20, block_size=4, vocab_size=7, max_steps_in_flight=depth)
     core = EngineCore(config, executor)
     requests = [
         make_request(f"r{index}", range(1, 4 + 5 * index), seed=index, max_tokens=24, eos_token_ids=[3])

@@ -13,7 +13,7 @@ from octavo.sampling.sampler import Sampler
 from octavo.worker.torch_threads import one_torch_thread
 
 # What a step calls: in the model, and behind it.
-STEP_CALLS = [(DecoderForCausalLM, "embed"), (Sampler, "takes_largest")]
+STEP_CALLS = [(DecoderForCausalLM, "embed"), (Sampler, "needs_argmax_only")]
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ class ThreadedRanks:
 
     def __init__(self, config: EngineConfig) -> None:
         places = [RankPlace.of(rank, config.parallel) for rank in range(config.parallel.world_size)]
-        self._answering = next(place.rank for place in places if place.answers)
+        self._answering = next(place.rank for place in places if place.returns_output)
         self._threads = [ThreadPoolExecutor(1, f"rank-{place.rank}") for place in places]
         own = replace(config, threads=1)
         with meeting() as rendezvous:
@@ -30,9 +30,9 @@ class ThreadedRanks:
                 for thread, place in zip(self._threads, places, strict=True)
             ]
             self.workers = [maker.result() for maker in makers]
-        self.num_most_in_flight = 0
+        self.max_num_in_flight = 0
         self._under_way: list[Future[ModelRunnerOutput]] = []
-        self.most_steps_in_flight = config.parallel.pipeline_parallel_size
+        self.max_steps_in_flight = config.parallel.pipeline_parallel_size
 
     @property
     def profile(self) -> str:
@@ -44,13 +44,13 @@ class ThreadedRanks:
         self._on_every_rank(lambda worker: worker.initialize_kv_cache(num_blocks))
         return num_blocks
 
-    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         futures = [
-            thread.submit(worker.execute_model, order)
+            thread.submit(worker.execute_model, scheduler_output)
             for thread, worker in zip(self._threads, self.workers, strict=True)
         ]
         self._under_way = [future for future in (*self._under_way, futures[self._answering]) if not future.done()]
-        self.num_most_in_flight = max(self.num_most_in_flight, len(self._under_way))
+        self.max_num_in_flight = max(self.max_num_in_flight, len(self._under_way))
         return futures[self._answering]
 
     def warmup(self) -> None:

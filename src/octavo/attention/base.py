@@ -33,7 +33,7 @@ class AttentionLayer:
     sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     norms: HeadNorms | None = None
     scale: float | None = None  # the factor on products of queries and keys; None: 1 / sqrt(head_dim)
-    answers_kept: bool = False  # only the answers to `ForwardBatch.kept_indices` are read; others may be anything
+    computes_kept_only: bool = False  # only the answers to `ForwardBatch.kept_indices` are read; others may be anything
 
     @property
     def softmax_scale(self) -> float:
@@ -59,7 +59,9 @@ class AttentionBackend(Protocol[PlanT]):
     """
 
     name: str
-    is_row_invariant: bool  # a token's result has the same bits whatever else is in the step, and however it is chunked
+    is_batch_invariant: (
+        bool  # a token's result has the same bits whatever else is in the step, and however it is chunked
+    )
     # One new token each for a number of requests takes the same launches whatever the tensors hold: then the batch's
     # `seq_lens_list` may be upper bounds, and nothing waits for the device.
     is_capturable: bool
@@ -83,5 +85,5 @@ class AttentionBackend(Protocol[PlanT]):
         plan: PlanT,
         layer: AttentionLayer,
     ) -> torch.Tensor:  # [T, H * E]
-        """Normalise and rotate queries and keys, store keys and values at `batch.slot_mapping`, then attend."""
+        """Normalize and rotate queries and keys, store keys and values at `batch.slot_mapping`, then attend."""
         ...

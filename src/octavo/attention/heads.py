@@ -1,4 +1,4 @@
-"""From a layer's projection to what torch backends attend with: heads, normalised and rotated.
+"""From a layer's projection to what torch backends attend with: heads, normalized and rotated.
 
 Legend: T = tokens, H = query heads, G = kv heads, E = head size.
 """

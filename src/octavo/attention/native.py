@@ -1,4 +1,4 @@
-"""Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Row-invariant.
+"""Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Batch-invariant.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept behind the
 last layer's attention, S = spans of rows, N = row blocks. A row is one query head of one token; a row block is up to 32
@@ -39,7 +39,7 @@ class NativePlan:
 class NativeAttention:
     """See `AttentionBackend`. bfloat16 and float32; keys and values in the same dtype, or int8 with float32 scales."""
 
-    is_row_invariant = True
+    is_batch_invariant = True
     is_capturable = False
     records_calls = True
 
@@ -134,7 +134,7 @@ class NativeAttention:
             scale=layer.softmax_scale,
             is_float32=self._dtype == torch.float32,
             has_int8_kv=self._kv_dtype == torch.int8,
-            answers_kept=layer.answers_kept,
+            computes_kept_only=layer.computes_kept_only,
         )
 
 

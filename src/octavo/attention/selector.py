@@ -27,7 +27,7 @@ _FIRST_WITH_FP8 = (8, 9)  # compute capability
 def select_attention(
     device: torch.device, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"
 ) -> AttentionBackend[Any]:
-    """Return the backend called `name`. "auto": row-invariant where the rest of the model is, otherwise the fastest.
+    """Return the backend called `name`. "auto": batch-invariant where the rest of the model is, otherwise the fastest.
 
     Keys and values are kept in the model's dtype ("auto"), or in the one that `kv_cache_dtype` names.
 

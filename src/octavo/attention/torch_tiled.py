@@ -1,4 +1,4 @@
-"""Row-invariant attention in plain torch: a token's result has the same bits in any batch and any chunking.
+"""Batch-invariant attention in plain torch: a token's result has the same bits in any batch and any chunking.
 
 Three things make it so. The context is cut into tiles at absolute positions, whatever the block size, and tiles are
 summed in order; a tile that a row may not see adds an exact zero. Every matmul has the same shape, 16 rows by one tile,
@@ -47,7 +47,7 @@ class TiledAttention:
     """See `AttentionBackend`. Any dtype; the arithmetic is float32."""
 
     name = "torch-tiled"
-    is_row_invariant = True
+    is_batch_invariant = True
     is_capturable = False
     records_calls = False
 

@@ -60,7 +60,7 @@ class TritonAttention:
     def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling | None = None) -> None:
         exact = EXACT_FLOAT32 if dtype == torch.float32 else EXACT
         self._kv_dtype, self._tiling = kv_dtype or dtype, tiling or exact
-        self.is_row_invariant = self._tiling.is_same_for_all
+        self.is_batch_invariant = self._tiling.is_same_for_all
         self.name = "triton" + ("-fp8-kv" if self._kv_dtype == torch.float8_e4m3fn else "")
 
     def kv_layout(self, head_dim: int) -> KVLayout:
@@ -92,7 +92,7 @@ class TritonAttention:
         )
         group_size = layer.num_heads // layer.num_kv_heads
         if group_size not in plan.work:
-            plan.work[group_size] = deal_out(batch, group_size, self._tiling)
+            plan.work[group_size] = assign_programs(batch, group_size, self._tiling)
         work, out = plan.work[group_size], torch.empty_like(query)
         if work.few is not None:
             attend_few(
@@ -119,7 +119,7 @@ class TritonAttention:
         return out.flatten(1)
 
 
-def deal_out(batch: ForwardBatch, group_size: int, tiling: Tiling) -> Work:
+def assign_programs(batch: ForwardBatch, group_size: int, tiling: Tiling) -> Work:
     """Deal out a step where a kv head serves `group_size` query heads. Requests with few rows go by splits."""
     device = batch.seq_lens.device
     num_tokens = np.diff(batch.query_start_loc_list)  # [R]
@@ -136,8 +136,8 @@ def deal_out(batch: ForwardBatch, group_size: int, tiling: Tiling) -> Work:
         return Work(few=few, many=None)
     few_requests, many_requests = is_few.nonzero()[0], (~is_few).nonzero()[0]
     return Work(
-        few=_deal_few(batch, few_requests, group_size, tiling) if len(few_requests) else None,
-        many=_deal_many(batch, many_requests, group_size, tiling).to(device) if len(many_requests) else None,
+        few=_assign_few(batch, few_requests, group_size, tiling) if len(few_requests) else None,
+        many=_assign_many(batch, many_requests, group_size, tiling).to(device) if len(many_requests) else None,
     )
 
 
@@ -146,7 +146,7 @@ def num_splits(seq_len: int) -> int:
     return max(1, -(-seq_len // SPLIT_SIZE))
 
 
-def _deal_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> FewRows:
+def _assign_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> FewRows:
     starts, device = np.asarray(batch.query_start_loc_list), batch.seq_lens.device
     num_tokens = np.diff(starts)[requests]
     firsts = np.cumsum(num_tokens) - num_tokens  # among M
@@ -162,7 +162,7 @@ def _deal_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: 
     )
 
 
-def _deal_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> torch.Tensor:
+def _assign_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> torch.Tensor:
     """Return items [N, 3], those with the longest contexts first: a program that ends late should begin early."""
     num_tokens = np.diff(batch.query_start_loc_list)[requests]
     items = _cut(requests, num_tokens * group_size, np.zeros_like(requests), tiling.many_rows)

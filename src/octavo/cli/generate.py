@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, SamplingOptions, with_derived_flags
-from octavo.cli.show import TextStream, print_json, print_labelled, print_summary
+from octavo.cli.show import TextStream, print_json, print_labeled, print_summary
 from octavo.errors import InvalidParameterError, RequestError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def generate(
     elif streams_text:
         print()
     else:
-        print_labelled(outputs)
+        print_labeled(outputs)
     if outputs and sys.stderr.isatty():
         print_summary(outputs)
     raise_first_error(outputs)

@@ -21,7 +21,7 @@ class TextStream:
         self._num_shown = len(output.text)
 
 
-def print_labelled(outputs: "Sequence[RequestOutput]") -> None:
+def print_labeled(outputs: "Sequence[RequestOutput]") -> None:
     """Print several texts, each under its prompt."""
     from rich.console import Console
     from rich.text import Text

@@ -23,7 +23,7 @@ class MoEFacts:
         None  # under moe_intermediate_size; None: an expert has the model's intermediate_size
     )
     shared_intermediate_size: int | None = None  # None: no shared expert
-    always_renormalises: bool = False  # otherwise norm_topk_prob decides
+    always_renormalizes: bool = False  # otherwise norm_topk_prob decides
     has_dense_layers: bool = True  # as given by decoder_sparse_step and mlp_only_layers
 
 
@@ -65,7 +65,7 @@ ARCHITECTURES = MappingProxyType(
             qkv_bias=False,
             rms_norm_eps=1e-5,
             rope_theta=1e6,
-            moe=MoEFacts(num_experts=8, top_k=2, always_renormalises=True, has_dense_layers=False),
+            moe=MoEFacts(num_experts=8, top_k=2, always_renormalizes=True, has_dense_layers=False),
         ),
         "Qwen2MoeForCausalLM": ArchitectureFacts(
             model_type="qwen2_moe",

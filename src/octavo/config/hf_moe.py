@@ -30,7 +30,7 @@ def read_moe(fields: JsonFields, facts: ArchitectureFacts) -> MoEConfig | None:
         top_k=top_k,
         intermediate_size=_intermediate_size(fields, facts.moe),
         shared_intermediate_size=_shared_intermediate_size(fields, facts.moe),
-        renormalises=facts.moe.always_renormalises or fields.flag("norm_topk_prob", False),
+        renormalizes=facts.moe.always_renormalizes or fields.flag("norm_topk_prob", False),
         is_sparse=is_sparse,
     )
 

@@ -49,7 +49,7 @@ class MoEConfig:
     top_k: int  # experts per token
     intermediate_size: int  # of one expert
     shared_intermediate_size: int | None = None  # of the shared expert, which every token uses; None: there is none
-    renormalises: bool  # the weights of the chosen experts are normalized to sum to 1
+    renormalizes: bool  # the weights of the chosen experts are normalized to sum to 1
     is_sparse: tuple[bool, ...]  # per layer; False: a dense MLP of the model's intermediate_size
 
 

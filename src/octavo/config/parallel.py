@@ -60,7 +60,7 @@ class RankPlace:
         return self.pp_rank == self.pp_size - 1
 
     @property
-    def answers(self) -> bool:
+    def returns_output(self) -> bool:
         """True for the one rank of a replica whose output the scheduler reads: the first of the last stage."""
         return self.is_last_stage and self.tp_rank == 0
 

@@ -13,7 +13,7 @@ from octavo.errors import OctavoError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GrammarNews:
+class GrammarUpdate:
     """The state of requests after their latest tokens. Requests in neither field continue."""
 
     complete: frozenset[str] = frozenset()  # the constraint is satisfied and nothing may follow
@@ -38,7 +38,7 @@ class Grammars(Protocol):
         K' drafts of K can be put on trial: they go with the grammar, and the answer goes on after each of them.
         """
 
-    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarNews:
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
         """Take in the sampled tokens of each of these requests and make their next masks."""
 
     def forget(self, request_id: str) -> None:

@@ -48,7 +48,7 @@ def encode_to_rank(message: ToRank) -> bytearray:
 def decode_to_rank(message: bytes | bytearray) -> ToRank:
     """Decode a step or a method call; arrays are writable and own their memory."""
     body = memoryview(message)[1:]
-    decoded: ToRank = _decode_order(body) if message[0] == ord("s") else _decode_call(body)
+    decoded: ToRank = _decode_scheduler_output(body) if message[0] == ord("s") else _decode_call(body)
     return decoded
 
 
@@ -102,7 +102,7 @@ def _decoder(cls: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_from_array)
-_decode_order = _decoder(SchedulerOutput)
+_decode_scheduler_output = _decoder(SchedulerOutput)
 _decode_call = _decoder(RankCall)
 _KINDS: dict[type, bytes] = {ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f"}
 _REPLIES: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _KINDS.items()}

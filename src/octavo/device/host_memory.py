@@ -12,7 +12,7 @@ import platform
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-_MOST_KEPT = 512 << 20  # bytes at the top of the heap; more than that is returned to the system
+_MAX_KEPT = 512 << 20  # bytes at the top of the heap; more than that is returned to the system
 _LARGEST_BLOCK = 32 << 20  # bytes; the maximum of glibc, which always maps larger blocks separately
 
 
@@ -30,4 +30,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)) and bool(mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT))
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)) and bool(mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT))

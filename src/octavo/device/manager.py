@@ -131,7 +131,7 @@ class DeviceManager:
 
     def _describe_dtype(self, dtype: torch.dtype) -> str:
         kernels, attention = self.kernels(dtype), self.attention(dtype)
-        is_invariant = kernels.is_row_invariant and attention.is_row_invariant
+        is_invariant = kernels.is_batch_invariant and attention.is_batch_invariant
         promise = "batch-invariant" if is_invariant else "not batch-invariant"
         is_recorded = kernels.records_calls and attention.records_calls
         steps = "" if self.device.type != "cpu" else "; steps are recorded" if is_recorded else "; steps run op by op"

@@ -13,7 +13,7 @@ import torch
 
 from octavo.distributed.groups import Group
 
-_MOST_SENDS = 16  # in flight; a rank that is further ahead waits for its peer
+_MAX_SENDS = 16  # in flight; a rank that is further ahead waits for its peer
 
 
 class TorchGroup(Group):
@@ -48,7 +48,7 @@ class TorchGroup(Group):
     def send(self, x: torch.Tensor, to: int) -> None:
         copy = _bytes(x.clone(memory_format=torch.contiguous_format))
         self._sends.append((self._backend.send([copy], to, 0), copy))
-        while self._sends and (self._sends[0][0].is_completed() or len(self._sends) > _MOST_SENDS):
+        while self._sends and (self._sends[0][0].is_completed() or len(self._sends) > _MAX_SENDS):
             self._sends.popleft()[0].wait()
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:

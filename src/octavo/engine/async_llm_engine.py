@@ -114,17 +114,17 @@ class AsyncLLMEngine:
             InvalidParameterError: naming field, value and limit.
             EngineDeadError: the engine ended meanwhile.
         """
-        await self._check_forms([sampling_params])
+        await self._check_structured_outputs([sampling_params])
         processed = self.front.process(
             prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
         )
-        news = asyncio.Event()
-        state = self._start(processed, news.set)
+        updated = asyncio.Event()
+        state = self._start(processed, updated.set)
         try:
             is_whole = False  # what was yielded, not what there is: the end may come while the reader is busy
             while not is_whole:
-                await news.wait()
-                news.clear()
+                await updated.wait()
+                updated.clear()
                 if self._death is not None and not state.is_finished:
                     raise self._death
                 output = state.snapshot()
@@ -154,10 +154,10 @@ class AsyncLLMEngine:
         self, prompt: object, sampling_params: SamplingParams | None = None, **options: Any
     ) -> RequestOutput:
         """Generate for one prompt; return its complete output. Options and errors are those of `stream`."""
-        await self._check_forms([sampling_params])
+        await self._check_structured_outputs([sampling_params])
         processed = self.front.process(prompt, sampling_params, **options)
-        news = asyncio.Event()
-        return await self._finish(self._start(processed, news.set), news)
+        updated = asyncio.Event()
+        return await self._finish(self._start(processed, updated.set), updated)
 
     async def generate_async(
         self,
@@ -172,14 +172,14 @@ class AsyncLLMEngine:
         """
         prompt_list = as_prompt_list(prompts)
         params_list = params_per_prompt(sampling_params, len(prompt_list))
-        await self._check_forms(params_list)
+        await self._check_structured_outputs(params_list)
         processed = [
             self.front.process(prompt, params, priority=priority)
             for prompt, params in zip(prompt_list, params_list, strict=True)
         ]
-        news = [asyncio.Event() for _ in processed]
-        started = [self._start(request, event.set) for request, event in zip(processed, news, strict=True)]
-        return list(await asyncio.gather(*map(self._finish, started, news)))
+        updated = [asyncio.Event() for _ in processed]
+        started = [self._start(request, event.set) for request, event in zip(processed, updated, strict=True)]
+        return list(await asyncio.gather(*map(self._finish, started, updated)))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> Mapping[str, object]:
         """Return a conversation as a token prompt, by the model's chat template."""
@@ -200,11 +200,13 @@ class AsyncLLMEngine:
             self._pump.stop(EngineDeadError("the engine was closed"))
         self._close()
 
-    async def _check_forms(self, params: Sequence[SamplingParams | None]) -> None:
+    async def _check_structured_outputs(self, params: Sequence[SamplingParams | None]) -> None:
         """Have the forms of answers looked at, away from the event loop: it may take a while."""
-        forms = {one.structured_output for one in params if isinstance(one, SamplingParams) and one.structured_output}
-        for form in forms:
-            await asyncio.to_thread(self.front.inputs.check_form, form)
+        constraints = {
+            one.structured_output for one in params if isinstance(one, SamplingParams) and one.structured_output
+        }
+        for constraint in constraints:
+            await asyncio.to_thread(self.front.inputs.check_structured_output, constraint)
 
     def _start(self, processed: ProcessedRequest, notify: Callable[[], None]) -> RequestState:
         if self._death is not None:
@@ -215,11 +217,11 @@ class AsyncLLMEngine:
         self.front.client.add(processed.samples)
         return state
 
-    async def _finish(self, state: RequestState, news: asyncio.Event) -> RequestOutput:
+    async def _finish(self, state: RequestState, updated: asyncio.Event) -> RequestOutput:
         try:
             while not state.is_finished:
-                await news.wait()
-                news.clear()
+                await updated.wait()
+                updated.clear()
                 if self._death is not None and not state.is_finished:
                     raise self._death
             return state.snapshot()

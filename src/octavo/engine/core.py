@@ -27,11 +27,11 @@ _GRAMMAR_WAIT_S = 0.01  # at a time, when there is nothing else to do; messages 
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingStep:
     """A step on its way through the ranks."""
 
-    order: SchedulerOutput
-    answer: Future[ModelRunnerOutput]
+    scheduler_output: SchedulerOutput
+    future: Future[ModelRunnerOutput]
 
 
 class EngineCore:
@@ -53,9 +53,9 @@ class EngineCore:
             num_batches=config.parallel.pipeline_parallel_size,
             drafter=drafter,
         )
-        self._most_flights = executor.most_steps_in_flight
-        self._flights: deque[Flight] = deque()  # oldest first
-        self._landed: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
+        self._max_steps_in_flight = executor.max_steps_in_flight
+        self._pending_steps: deque[PendingStep] = deque()  # oldest first
+        self._finished_outputs: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
         self._prepared_blocks = -1  # so many were reached when the ranks last had memory enough
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -67,7 +67,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True when a step would compute or report something."""
-        return not self.scheduler.is_finished() or bool(self.scheduler.finished or self._landed)
+        return not self.scheduler.is_finished() or bool(self.scheduler.finished or self._finished_outputs)
 
     def step(self) -> EngineCoreOutputs:
         """Schedule, execute, update. A forward that raises ends the requests of its step, and only those.
@@ -75,63 +75,68 @@ class EngineCore:
         Raises:
             EngineDeadError: a rank is gone.
         """
-        if self._landed:
-            return self._landed.popleft()
-        if self.scheduler.only_waits_for_grammars and not self._flights:
+        if self._finished_outputs:
+            return self._finished_outputs.popleft()
+        if self.scheduler.only_waits_for_grammars and not self._pending_steps:
             self._grammars.wait(_GRAMMAR_WAIT_S)
-        self._take_off()
-        return self._land()
+        self._submit_steps()
+        return self._finish_oldest()
 
-    def _take_off(self) -> None:
+    def _submit_steps(self) -> None:
         """Hand out steps until enough are under way, or nothing is left that can be computed now."""
-        order: SchedulerOutput | None = self._next_order() if self._flights else self.scheduler.schedule()
-        while order is not None:
-            self._flights.append(Flight(order, self._execute(order)))
-            order = self._next_order()
+        scheduler_output: SchedulerOutput | None = (
+            self._schedule_next() if self._pending_steps else self.scheduler.schedule()
+        )
+        while scheduler_output is not None:
+            self._pending_steps.append(PendingStep(scheduler_output, self._execute(scheduler_output)))
+            scheduler_output = self._schedule_next()
 
-    def _next_order(self) -> SchedulerOutput | None:
-        return self.scheduler.schedule_ahead() if len(self._flights) < self._most_flights else None
+    def _schedule_next(self) -> SchedulerOutput | None:
+        return self.scheduler.schedule_ahead() if len(self._pending_steps) < self._max_steps_in_flight else None
 
-    def _execute(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:
-            return self._executor.execute_model(order)
-        except BaseException as error:  # noqa: BLE001 - `_land` says what becomes of the step
-            answer: Future[ModelRunnerOutput] = Future()
-            answer.set_exception(error)
-            return answer
+            return self._executor.execute_model(scheduler_output)
+        except BaseException as error:  # noqa: BLE001 - `_finish_oldest` says what becomes of the step
+            future: Future[ModelRunnerOutput] = Future()
+            future.set_exception(error)
+            return future
 
-    def _land(self) -> EngineCoreOutputs:
+    def _finish_oldest(self) -> EngineCoreOutputs:
         """Wait for the oldest step in flight and book its answer."""
-        flight = self._flights[0]
+        pending = self._pending_steps[0]
         try:
-            answer = flight.answer.result()
+            model_output = pending.future.result()
         except EngineDeadError:
             raise
         except BaseException as error:
-            if not flight.answer.done():
+            if not pending.future.done():
                 raise  # Ctrl-C while we waited: the step goes on, and its answer is there for the next call
-            self._fail(self._flights.popleft(), error)
+            self._fail(self._pending_steps.popleft(), error)
             return self.scheduler.take_finished()
-        self._flights.popleft()
-        return self.scheduler.update_from_output(flight.order, answer)
+        self._pending_steps.popleft()
+        return self.scheduler.update_from_output(pending.scheduler_output, model_output)
 
-    def _fail(self, flight: Flight, error: BaseException) -> None:
-        self.scheduler.fail_step(flight.order, f"{type(error).__name__}: {error}")
+    def _fail(self, pending: PendingStep, error: BaseException) -> None:
+        self.scheduler.fail_step(pending.scheduler_output, f"{type(error).__name__}: {error}")
         if not isinstance(error, Exception):
             raise error  # Ctrl-C: nobody knows how far the step came, so its requests have ended all the same
-        order = flight.order
+        scheduler_output = pending.scheduler_output
         logger.error(
-            "step %d failed; its %d requests end with an error", order.step, len(order.req_ids), exc_info=error
+            "step %d failed; its %d requests end with an error",
+            scheduler_output.step,
+            len(scheduler_output.req_ids),
+            exc_info=error,
         )
 
     def warmup_model(self) -> None:
         """Prefill warm-up and decode warm-up, timed and logged."""
-        self._land_all()
+        self._finish_all()
         self._executor.warmup()
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; running requests are not disturbed."""
-        self._land_all()
+        self._finish_all()
         self.scheduler.blocks.reset_prefix_cache()
 
     def check_integrity(self) -> None:
@@ -156,10 +161,10 @@ class EngineCore:
             self._prepared_blocks = num_reached
         return has_more
 
-    def _land_all(self) -> None:
+    def _finish_all(self) -> None:
         """Wait for every step in flight, so that nothing happens behind a caller's back."""
-        while self._flights:
-            self._landed.append(self._land())
+        while self._pending_steps:
+            self._finished_outputs.append(self._finish_oldest())
 
     def close(self) -> None:
         self._grammars.close()

@@ -35,7 +35,7 @@ from octavo.executor.base import make_executor
 logger = logging.getLogger(__name__)
 
 _QUIET_MS = 200  # without a message and without work, before ranks are looked at and later steps prepared
-_LEAVE_S = 5.0  # how long an orderly end may take, a step under way included
+_LEAVE_S = 5.0  # how long an graceful shutdown may take, a step under way included
 
 
 class CoreProc:

@@ -122,11 +122,11 @@ class DataParallelClient:
         for request_id in outputs.finished:
             self._homes.pop(request_id, None)
         if number in self._router.replicas:
-            self._router.note_admitted(number, outputs.admitted)
-            self._router.note_finished(number, outputs.finished)
+            self._router.record_admitted(number, outputs.admitted)
+            self._router.record_finished(number, outputs.finished)
         if outputs.stats is not None:
             if number not in self._stats:
-                self._router.note_blocks(number, outputs.stats.num_blocks)
+                self._router.record_blocks(number, outputs.stats.num_blocks)
             self._stats[number] = outputs.stats
 
     def _take_leave_of(self, number: int) -> EngineCoreOutputs:

@@ -10,7 +10,7 @@ from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.inputs import TokensPrompt, parse_prompt
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.seeds import derive_seed, draw_seed
-from octavo.structured.checker import FormChecker
+from octavo.structured.checker import StructuredOutputChecker
 from octavo.structured_output import StructuredOutput
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -27,7 +27,7 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Tokenise, complete, validate. Changes nothing but its count of seeds drawn."""
+    """Tokenize, complete, validate. Changes nothing but its count of seeds drawn."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.default_params = _default_params(config)
@@ -38,7 +38,7 @@ class InputProcessor:
         self._eos_token_ids = list(config.model.eos_token_ids or fallback)
         self._engine_seed = config.seed
         self._num_seeds_drawn = 0
-        self._forms = FormChecker()
+        self._constraints = StructuredOutputChecker()
 
     def process(
         self,
@@ -62,7 +62,7 @@ class InputProcessor:
         self._check_length(token_ids, params)
         self._check_token_ids(params)
         if params.structured_output is not None:
-            self.check_form(params.structured_output)
+            self.check_structured_output(params.structured_output)
         params = self._complete(params, len(token_ids))
         samples = [
             EngineCoreRequest(
@@ -89,18 +89,18 @@ class InputProcessor:
         """
         return {"prompt_token_ids": self._tokenizer.encode_chat(messages, **template_options)}
 
-    def check_form(self, form: StructuredOutput) -> None:
+    def check_structured_output(self, constraint: StructuredOutput) -> None:
         """Look at a form. May take seconds, and may be called from any thread; `process` then finds it checked.
 
         Raises:
             InvalidParameterError: with the place of the fault.
             GrammarTooComplexError: to find out takes too long.
         """
-        self._forms.check(form)
+        self._constraints.check(constraint)
 
     def close(self) -> None:
         """Let go of what was started for checks."""
-        self._forms.close()
+        self._constraints.close()
 
     def _tokenize(self, prompt: object) -> tuple[str | None, list[int]]:
         parsed = parse_prompt(prompt)

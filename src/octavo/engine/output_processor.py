@@ -49,13 +49,13 @@ class OutputProcessor:
         return [sample.request_id for sample in state.samples if not sample.finish_reason] if state else []
 
     def process(self, outputs: EngineCoreOutputs) -> StepResult:
-        """Take in one step: detokenise, look for stop strings, note who has ended."""
+        """Take in one step: detokenize, look for stop strings, note who has ended."""
         now_s = time.time()
         changed: dict[str, RequestState] = {}
         ended: dict[str, RequestState] = {}  # those of which a sample has ended
         to_abort: list[str] = []
         num_by_last_time: dict[float, int] = {}
-        self._note_events(outputs)
+        self._record_events(outputs)
         start = 0
         for core_id, count, first in zip(outputs.req_ids, outputs.num_new_tokens, outputs.first_indices, strict=True):
             token_ids = outputs.new_token_ids[start : start + count]
@@ -63,8 +63,8 @@ class OutputProcessor:
             if core_id not in self._samples:
                 continue  # a stop string or an abort ended it here before the core heard of it
             state, sample = self._samples[core_id]
-            if not state.note_token(now_s):
-                self.metrics.note_first_token(state.arrival_time_s, state.num_prompt_tokens, now_s)
+            if not state.record_token(now_s):
+                self.metrics.record_first_token(state.arrival_time_s, state.num_prompt_tokens, now_s)
             elif (last_s := sample.last_token_time_s) is not None:
                 num_by_last_time[last_s] = num_by_last_time.get(last_s, 0) + 1
             sample.last_token_time_s = now_s
@@ -80,7 +80,7 @@ class OutputProcessor:
                 if sample.finish_reason is None:
                     sample.end(report)
         self._retire(ended.values(), now_s)
-        self.metrics.note_step(outputs, num_by_last_time, now_s)
+        self.metrics.record_step(outputs, num_by_last_time, now_s)
         return StepResult(
             changed=list(changed.values()),
             to_abort=[core_id for core_id in to_abort if core_id not in outputs.finished],
@@ -99,14 +99,14 @@ class OutputProcessor:
             sample.push(first, token_ids, logprobs)
         return sample.finish_reason is not None
 
-    def _note_events(self, outputs: EngineCoreOutputs) -> None:
+    def _record_events(self, outputs: EngineCoreOutputs) -> None:
         for core_id, admitted in outputs.admitted.items():
             if core_id in self._samples:
                 state, _ = self._samples[core_id]
                 state.admitted = state.admitted or admitted
         for core_id, entries in outputs.prompt_logprobs.items():
             if core_id in self._samples:
-                self._samples[core_id][0].note_prompt_logprobs(entries)
+                self._samples[core_id][0].record_prompt_logprobs(entries)
 
     def _retire(self, ended: Iterable[RequestState], now_s: float) -> None:
         """Forget samples and requests that are done."""
@@ -118,4 +118,4 @@ class OutputProcessor:
                 state.finished_time_s = now_s
                 del self._requests[state.request_id]
                 samples = [(sample.finish_reason or "", len(sample.token_ids)) for sample in state.samples]
-                self.metrics.note_end(state.times(), state.num_prompt_tokens, samples)
+                self.metrics.record_end(state.times(), state.num_prompt_tokens, samples)

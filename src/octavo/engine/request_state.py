@@ -27,7 +27,7 @@ class CompletionDelta(msgspec.Struct, frozen=True):
 
 
 class CompletionState:
-    """One sample: a detokeniser, a watch for stop strings, and everything that came out so far."""
+    """One sample: a detokenizer, a watch for stop strings, and everything that came out so far."""
 
     __slots__ = (
         "_detokenizer",
@@ -122,7 +122,7 @@ class CompletionState:
         )
 
     def take(self, index: int) -> CompletionDelta | None:
-        """Return what came since the last call, None if nothing did; `index` is for the caller to recognise it by.
+        """Return what came since the last call, None if nothing did; `index` is for the caller to recognize it by.
 
         Text that was taken is not kept for `snapshot`.
         """
@@ -213,14 +213,14 @@ class RequestState:
         """Prompt tokens whose KV was found in the prefix cache."""
         return self.admitted.num_cached_tokens if self.admitted else 0
 
-    def note_token(self, now_s: float) -> bool:
+    def record_token(self, now_s: float) -> bool:
         """Note a step that brought a token; return whether there had been one before."""
         if self._first_token_time_s is not None:
             return True
         self._first_token_time_s = now_s
         return False
 
-    def note_prompt_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> None:
+    def record_prompt_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> None:
         self.prompt_logprobs = [
             None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
         ]

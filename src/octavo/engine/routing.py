@@ -59,7 +59,7 @@ class Router:
     def route(self, samples: Sequence[EngineCoreRequest]) -> int:
         """Choose for the samples of one request, which share their prompt; count them there."""
         prompt = samples[0]
-        names = self._block_names(prompt)
+        names = self._block_hashes(prompt)
         cached = {replica: load.count_cached(names) * self._block_size for replica, load in self._loads.items()}
         num_tokens = len(prompt.prompt_token_ids)
         chosen = min(self._loads, key=lambda replica: self._cost(replica, num_tokens - cached[replica]))
@@ -72,7 +72,7 @@ class Router:
             load.num_waiting_tokens += waiting
         return chosen
 
-    def note_admitted(self, replica: int, request_ids: Iterable[str]) -> None:
+    def record_admitted(self, replica: int, request_ids: Iterable[str]) -> None:
         """These requests no longer wait."""
         load = self._loads[replica]
         for request_id in request_ids:
@@ -80,13 +80,13 @@ class Router:
                 load.num_waiting_tokens -= load.unfinished[request_id]
                 load.unfinished[request_id] = 0
 
-    def note_finished(self, replica: int, request_ids: Iterable[str]) -> None:
+    def record_finished(self, replica: int, request_ids: Iterable[str]) -> None:
         """These requests cost nothing more."""
         load = self._loads[replica]
         for request_id in request_ids:
             load.num_waiting_tokens -= load.unfinished.pop(request_id, 0)
 
-    def note_blocks(self, replica: int, num_blocks: int) -> None:
+    def record_blocks(self, replica: int, num_blocks: int) -> None:
         """The replica has so many blocks."""
         self._loads[replica].num_blocks = num_blocks
 
@@ -100,7 +100,7 @@ class Router:
         cost = load.num_waiting_tokens + num_own_tokens + _TOKENS_PER_REQUEST * len(load.unfinished)
         return cost, load.num_routed  # of equals, the one that got least so far
 
-    def _block_names(self, request: EngineCoreRequest) -> list[bytes]:
+    def _block_hashes(self, request: EngineCoreRequest) -> list[bytes]:
         if not self._caches_prefixes:
             return []
         token_ids = np.array(request.prompt_token_ids, dtype=np.int32)

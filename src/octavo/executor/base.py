@@ -23,11 +23,11 @@ class Executor(Protocol):
         ...
 
     @property
-    def most_steps_in_flight(self) -> int:
+    def max_steps_in_flight(self) -> int:
         """How many steps may be in flight at once."""
         ...
 
-    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start a step. Steps run and complete in the order in which they were started.
 
         If the forward pass raises, so does the future; the ranks have updated their rows nevertheless.

@@ -24,7 +24,7 @@ from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import EngineDeadError, OctavoError, named_error
 from octavo.executor.ranks import Ranks
 from octavo.executor.replies import DeathWatch, Replies
-from octavo.executor.steps import StepFuture, StepsUnderWay
+from octavo.executor.steps import StepFuture, StepsInFlight
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class DistributedExecutor:
         self._ranks: Ranks | None = None
         self._replies: Replies
         self._watch: DeathWatch
-        self._steps = StepsUnderWay(config.parallel)
+        self._steps = StepsInFlight(config.parallel)
         self._num_stages = config.parallel.pipeline_parallel_size
         self._results: dict[int, FromRank] = {}  # of the current call, by rank
         self.profile = ""
@@ -75,11 +75,11 @@ class DistributedExecutor:
         return num_blocks
 
     @property
-    def most_steps_in_flight(self) -> int:
+    def max_steps_in_flight(self) -> int:
         """One per pipeline stage."""
         return self._num_stages
 
-    def execute_model(self, order: SchedulerOutput) -> StepFuture:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> StepFuture:
         """See `Executor.execute_model`.
 
         Raises:
@@ -87,8 +87,8 @@ class DistributedExecutor:
         """
         if self._watch.death is not None:
             raise self._watch.death
-        self._broadcast(encode_to_rank(order))
-        step = StepFuture(order, self._receive_step)
+        self._broadcast(encode_to_rank(scheduler_output))
+        step = StepFuture(scheduler_output, self._receive_step)
         self._steps.add(step)
         return step
 
@@ -118,11 +118,11 @@ class DistributedExecutor:
 
     def _broadcast(self, message: bytearray) -> None:
         try:
-            self.ranks.broadcast(message, self._wait_beside)
+            self.ranks.broadcast(message, self._receive_alongside)
         except ConnectionError:
             raise self._watch.wait_for_death() from None
 
-    def _wait_beside(self, fd: int) -> None:
+    def _receive_alongside(self, fd: int) -> None:
         """Wait until `fd` is readable and receive replies meanwhile, because ranks block while theirs are not read."""
         self._receive(None, fd)
 
@@ -171,14 +171,14 @@ class DistributedExecutor:
                 raise TimeoutError
             if now_s >= stuck_s:
                 waited = f"{self._config.parallel.step_timeout_s:g} s"
-                stuck = f"step {step.order.step}: no reply from the ranks in {waited}; they are stuck"
+                stuck = f"step {step.scheduler_output.step}: no reply from the ranks in {waited}; they are stuck"
                 raise self._watch.give_up(EngineDeadError(stuck))
             self._receive(min(timeout_at_s, stuck_s, self._steps.deadline_s()) - now_s)
 
-    def _receive(self, timeout_s: float | None, beside: int | None = None) -> bool:
+    def _receive(self, timeout_s: float | None, extra_fd: int | None = None) -> bool:
         """Receive what ranks have sent, waiting for the first message; return False on timeout."""
         try:
-            came = self._replies.receive(timeout_s, beside)
+            came = self._replies.receive(timeout_s, extra_fd)
         except EOFError:
             raise self._watch.wait_for_death() from None
         for rank, message in came:
@@ -188,7 +188,7 @@ class DistributedExecutor:
     def _settle(self, rank: int, message: FromRank) -> None:
         try:
             if isinstance(message, ModelRunnerOutput):
-                self._steps.answer(message)
+                self._steps.complete(message)
             elif isinstance(message, RankFailure) and message.step is not None:
                 self._steps.fail(rank, message)
             else:

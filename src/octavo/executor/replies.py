@@ -25,22 +25,22 @@ class Replies:
         for fd in self._ranks:
             self._poll.register(fd, select.POLLIN)
 
-    def receive(self, timeout_s: float | None, beside: int | None = None) -> list[tuple[int, bytes]]:
+    def receive(self, timeout_s: float | None, extra_fd: int | None = None) -> list[tuple[int, bytes]]:
         """Return (rank, message) of all ranks that have sent one, waiting for the first; empty on timeout.
 
-        With `beside`, the wait also ends when that descriptor becomes readable.
+        With `extra_fd`, the wait also ends when that descriptor becomes readable.
 
         Raises:
             EOFError: a rank has closed its connection.
         """
-        if beside is not None:
-            self._poll.register(beside, select.POLLIN)
+        if extra_fd is not None:
+            self._poll.register(extra_fd, select.POLLIN)
         try:
             ready = self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3))
         finally:
-            if beside is not None:
-                self._poll.unregister(beside)
-        return [(self._ranks[fd], self._read(self._connections[self._ranks[fd]])) for fd, _ in ready if fd != beside]
+            if extra_fd is not None:
+                self._poll.unregister(extra_fd)
+        return [(self._ranks[fd], self._read(self._connections[self._ranks[fd]])) for fd, _ in ready if fd != extra_fd]
 
     def _read(self, connection: "Connection[bytes, bytes]") -> bytes:
         try:

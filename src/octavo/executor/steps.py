@@ -27,9 +27,11 @@ _NUM_REMEMBERED = 64  # failed steps that a rank may still report; far more than
 class StepFuture(Future[ModelRunnerOutput]):
     """The output of one step. There is no background thread: asking for the result receives it."""
 
-    def __init__(self, order: SchedulerOutput, receive: Callable[["StepFuture", float | None], None]) -> None:
+    def __init__(
+        self, scheduler_output: SchedulerOutput, receive: Callable[["StepFuture", float | None], None]
+    ) -> None:
         super().__init__()
-        self.order = order
+        self.scheduler_output = scheduler_output
         self.failures: dict[int, RankFailure] = {}  # by rank, in order of arrival
         self.failed_s = 0.0  # time of the first failure
         self._receive = receive
@@ -45,7 +47,7 @@ class StepFuture(Future[ModelRunnerOutput]):
         return super().exception(0)
 
 
-class StepsUnderWay:
+class StepsInFlight:
     """All steps in flight, oldest first. Raises EngineDeadError if ranks disagree about one."""
 
     def __init__(self, parallel: ParallelConfig) -> None:
@@ -57,16 +59,16 @@ class StepsUnderWay:
         """Add a step that has been sent."""
         self._steps.append(step)
 
-    def answer(self, answer: ModelRunnerOutput) -> None:
+    def complete(self, model_output: ModelRunnerOutput) -> None:
         """Complete the oldest step; its request ids are those of the scheduler output."""
         step = self._steps.popleft()
         if step.failures:
             raise _dead(*next(iter(step.failures.items())))
-        step.set_result(msgspec.structs.replace(answer, req_ids=step.order.req_ids))
+        step.set_result(msgspec.structs.replace(model_output, req_ids=step.scheduler_output.req_ids))
 
     def fail(self, rank: int, failure: RankFailure) -> None:
         """Record that a step raised on one rank; the step fails once all ranks of the last stage have reported it."""
-        step = next((step for step in self._steps if step.order.step == failure.step), None)
+        step = next((step for step in self._steps if step.scheduler_output.step == failure.step), None)
         if step is None:
             if failure.step in self._failed:
                 return
@@ -76,7 +78,7 @@ class StepsUnderWay:
         step.failures[rank] = failure
         if sum(map(self._is_last, step.failures)) == self._parallel.tensor_parallel_size:
             self._steps.remove(step)
-            self._failed.append(step.order.step)
+            self._failed.append(step.scheduler_output.step)
             step.set_exception(EngineError(f"rank {rank}: {failure.error_type}: {failure.message}"))
             logger.error("step %d failed on every rank; on rank %d:\n%s", failure.step, rank, failure.traceback)
 

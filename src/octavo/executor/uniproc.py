@@ -9,7 +9,7 @@ from octavo.contracts.step import ModelRunnerOutput
 from octavo.worker.worker import Worker
 
 
-class LaterAnswer(Future[ModelRunnerOutput]):
+class DeferredOutput(Future[ModelRunnerOutput]):
     """The output of an asynchronous step. Asking for the result waits for the device."""
 
     def __init__(self, wait: Callable[[], ModelRunnerOutput]) -> None:
@@ -47,22 +47,22 @@ class UniProcExecutor:
         return num_blocks
 
     @property
-    def most_steps_in_flight(self) -> int:
-        return self.worker.most_steps_in_flight
+    def max_steps_in_flight(self) -> int:
+        return self.worker.max_steps_in_flight
 
-    def execute_model(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        if self.most_steps_in_flight > 1:
-            return self._begin(order)
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        if self.max_steps_in_flight > 1:
+            return self._begin(scheduler_output)
         future: Future[ModelRunnerOutput] = Future()
         try:
-            future.set_result(self.worker.execute_model(order))
+            future.set_result(self.worker.execute_model(scheduler_output))
         except Exception as error:  # noqa: BLE001 - any exception of the forward pass fails the requests of this step
             future.set_exception(error)
         return future
 
-    def _begin(self, order: SchedulerOutput) -> Future[ModelRunnerOutput]:
+    def _begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:
-            return LaterAnswer(self.worker.begin(order))
+            return DeferredOutput(self.worker.begin(scheduler_output))
         except Exception as error:  # noqa: BLE001 - any exception of a launch fails the requests of this step
             failed: Future[ModelRunnerOutput] = Future()
             failed.set_exception(error)

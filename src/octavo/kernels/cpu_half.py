@@ -1,6 +1,6 @@
-"""bfloat16 and float16 on a CPU: as fast as torch's ops allow. Not row-invariant.
+"""bfloat16 and float16 on a CPU: as fast as torch's ops allow. Not batch-invariant.
 
-Packed linear maps read weights at 14 to 16 GB/s per thread, plain ones at 10 (ceiling 15.4; AMX machine, bfloat16).
+Packed linear layers read weights at 14 to 16 GB/s per thread, plain ones at 10 (ceiling 15.4; AMX machine, bfloat16).
 The small ops work in place on one float32 copy: at 256 tokens that halves the norm's time and takes a third off the
 rotation's; at one token all forms cost the same, which is the price of their calls.
 
@@ -19,7 +19,7 @@ class HalfCpuKernels(Kernels):
     """See `Kernels`."""
 
     name = "onednn-half"
-    is_row_invariant = False
+    is_batch_invariant = False
     packing_copies = True
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:

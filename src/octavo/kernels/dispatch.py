@@ -21,12 +21,12 @@ _ONEDNN = {
 def select_kernels(
     device: torch.device, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False
 ) -> Kernels:
-    """Return the best kernels there are for this device and dtype, and for weights that they are to quantise.
+    """Return the best kernels there are for this device and dtype, and for weights that they are to quantize.
 
-    With `deterministic`, row-invariant ones are preferred to faster ones; whether they are is theirs to say.
+    With `deterministic`, batch-invariant ones are preferred to faster ones; whether they are is theirs to say.
 
     Raises:
-        InvalidParameterError: there is no such quantisation, or none here.
+        InvalidParameterError: there is no such quantization, or none here.
     """
     if quantization is not None:
         return _quantized_kernels(device, dtype, quantization, deterministic=deterministic)

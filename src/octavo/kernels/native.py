@@ -1,6 +1,6 @@
 """Octavo's own C++ kernels for CPUs. Tensors go to `kernels/cpu` as addresses and sizes.
 
-bfloat16 or float32, row-invariant: a row's result has the same bits whatever other rows are computed with it, on
+bfloat16 or float32, batch-invariant: a row's result has the same bits whatever other rows are computed with it, on
 however many threads. Which bits those are depends on the ISA level: matrix tiles and vectors round in another order.
 
 Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I = intermediate size.
@@ -74,7 +74,7 @@ class NativeExperts(PackedExperts):
 class NativeKernels(Kernels, KeepsPacked):
     """See `Kernels`. In `dtype`, bfloat16 or float32; what is not here is computed by the reference."""
 
-    is_row_invariant = True
+    is_batch_invariant = True
     packing_copies = False
     reads_packed_rows = True
     records_calls = True
@@ -154,25 +154,25 @@ class NativeKernels(Kernels, KeepsPacked):
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.float32, self._cpu.Output.FLOAT32)
 
-    def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         x = x.contiguous()
-        largest = torch.empty(len(x), 2, dtype=torch.int32)  # a float32's bits, an index
-        self.native.largest(self._rows(x), _handle(packed), largest.data_ptr())
-        bits, ids = largest.unbind(1)
+        argmax = torch.empty(len(x), 2, dtype=torch.int32)  # a float32's bits, an index
+        self.native.argmax(self._rows(x), _handle(packed), argmax.data_ptr())
+        bits, ids = argmax.unbind(1)
         return bits.view(torch.float32), ids.long()
 
     def draw(self, logits: torch.Tensor, rows: NDArray[np.void]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (tokens [S] int64, largest logits [S]) of logits [S, V] float32, as `rows` [S] of DRAW_ROW ask for.
 
-        A token is -1 where only `sampling/draw.py` can tell, and anything where the largest logit is not finite.
+        A token is -1 where only `sampling/backend.py` can tell, and anything where the largest logit is not finite.
         """
         assert logits.dtype == torch.float32
         logits = logits.contiguous()
         num_rows, vocab_size = logits.shape
-        token_ids, largest = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
-        results = token_ids.data_ptr(), largest.data_ptr()
+        token_ids, max_logit = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+        results = token_ids.data_ptr(), max_logit.data_ptr()
         self.native.draw(logits.data_ptr(), num_rows, vocab_size, rows.ctypes.data, *results)
-        return token_ids, largest
+        return token_ids, max_logit
 
     def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
         x, out = x.contiguous(), self.empty(len(x), _handle(packed).out_size)
@@ -283,7 +283,7 @@ class NativeKernels(Kernels, KeepsPacked):
 
     def _routing(self, routing: Routing) -> "_cpu.Routing":
         made: _cpu.Routing = self._cpu.Routing(
-            routing.num_experts, routing.top_k, routing.renormalises, routing.has_shared
+            routing.num_experts, routing.top_k, routing.renormalizes, routing.has_shared
         )
         return made
 

@@ -33,7 +33,7 @@ class IntegerNativeKernels(NativeKernels):
     """See `Kernels`. Activations are bfloat16."""
 
     def __init__(self, plain: NativeKernels, quantization: Quantization) -> None:
-        """Share threads and recording with `plain`, which computes what is not a linear map."""
+        """Share threads and recording with `plain`, which computes what is not a linear layer."""
         self._share(plain)
         self.name = f"{plain.name}-{quantization.name}"
         self._linear_form, self._logits_form = integer_forms(quantization)
@@ -59,7 +59,7 @@ class IntegerNativeKernels(NativeKernels):
         num_multipliers = form.num_multipliers(in_size)
         multipliers = torch.empty(num_outputs, num_multipliers, dtype=torch.int8) if num_multipliers else None
         addresses = values.data_ptr(), scales.data_ptr(), _address(multipliers)
-        self.native.quantise(integers, weight.data_ptr(), *addresses)
+        self.native.quantize(integers, weight.data_ptr(), *addresses)
         return QuantizedWeight(format=form, values=values, scales=scales, multipliers=multipliers)
 
     def pack(
@@ -125,7 +125,7 @@ class IntegerNativeKernels(NativeKernels):
         integers: _cpu.Integers = self._cpu.Integers(
             bits=form.bits,
             group_size=form.group_size or 0,
-            is_nested=form.is_nested,
+            is_two_level=form.is_two_level,
             in_size=in_size,
             out_size=num_outputs // 2 if is_gated else num_outputs,
             is_gated=is_gated,

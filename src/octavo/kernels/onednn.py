@@ -11,7 +11,7 @@ from octavo.kernels.types import PackedLinear
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Say whether this processor, with this build of torch, computes linear maps of `dtype` by oneDNN."""
+    """Say whether this processor, with this build of torch, computes linear layers of `dtype` by oneDNN."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:

@@ -1,4 +1,4 @@
-"""What `quantization=` means: in which few bits the weights of linear maps are kept.
+"""What `quantization=` means: in which few bits the weights of linear layers are kept.
 
 w is about scale * q: q an integer of 8 bits in -127 ... 127, or of 4 bits in -8 ... 7, with a scale for each output and
 group of inputs. Activations meet them as integers too, each row by max|x| / 127. Or q is a float of 8 bits, and
@@ -16,7 +16,7 @@ import torch
 from octavo.errors import InvalidParameterError
 
 _SCALE_BYTES = 4
-NESTED_GROUP_SIZE = 32
+TWO_LEVEL_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class IntegerFormat:
 
     bits: int  # 8 or 4
     group_size: int | None  # inputs that share a scale: 32, 64 or 128; None: all of them
-    is_nested: bool = False  # of 4 bits, with one scale for all inputs
+    is_two_level: bool = False  # of 4 bits, with one scale for all inputs
 
     def num_groups(self, in_size: int) -> int:
         """Return G."""
@@ -52,7 +52,7 @@ class IntegerFormat:
 
     def num_multipliers(self, in_size: int) -> int:
         """Return how many multipliers an output has."""
-        return -(-in_size // NESTED_GROUP_SIZE) if self.is_nested else 0
+        return -(-in_size // TWO_LEVEL_GROUP_SIZE) if self.is_two_level else 0
 
     def num_bytes(self, num_outputs: int, in_size: int) -> int:
         """Return what a weight [N, K] takes with its scales."""
@@ -66,7 +66,7 @@ class Float8Format:
 
     bits: ClassVar[int] = 8
     group_size: ClassVar[None] = None  # a scale for each output
-    is_nested: ClassVar[bool] = False
+    is_two_level: ClassVar[bool] = False
 
     def num_bytes(self, num_outputs: int, in_size: int) -> int:
         """Return what a weight [N, K] takes with its scales."""
@@ -84,13 +84,13 @@ class QuantizedWeight:
     values: torch.Tensor  # [N, K], q: int8, or float8_e4m3fn
     scales: torch.Tensor  # [N, G] float32
     offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
-    multipliers: torch.Tensor | None = None  # [N, ceil(K / 32)] int8, of nested integers
+    multipliers: torch.Tensor | None = None  # [N, ceil(K / 32)] int8, of two-level integers
 
     def integers(self) -> torch.Tensor:
         """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied with."""
         if self.multipliers is None:
             return self.values
-        wide = self.multipliers.repeat_interleave(NESTED_GROUP_SIZE, dim=1)[:, : self.values.shape[1]].int()
+        wide = self.multipliers.repeat_interleave(TWO_LEVEL_GROUP_SIZE, dim=1)[:, : self.values.shape[1]].int()
         return ((self.values * wide + 4) >> 3).to(torch.int8)
 
     def dequantized(self) -> torch.Tensor:
@@ -117,7 +117,7 @@ _INT8 = IntegerFormat(bits=8, group_size=None)
 # Nested: beside groups of 128 with scales of their own half the divergence from bfloat16 (0.0003 nats, not 0.0005), and
 # from 8 rows on a third faster, as sums need not be broken off. The price: with one scale over all inputs, ranks that
 # share the inputs of a map find integers of their own, as they do with 8 bits.
-_INT4 = IntegerFormat(bits=4, group_size=None, is_nested=True)
+_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True)
 _FLOAT8 = Float8Format()
 QUANTIZATIONS = MappingProxyType(
     {
@@ -140,7 +140,7 @@ def get_quantization(name: str) -> Quantization:
 
 
 def integer_forms(quantization: Quantization) -> tuple[IntegerFormat, IntegerFormat]:
-    """Return the forms of (linear maps, the map to logits), for kernels that compute with integers alone.
+    """Return the forms of (linear layers, the map to logits), for kernels that compute with integers alone.
 
     Raises:
         InvalidParameterError: they are floats.

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels.quantization import (
-    NESTED_GROUP_SIZE,
+    TWO_LEVEL_GROUP_SIZE,
     Float8Format,
     IntegerFormat,
     QuantizedWeight,
@@ -20,7 +20,7 @@ _LARGEST_E4M3 = 448.0
 _VANISHING = 1e-30  # a group of zeros, or of what vanishes beside any activation
 # The greatest value of a group of 4 bits is brought to one of these; beyond 8 it is cut off.
 _REACHES = (8.0, 6.5, 7.0, 7.5, 8.5, 9.0, 9.5, 10.0)
-_MOST_AT_ONCE = 1 << 24  # weights: bounds what is held beside the result to some hundreds of MB
+_MAX_AT_ONCE = 1 << 24  # weights: bounds what is held beside the result to some hundreds of MB
 
 _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, scales, multipliers
 
@@ -28,16 +28,16 @@ _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, scale
 def quantize(weight: torch.Tensor, form: WeightFormat) -> QuantizedWeight:
     """Bring weight [N, K] into a form."""
     parts_of = _choose(form)
-    rows = torch.split(weight, max(1, _MOST_AT_ONCE // weight.shape[1]))
+    rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
     values, scales, multipliers = zip(*(parts_of(part.float()) for part in rows), strict=True)
-    joined = torch.cat(multipliers) if form.is_nested else None
+    joined = torch.cat(multipliers) if form.is_two_level else None
     return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)
 
 
 def _choose(form: WeightFormat) -> Callable[[torch.Tensor], _Parts]:
     if isinstance(form, Float8Format):
         return _to_floats
-    return _to_nested if form.is_nested else lambda weight: _to_groups(weight, form)
+    return _to_two_level if form.is_two_level else lambda weight: _to_groups(weight, form)
 
 
 def _to_floats(weight: torch.Tensor) -> _Parts:
@@ -68,13 +68,13 @@ def _to_groups(weight: torch.Tensor, form: IntegerFormat) -> _Parts:
     return values.flatten(1)[:, :in_size], torch.where(vanishes, 0.0, scales).squeeze(-1), None
 
 
-def _to_nested(weight: torch.Tensor) -> _Parts:
+def _to_two_level(weight: torch.Tensor) -> _Parts:
     """One scale for all inputs brings them to 8 bits; a multiplier for each group brings those to 4."""
     in_size = weight.shape[1]
     largest = weight.abs().amax(-1, keepdim=True)  # [N, 1]
     vanishes = largest < _VANISHING
     in_steps = torch.where(vanishes, 0.0, weight * (torch.full_like(largest, 127.0) / largest))
-    groups = _grouped(in_steps, NESTED_GROUP_SIZE)  # [N, G, E]
+    groups = _grouped(in_steps, TWO_LEVEL_GROUP_SIZE)  # [N, G, E]
     wanted = _farthest_from_zero(groups) * -8.0  # [N, G, 1]
     rough = [_half_away_from_zero(_over(wanted, reach)).clamp(-127.0, 127.0) for reach in _REACHES]
     multipliers, values = _nest(groups, rough)

@@ -23,7 +23,7 @@ class Kernels:
     """
 
     name: str = "torch-reference"
-    is_row_invariant: bool = False  # a row's result has the same bits whatever other rows are computed with it
+    is_batch_invariant: bool = False  # a row's result has the same bits whatever other rows are computed with it
     packing_copies: bool = False  # a weight that is packed and also read plain (a tied logits head) exists twice
     captures_experts: bool = False  # a step with experts can be captured: nothing of it waits for the device
     reads_packed_rows: bool = False  # `packed_rows` is there: a tied logits head, once packed, is the embedding, too
@@ -49,7 +49,7 @@ class Kernels:
         """As `linear`, to float32."""
         return self.linear(x, packed).float()
 
-    def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest of `logits_linear` [T] float32, and its first place [T] int64; NaN where any is."""
         values, ids = self.logits_linear(x, packed).max(-1)  # of equal ones, the lowest id
         return values, ids
@@ -96,7 +96,7 @@ class Kernels:
         ranked, order = of_choice.sort(dim=-1, descending=True, stable=True)
         chosen, ids = ranked[:, : routing.top_k], order[:, : routing.top_k]  # [T, top_k] each
         powers = torch.exp(chosen - chosen[:, :1])
-        all_powers = powers if routing.renormalises else torch.exp(of_choice - chosen[:, :1])
+        all_powers = powers if routing.renormalizes else torch.exp(of_choice - chosen[:, :1])
         weights = powers / all_powers.sum(-1, keepdim=True)
         if routing.has_shared:
             ids = F.pad(ids, (0, 1), value=routing.num_experts)

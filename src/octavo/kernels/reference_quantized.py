@@ -7,7 +7,7 @@ import torch
 
 from octavo.kernels.quantization import Float8Format, QuantizedWeight
 
-_MOST = 127.0
+_MAX = 127.0
 _VANISHING = 2.0**-120  # a row of less counts as zeros
 
 
@@ -34,7 +34,7 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     A row that is not finite has a scale of NaN.
     """
     largest = x.float().abs().amax(dim=-1, keepdim=True)  # NaN where there is one
-    is_finite, most = largest.isfinite(), torch.full_like(largest, _MOST)
+    is_finite, most = largest.isfinite(), torch.full_like(largest, _MAX)
     is_computed = is_finite & (largest >= _VANISHING)
     inverse = torch.where(is_computed, most / largest, 0.0)
     values = torch.where(is_finite, x.float(), 0.0) * inverse

@@ -56,7 +56,7 @@ class Fused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLinear:
-    """The weights of a linear map, ready to compute. Only the kernels that packed it know the layout of `weight`."""
+    """The weights of a linear layer, ready to compute. Only the kernels that packed it know the layout of `weight`."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None  # [N]
@@ -77,7 +77,7 @@ class Routing:
 
     num_experts: int  # X
     top_k: int
-    renormalises: bool  # the weights of the chosen add up to 1; else they are their shares of all X
+    renormalizes: bool  # the weights of the chosen add up to 1; else they are their shares of all X
     has_shared: bool  # every token has it too; its weight is the sigmoid of logit number X
 
     @property
@@ -96,7 +96,7 @@ class Routes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraAdapters:
-    """Low-rank additions to one linear map, by number; lower ranks than the largest have zeros behind them."""
+    """Low-rank additions to one linear layer, by number; lower ranks than the largest have zeros behind them."""
 
     down: torch.Tensor  # [A, R, K]
     up: torch.Tensor  # [A, N, R], its factor alpha / rank among it

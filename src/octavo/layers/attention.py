@@ -17,7 +17,7 @@ from octavo.layers.weight_owner import WeightOwner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionStep:
+class AttentionMetadata:
     """What all layers of one step share; made once per step by the model."""
 
     batch: ForwardBatch
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self,
         qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
         kv_cache: LayerKVCache,
-        step: AttentionStep,
+        step: AttentionMetadata,
     ) -> torch.Tensor:  # [T, H * E]
         """Write this step's keys and values to the cache, and attend to all of each request's context."""
         return self._backend.forward(qkv, step.cos, step.sin, kv_cache, step.batch, step.plan, self._layer)

@@ -66,7 +66,7 @@ class Embedding(WeightOwner):
     def _in_file(self, table: torch.Tensor) -> TableInFile | None:
         """Return the table [V, D] as rows of its file, where it would be in memory beside the head's copy of it."""
         is_copied = self._has_tied_head and self._context.kernels.packing_copies
-        return TableInFile.behind(table) if is_copied and self._context.device.type == "cpu" else None
+        return TableInFile.from_mapped(table) if is_copied and self._context.device.type == "cpu" else None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look up ids [T] and return [T, D]."""

@@ -20,7 +20,7 @@ from octavo.layers.weight_owner import WeightOwner
 
 
 class MergedLinear(WeightOwner):
-    """Several linear maps of one input, stacked by output rows. `parts` gives each its name and outputs, in order.
+    """Several linear layers of one input, stacked by output rows. `parts` gives each its name and outputs, in order.
 
     A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias".
     """
@@ -85,7 +85,7 @@ class MergedLinear(WeightOwner):
     def of_normed(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, K] to the residual stream [T, K]; return (the map [T, N] of the normalised sum, the sum)."""
+        """Add x [T, K] to the residual stream [T, K]; return (the map [T, N] of the normalized sum, the sum)."""
         return self._context.kernels.normed_linear(x, norm.fused(residual), self.packed)
 
     def _gather(self, parameter: str, *row_shape: int) -> torch.Tensor:
@@ -112,7 +112,7 @@ class QKVLinear(MergedLinear):
 
 
 class Linear(MergedLinear):
-    """One linear map, of a share of the inputs to all outputs: every rank returns the sum of all parts."""
+    """One linear layer, of a share of the inputs to all outputs: every rank returns the sum of all parts."""
 
     def __init__(self, inputs: Share, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
         super().__init__(inputs, {"": Share.whole(out_size)}, has_bias=has_bias, context=context)

@@ -15,7 +15,7 @@ _SLICE_ROWS = 128
 
 
 class LogitsHead(MergedLinear):
-    """The last linear map. Tied, it shares the embedding's weights and a checkpoint brings nothing for it.
+    """The last linear layer. Tied, it shares the embedding's weights and a checkpoint brings nothing for it.
 
     Each rank computes a range of the vocabulary, and all get all logits, so that they sample alike.
     """
@@ -66,14 +66,14 @@ class LogitsHead(MergedLinear):
             result.copy_(self._forward_slice(rows))
         return logits
 
-    def largest(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest logit of each row of hidden [L, D], [L] float32, and the lowest id that has it, [L]."""
         if self._group.size > 1:
             values, ids = self(hidden).max(-1)
             return values, ids
         if hidden.shape[0] <= _SLICE_ROWS:
-            return self._context.kernels.largest_logits(hidden, self.packed)
-        parts = [self._context.kernels.largest_logits(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
+            return self._context.kernels.logits_argmax(hidden, self.packed)
+        parts = [self._context.kernels.logits_argmax(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
         return torch.cat([values for values, _ in parts]), torch.cat([ids for _, ids in parts])
 
     def _forward_slice(self, hidden: torch.Tensor) -> torch.Tensor:

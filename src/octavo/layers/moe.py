@@ -21,7 +21,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.weight_owner import WeightOwner
 
 
-class Router(MergedLinear):
+class ExpertRouter(MergedLinear):
     """From tokens to logits of experts; where there is a shared expert, its gate is one logit more."""
 
     role = "router"
@@ -46,8 +46,8 @@ class Expert(nn.Module):
         self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=False, context=context)
 
 
-class MapElsewhere(WeightOwner):
-    """A linear map that another rank holds: a checkpoint must bring it, and nothing of it is read here."""
+class LinearOnOtherRank(WeightOwner):
+    """A linear layer that another rank holds: a checkpoint must bring it, and nothing of it is read here."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -66,20 +66,20 @@ class MapElsewhere(WeightOwner):
         assert not tensors
 
 
-class ExpertElsewhere(nn.Module):
+class ExpertOnOtherRank(nn.Module):
     """An expert that another rank holds."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         into = (intermediate_size, hidden_size)
-        self.gate_up = MapElsewhere({"gate.weight": into, "up.weight": into})
-        self.down = MapElsewhere({"weight": (hidden_size, intermediate_size)})
+        self.gate_up = LinearOnOtherRank({"gate.weight": into, "up.weight": into})
+        self.down = LinearOnOtherRank({"weight": (hidden_size, intermediate_size)})
 
 
 class MixtureOfExperts(nn.Module):
     """In place of the MLP of a layer. `load` [X] int64 counts the tokens that chose each expert, since the start.
 
-    Several ranks hold a slice of each expert; `layers/dealt_experts.py` deals out whole ones instead.
+    Several ranks hold a slice of each expert; `layers/expert_parallel.py` deals out whole ones instead.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class MixtureOfExperts(nn.Module):
         self._routing = Routing(
             num_experts=moe.num_experts,
             top_k=moe.top_k,
-            renormalises=moe.renormalises,
+            renormalizes=moe.renormalizes,
             has_shared=moe.shared_intermediate_size is not None,
         )
-        self.router = Router(hidden_size, moe, context=context)
+        self.router = ExpertRouter(hidden_size, moe, context=context)
         self.experts = nn.ModuleList(
             self.build_expert(number, hidden_size, moe.intermediate_size) for number in range(moe.num_experts)
         )
@@ -104,7 +104,7 @@ class MixtureOfExperts(nn.Module):
         self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
         self.is_counted: torch.Tensor | None = None  # [T] int64, of a step with padding
 
-    def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertElsewhere:
+    def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertOnOtherRank:
         """Compose expert number `number`."""
         return Expert(hidden_size, intermediate_size, context=self._context)
 

@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang and Sennrich 2019, arXiv:1910.07467). Legend: D = size normalised over."""
+"""Root mean square normalization (Zhang and Sennrich 2019, arXiv:1910.07467). Legend: D = size normalized over."""
 
 from collections.abc import Mapping
 
@@ -30,11 +30,11 @@ class RMSNorm(WeightOwner):
         self.weight.copy_(tensors["weight"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise x [..., D]."""
+        """Normalize x [..., D]."""
         return self._kernels.rms_norm(x, self.weight, self._eps, self._offset)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [..., D] to the residual stream [..., D]; return (normalised sum, sum)."""
+        """Add x [..., D] to the residual stream [..., D]; return (normalized sum, sum)."""
         return self._kernels.add_rms_norm(x, self.fused(residual))
 
     def fused(self, residual: torch.Tensor | None, activation: Activation = SILU) -> Fused:

@@ -1,6 +1,6 @@
 """A table that stays in its file: rows are read when they are asked for, and none of them takes memory in between.
 
-A mapping would not do: each row that is looked up brings its neighbours of 64 KiB, and random tokens soon all of them.
+A mapping would not do: each row that is looked up brings its neighbors of 64 KiB, and random tokens soon all of them.
 
 Legend: T = tokens, V = rows, D = size of a row.
 """
@@ -29,7 +29,7 @@ class TableInFile:
         weakref.finalize(self, os.close, self._file)
 
     @classmethod
-    def behind(cls, table: torch.Tensor) -> Self | None:
+    def from_mapped(cls, table: torch.Tensor) -> Self | None:
         """Return the table [V, D] where it is, if that is a mapped file; None where it is memory of another kind."""
         if table.device.type != "cpu" or not table.is_contiguous() or not len(table):
             return None

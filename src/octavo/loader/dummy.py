@@ -13,7 +13,7 @@ from octavo.loader.base import ModelLoader
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import numbers_in, weight_slots
 
-# How far apart, and over what range, matrices begin in the block, so that no two neighbours are equal.
+# How far apart, and over what range, matrices begin in the block, so that no two neighbors are equal.
 _STRIDE, _NUM_STARTS = 7919, 1 << 18
 
 

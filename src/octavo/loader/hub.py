@@ -37,7 +37,7 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     if folder.is_file():
         raise ModelNotFoundError(f"{name!r} is a file; a checkpoint is a folder with config.json and *.safetensors")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
-        raise ModelNotFoundError(f"{name!r}: there is no such folder, and it cannot be a hub id (organisation/model)")
+        raise ModelNotFoundError(f"{name!r}: there is no such folder, and it cannot be a hub id (organization/model)")
     return _download(name, revision, _SMALL_FILES + (_WEIGHT_FILES if with_weights else []))
 
 

@@ -63,7 +63,7 @@ class EngineMetrics:
         """Replicas whose core has ended."""
         return sorted(replica for replica, stats in self.stats_by_replica.items() if not stats.num_blocks)
 
-    def note_step(self, outputs: EngineCoreOutputs, num_by_last_time: Mapping[float, int], now_s: float) -> None:
+    def record_step(self, outputs: EngineCoreOutputs, num_by_last_time: Mapping[float, int], now_s: float) -> None:
         """Record a step. `num_by_last_time` is the number of samples by the time of their previous token."""
         self.num_generation_tokens += len(outputs.new_token_ids)
         if outputs.num_scheduled_tokens:
@@ -78,12 +78,12 @@ class EngineMetrics:
         if self.stats is not None:
             self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
 
-    def note_first_token(self, arrival_time_s: float, num_prompt_tokens: int, now_s: float) -> None:
+    def record_first_token(self, arrival_time_s: float, num_prompt_tokens: int, now_s: float) -> None:
         """Record that a request got its first token: its prompt has been computed."""
         self.num_prompt_tokens += num_prompt_tokens
         self.time_to_first_token.observe(now_s - arrival_time_s)
 
-    def note_end(self, times: RequestMetrics, num_prompt_tokens: int, samples: Sequence[tuple[str, int]]) -> None:
+    def record_end(self, times: RequestMetrics, num_prompt_tokens: int, samples: Sequence[tuple[str, int]]) -> None:
         """Record the end of a request. `samples`: finish reason and number of tokens of each."""
         assert times.finished_time_s is not None
         self.finished.update(reason for reason, _ in samples)

@@ -15,10 +15,10 @@ from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import Attention, AttentionStep, HeadNormWeights
+from octavo.layers.attention import Attention, AttentionMetadata, HeadNormWeights
 from octavo.layers.context import BuildContext
-from octavo.layers.dealt_experts import DealtExperts
 from octavo.layers.embedding import Embedding
+from octavo.layers.expert_parallel import ExpertParallelMoE
 from octavo.layers.linear import GatedLinear, Linear, QKVLinear
 from octavo.layers.logits import LogitsHead
 from octavo.layers.moe import MixtureOfExperts
@@ -63,11 +63,16 @@ class DecoderAttention(nn.Module):
         self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=config.attention_out_bias, context=context)
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
-        """Hook for families that normalise each head of queries and keys before rotation; here they pass."""
+        """Hook for families that normalize each head of queries and keys before rotation; here they pass."""
         return None
 
     def forward(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionStep
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        kv_cache: LayerKVCache,
+        step: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the stream [T, D]; return (what it adds to the sum, the sum), [W, D] in the last layer."""
         qkv, residual = self.qkv.of_normed(norm, x, residual)
@@ -85,7 +90,7 @@ class DecoderAttention(nn.Module):
             head_dim=config.head_dim,
             sliding_window=config.sliding_windows[layer],
             norms=self.head_norms.values if self.head_norms is not None else None,
-            answers_kept=self._is_last,
+            computes_kept_only=self._is_last,
         )
 
 
@@ -115,7 +120,7 @@ class DecoderLayer(nn.Module):
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take what the block before added, x [T, D], and the stream without it [T, D]; return the same of this one.
 
@@ -161,11 +166,11 @@ class DecoderForCausalLM(CausalLM):
         return {**others, "model.embed_tokens": "logits_head"}
 
     @property
-    def parts_elsewhere(self) -> frozenset[str]:
-        """See `CausalLM.parts_elsewhere`."""
+    def parts_on_other_ranks(self) -> frozenset[str]:
+        """See `CausalLM.parts_on_other_ranks`."""
         before = () if self.stage.is_first else ("embedding",)
-        behind = () if self.stage.is_last else ("norm", "logits_head")
-        return frozenset((*before, *behind))
+        after = () if self.stage.is_last else ("norm", "logits_head")
+        return frozenset((*before, *after))
 
     @property
     def bytes_in_file(self) -> int:
@@ -188,7 +193,7 @@ class DecoderForCausalLM(CausalLM):
     def build_mlp(self, layer: int) -> nn.Module:
         """Compose the MLP of block number `layer`, or its experts."""
         if self.config.moe is not None and self.config.moe.is_sparse[layer]:
-            mixture = DealtExperts if self.context.groups.experts.size > 1 else MixtureOfExperts
+            mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
             return mixture(layer, self.config.hidden_size, self.config.moe, self.activation, context=self.context)
         return GatedMLP(self.config, self.activation, self.context)
 
@@ -197,13 +202,13 @@ class DecoderForCausalLM(CausalLM):
         x: torch.Tensor = self.embedding(batch.input_ids)
         return x
 
-    def attention_step(self, batch: ForwardBatch) -> AttentionStep:
+    def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""
         cos, sin = self.rotary(batch.positions)
-        return AttentionStep(batch=batch, plan=self.context.attention.plan(batch), cos=cos, sin=sin)
+        return AttentionMetadata(batch=batch, plan=self.context.attention.plan(batch), cos=cos, sin=sin)
 
     def run_layers(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata
     ) -> IntermediateTensors:
         """See `CausalLM.run_layers`."""
         for layer, kv_cache in zip(self.layers.values(), kv_caches, strict=True):
@@ -220,6 +225,6 @@ class DecoderForCausalLM(CausalLM):
         logits: torch.Tensor = self.logits_head(hidden)
         return logits
 
-    def largest_logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CausalLM.largest_logits`."""
-        return self.logits_head.largest(hidden)
+    def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `CausalLM.logits_argmax`."""
+        return self.logits_head.argmax(hidden)

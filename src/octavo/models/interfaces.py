@@ -17,7 +17,7 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.shares import HeadShare
-from octavo.layers.attention import AttentionStep
+from octavo.layers.attention import AttentionMetadata
 from octavo.layers.context import BuildContext
 
 
@@ -67,7 +67,7 @@ class CausalLM(nn.Module, ABC):
         return self.weight_names
 
     @property
-    def parts_elsewhere(self) -> frozenset[str]:
+    def parts_on_other_ranks(self) -> frozenset[str]:
         """Parts before and behind the layers that are on another stage, as the table names them."""
         return frozenset()
 
@@ -123,12 +123,12 @@ class CausalLM(nn.Module, ABC):
         """Look the step's tokens up: [T, D]. Only on the first stage."""
 
     @abstractmethod
-    def attention_step(self, batch: ForwardBatch) -> AttentionStep:
+    def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """Derive from the batch what all layers share."""
 
     @abstractmethod
     def run_layers(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionStep
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata
     ) -> IntermediateTensors:
         """Run x [T, D], and the stream without it [T, D], through this stage's layers, and the last norm if it is here.
 
@@ -139,7 +139,7 @@ class CausalLM(nn.Module, ABC):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden states [L, D] to logits [L, V] float32; in slices when L is large. Only on the last stage."""
 
-    def largest_logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's largest logit [L] and the lowest id that has it [L]: less work, where that is enough."""
         values, ids = self.compute_logits(hidden).max(-1)
         return values, ids

@@ -1,4 +1,4 @@
-"""Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): Llama whose queries and keys are normalised head by head."""
+"""Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): Llama whose queries and keys are normalized head by head."""
 
 from types import MappingProxyType
 

@@ -31,7 +31,7 @@ class OtherStages:
         stems = {template.partition("{layer}")[0] for template in model.weight_targets if "{layer}" in template}
         others = set(range(model.config.num_layers)).difference(model.stage.layers)
         self._stems = tuple(f"{stem}{layer}." for stem in stems for layer in others)
-        self._layers = {name for name, target in model.weight_targets.items() if target in model.parts_elsewhere}
+        self._layers = {name for name, target in model.weight_targets.items() if target in model.parts_on_other_ranks}
 
     def __contains__(self, name: str) -> bool:
         return name.startswith(self._stems) or name.rpartition(".")[0] in self._layers
@@ -41,7 +41,7 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
     """Return every tensor that a checkpoint must bring for this stage, by its name there, in the order of the model."""
     slots: dict[str, WeightSlot] = {}
     for template, target in model.weight_targets.items():
-        if target in model.parts_elsewhere:
+        if target in model.parts_on_other_ranks:
             continue
         for numbers in numbers_in(template, model.stage.layers, model.num_experts):
             slots.update(_slots_of_row(model, template.format(**numbers), target.format(**numbers)))

@@ -19,7 +19,7 @@ _SLICE = 2**23  # logits processed at once: their float64 intermediates take abo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
+class SamplingMetadata:
     """Sampling metadata on the device: tensors [L], float64 for floats and int64 for everything else."""
 
     temperatures: Tensor  # 0: argmax, ties go to the lowest id
@@ -34,55 +34,55 @@ class Wishes:
     presence: Tensor
     frequency: Tensor
     num_prompt_tokens: Tensor
-    mask_indices: Tensor  # into `Edits.masks`; -1: all tokens are allowed
+    mask_indices: Tensor  # into `LogitsProcessorTensors.masks`; -1: all tokens are allowed
 
     @property
     def keys(self) -> NoiseKeys:
         return NoiseKeys(seed_low=self.seed_low, seed_high=self.seed_high, output_indices=self.output_indices)
 
-    def take(self, rows: slice) -> "Wishes":
+    def take(self, rows: slice) -> "SamplingMetadata":
         """Return a range of rows."""
-        return Wishes(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return SamplingMetadata(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
-FLOAT_WISHES = ("temperatures", "top_p", "min_p", "repetition", "presence", "frequency")
-INTEGER_WISHES = tuple(field.name for field in fields(Wishes) if field.name not in FLOAT_WISHES)
+FLOAT_COLUMNS = ("temperatures", "top_p", "min_p", "repetition", "presence", "frequency")
+INTEGER_COLUMNS = tuple(field.name for field in fields(SamplingMetadata) if field.name not in FLOAT_COLUMNS)
 
 
-def draw_on_device(logits: Tensor, wishes: Wishes, *, is_filtered: bool) -> tuple[Tensor, Tensor]:
+def draw_on_device(logits: Tensor, metadata: SamplingMetadata, *, is_filtered: bool) -> tuple[Tensor, Tensor]:
     """Return each row's maximum logit [L] and its sampled token [L] int64; logits are [L, V] float32.
 
     Filters are applied only if `is_filtered`. Tokens of rows whose maximum logit is not finite are undefined.
     """
-    largest, tokens = logits.max(-1)
+    max_logit, tokens = logits.max(-1)
     if uses_triton(logits.device, logits.dtype):
-        drawn = _draw_by_triton(logits, largest, wishes, is_filtered=is_filtered)
-        return largest, torch.where(wishes.temperatures > 0.0, drawn, tokens)
+        drawn = _draw_by_triton(logits, max_logit, metadata, is_filtered=is_filtered)
+        return max_logit, torch.where(metadata.temperatures > 0.0, drawn, tokens)
     rows_at_once = max(1, _SLICE // logits.shape[1])
     for start in range(0, len(logits), rows_at_once):
         part = slice(start, start + rows_at_once)
-        drawn = _draw_by_torch(logits[part], wishes.take(part), is_filtered=is_filtered)
-        tokens[part] = torch.where(wishes.temperatures[part] > 0.0, drawn, tokens[part])
-    return largest, tokens
+        drawn = _draw_by_torch(logits[part], metadata.take(part), is_filtered=is_filtered)
+        tokens[part] = torch.where(metadata.temperatures[part] > 0.0, drawn, tokens[part])
+    return max_logit, tokens
 
 
-def _draw_by_triton(logits: Tensor, largest: Tensor, wishes: Wishes, *, is_filtered: bool) -> Tensor:
+def _draw_by_triton(logits: Tensor, max_logit: Tensor, metadata: SamplingMetadata, *, is_filtered: bool) -> Tensor:
     from octavo.kernels.triton import draw, threshold
 
     least = log_min_p = None
     if is_filtered:
-        least = threshold.thresholds(logits, largest, wishes.temperatures, wishes.top_k, wishes.top_p)
-        log_min_p = wishes.min_p.log()
-    keys = wishes.seed_low, wishes.seed_high, wishes.output_indices
-    return draw.draw(logits, largest, wishes.temperatures, *keys, least, log_min_p)
+        least = threshold.thresholds(logits, max_logit, metadata.temperatures, metadata.top_k, metadata.top_p)
+        log_min_p = metadata.min_p.log()
+    keys = metadata.seed_low, metadata.seed_high, metadata.output_indices
+    return draw.draw(logits, max_logit, metadata.temperatures, *keys, least, log_min_p)
 
 
-def _draw_by_torch(logits: Tensor, wishes: Wishes, *, is_filtered: bool) -> Tensor:
+def _draw_by_torch(logits: Tensor, metadata: SamplingMetadata, *, is_filtered: bool) -> Tensor:
     """Sample from logits [S, V]. Results of rows with temperature 0 are undefined."""
-    temperatures = wishes.temperatures.masked_fill(wishes.temperatures == 0.0, 1.0)
+    temperatures = metadata.temperatures.masked_fill(metadata.temperatures == 0.0, 1.0)
     scores = relative_logits(logits, temperatures)  # [S, V]
-    scores += gumbel_for_all(wishes.keys, logits.shape[1])
+    scores += gumbel_for_all(metadata.keys, logits.shape[1])
     if is_filtered:
-        filters = Filters(temperatures=temperatures, top_k=wishes.top_k, top_p=wishes.top_p, min_p=wishes.min_p)
+        filters = Filters(temperatures=temperatures, top_k=metadata.top_k, top_p=metadata.top_p, min_p=metadata.min_p)
         scores.masked_fill_(logits < thresholds(logits, filters)[:, None], -torch.inf)
     return scores.argmax(-1)

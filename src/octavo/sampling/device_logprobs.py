@@ -19,18 +19,18 @@ RATING_SIZE = 3 + MAX_LOGPROBS
 _LOW, _LAST_ID = 2**32, 2**31 - 1
 
 
-def rate_on_device(logits: Tensor, largest: Tensor, token_ids: Tensor, is_wanted: Tensor) -> Tensor:
+def rate_on_device(logits: Tensor, max_logit: Tensor, token_ids: Tensor, is_wanted: Tensor) -> Tensor:
     """Return [L, 3 + K] int64: total mass, rank and key of the sampled token, keys of the top tokens, best first.
 
-    logits [L, V] are the model's, float32; largest [L] are their maxima; token_ids [L] int64. Rows where is_wanted [L]
-    int64 is negative, or where the maximum is not finite, are undefined. Keys: see `_keys`.
+    logits [L, V] are the model's, float32; max_logit [L] are their maxima; token_ids [L] int64. Rows where is_wanted
+    [L] int64 is negative, or where the maximum is not finite, are undefined. Keys: see `_keys`.
     """
     if not uses_triton(logits.device, logits.dtype):
         return rate_by_torch(logits, token_ids)
     from octavo.kernels.triton.rate import rate
 
     chosen, count = logits.gather(1, token_ids[:, None]), min(MAX_LOGPROBS, logits.shape[1])
-    return _joined(*rate(logits, largest, chosen[:, 0], is_wanted, count), _keys(chosen, token_ids[:, None]))
+    return _joined(*rate(logits, max_logit, chosen[:, 0], is_wanted, count), _keys(chosen, token_ids[:, None]))
 
 
 def rate_by_torch(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -47,10 +47,10 @@ def _joined(totals: Tensor, ranks: Tensor, likeliest: Tensor, keys: Tensor) -> T
     return torch.nn.functional.pad(rating, (0, RATING_SIZE - rating.shape[1]))
 
 
-def read_rating(rating: NDArray[np.int64], largest: float, num_logprobs: int, vocab_size: int) -> TokenLogprobs:
+def read_rating(rating: NDArray[np.int64], max_logit: float, num_logprobs: int, vocab_size: int) -> TokenLogprobs:
     """Read one row of `rate_on_device` [3 + K], whose maximum logit is finite."""
     total, rank, *keys = rating[: 3 + min(num_logprobs, vocab_size)].tolist()
-    relative = np.array([_logit(key >> 32) - largest for key in keys])
+    relative = np.array([_logit(key >> 32) - max_logit for key in keys])
     return TokenLogprobs(
         token_ids=[_LAST_ID - key % _LOW for key in keys],
         logprobs=(relative - log_of_mass(total)).astype(np.float32).tolist(),

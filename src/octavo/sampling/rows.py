@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.contracts.schedule import Int32Array
-from octavo.sampling.asked_edits import AskedEdits
-from octavo.sampling.edits import RowEdits
+from octavo.sampling.logits_processor_params import LogitsProcessorParams
+from octavo.sampling.logits_processors import RowLogitsProcessors
 from octavo.sampling.mass import MAX_VOCAB_SIZE
 from octavo.sampling_params import SamplingParams
 
@@ -29,30 +29,31 @@ _ROW_FIELDS = np.dtype(
         ("presence", np.float64),
         ("frequency", np.float64),
         ("is_filtered", np.bool_),
-        ("is_edited", np.bool_),
-        ("wants_largest", np.bool_),  # needs nothing but the argmax
+        ("has_processors", np.bool_),
+        ("needs_argmax_only", np.bool_),  # needs nothing but the argmax
     ]
 )
 
 
 class SamplingRows:
-    """Sampling state by row. A row without logits processors is one record; other rows also have a `RowEdits`.
+    """Sampling state by row. A row without logits processors is one record; other rows also have a
+    `RowLogitsProcessors`.
 
-    With `edits_on_device`, `device_edits.py` counts tokens instead. `device` is where sampling happens: the logits'
-    device, or the CPU if that has no float64 (mps).
+    With `processors_on_device`, `device_logits_processors.py` counts tokens instead. `device` is where sampling
+    happens: the logits' device, or the CPU if that has no float64 (mps).
     """
 
     def __init__(
-        self, max_num_rows: int, vocab_size: int, device: torch.device | str, *, edits_on_device: bool = False
+        self, max_num_rows: int, vocab_size: int, device: torch.device | str, *, processors_on_device: bool = False
     ) -> None:
         assert vocab_size <= MAX_VOCAB_SIZE, f"a vocabulary of {vocab_size} could overflow the sums of top-p"
         asked = torch.device(device)
         self.device = torch.device("cpu") if asked.type == "mps" else asked
         self.vocab_size = vocab_size
         self._records = np.zeros(max_num_rows, dtype=_ROW_FIELDS)  # [N]
-        self._edits_on_device = edits_on_device
-        self._asked: dict[int, AskedEdits] = {}
-        self._edits: dict[int, RowEdits] = {}
+        self._processors_on_device = processors_on_device
+        self._processor_params: dict[int, LogitsProcessorParams] = {}
+        self._processors: dict[int, RowLogitsProcessors] = {}
 
     def add(
         self,
@@ -66,12 +67,12 @@ class SamplingRows:
         """Initialize `row` for a request with `token_ids` [prompt + outputs so far]. Its seed must be set."""
         assert params.seed is not None, "the input processor gives every request a seed"
         self.remove(row)
-        if RowEdits.wanted(params, bad_words_token_ids):
+        if RowLogitsProcessors.are_needed(params, bad_words_token_ids):
             stop_token_ids = self._sampleable([*eos_token_ids, *params.stop_token_ids])
             bad_words = [word for word in bad_words_token_ids if self._sampleable(word[-1:])]
-            self._asked[row] = AskedEdits(params, stop_token_ids, bad_words, self.vocab_size)
-            if not self._edits_on_device:
-                self._edits[row] = RowEdits(
+            self._processor_params[row] = LogitsProcessorParams(params, stop_token_ids, bad_words, self.vocab_size)
+            if not self._processors_on_device:
+                self._processors[row] = RowLogitsProcessors(
                     params, stop_token_ids, bad_words, token_ids, num_prompt_tokens, device=self.device
                 )
         top_k = min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size
@@ -88,39 +89,41 @@ class SamplingRows:
             params.presence_penalty,
             params.frequency_penalty,
             is_filtered,
-            row in self._asked,
-            params.temperature == 0.0 and row not in self._asked and params.logprobs is None,
+            row in self._processor_params,
+            params.temperature == 0.0 and row not in self._processor_params and params.logprobs is None,
         )
 
     def append(self, rows: Int32Array, token_ids: Tensor) -> None:
         """Record that `token_ids[j]` [L] was sampled for row `rows[j]`."""
-        if not self._edits:
+        if not self._processors:
             return
         for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            if row in self._edits:
-                self._edits[row].append(token_id)
+            if row in self._processors:
+                self._processors[row].append(token_id)
 
     def remove(self, row: int) -> None:
         """Free a row."""
-        self._asked.pop(row, None)
-        self._edits.pop(row, None)
-        self._records[row]["is_edited"] = False
+        self._processor_params.pop(row, None)
+        self._processors.pop(row, None)
+        self._records[row]["has_processors"] = False
 
-    def want_largest(self, rows: Int32Array) -> bool:
+    def need_argmax_only(self, rows: Int32Array) -> bool:
         """Return whether `rows` [L] need nothing but the argmax of their logits."""
-        return bool(self._records["wants_largest"][rows].all())
+        return bool(self._records["needs_argmax_only"][rows].all())
 
     def records(self, rows: Int32Array) -> NDArray[np.void]:
         """Return the records of `rows` [L], in that order; fields: `_ROW_FIELDS`."""
         return self._records[rows]
 
-    def asked_of(self, row: int) -> AskedEdits:
-        """Return the logits processors of `row` in list form; only for rows whose record has `is_edited` set."""
-        return self._asked[row]
+    def processor_params_of(self, row: int) -> LogitsProcessorParams:
+        """Return the logits processors of `row` in list form; only for rows whose record has `has_processors` set."""
+        return self._processor_params[row]
 
-    def edits_of(self, row: int) -> RowEdits:
-        """Return the logits processors of `row`; only for rows with `is_edited`, and without `edits_on_device`."""
-        return self._edits[row]
+    def processors_of(self, row: int) -> RowLogitsProcessors:
+        """Return the logits processors of `row`; only for rows with `has_processors`, and without
+        `processors_on_device`.
+        """
+        return self._processors[row]
 
     def _sampleable(self, token_ids: Sequence[int]) -> list[int]:
         """Drop ids that have no logit: a tokenizer may have more tokens than its model."""

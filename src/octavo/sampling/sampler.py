@@ -17,12 +17,12 @@ from torch import Tensor
 
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import Int32Array, TokenMasks
-from octavo.sampling.draw import Draws, TorchDraws, slices_of
+from octavo.sampling.backend import SamplerBackend, TorchSamplerBackend, slices_of
 from octavo.sampling.grammar import GrammarBans
 from octavo.sampling.logprobs import token_logprobs
 from octavo.sampling.rows import SamplingRows
 
-_EDITED_SLICE = 2**23  # logits copied at once for logits processors
+_PROCESSED_SLICE = 2**23  # logits copied at once for logits processors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class SamplerOutput:
 class Sampler:
     """Samples tokens for the rows of a `SamplingRows`. Stateless."""
 
-    def __init__(self, rows: SamplingRows, draws: Draws | None = None) -> None:
-        """Sample with the backend `draws`; None: the reference."""
-        self._rows, self._draws = rows, draws or TorchDraws()
+    def __init__(self, rows: SamplingRows, backend: SamplerBackend | None = None) -> None:
+        """Sample with the backend `backend`; None: the reference."""
+        self._rows, self._backend = rows, backend or TorchSamplerBackend()
 
     def sample(
         self,
@@ -57,17 +57,17 @@ class Sampler:
         """
         bans = None if masks is None else GrammarBans(masks, len(row_ids))
         on_device = logits.to(self._rows.device)
-        step = _Step(self._rows, self._draws, on_device, row_ids, output_indices, bans, drafts_before)
+        step = _Step(self._rows, self._backend, on_device, row_ids, output_indices, bans, drafts_before)
         step.draw_changed()
         return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
 
-    def takes_largest(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
+    def needs_argmax_only(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
         """Return whether these rows need nothing but the argmax, so the logits need not be written out."""
-        return masks is None and self._rows.want_largest(row_ids)
+        return masks is None and self._rows.need_argmax_only(row_ids)
 
-    def take_largest(self, largest: Tensor, token_ids: Tensor) -> SamplerOutput:
-        """Do what `sample` does, given the maximum logits [L] and their tokens [L] of rows with `takes_largest`."""
-        errors = {at: why_not(float(largest[at])) for at in _not_finite(largest)}
+    def take_argmax(self, max_logit: Tensor, token_ids: Tensor) -> SamplerOutput:
+        """Do what `sample` does, given the maximum logits [L] and their tokens [L] of rows with `needs_argmax_only`."""
+        errors = {at: why_not(float(max_logit[at])) for at in _not_finite(max_logit)}
         return SamplerOutput(token_ids=token_ids.to(self._rows.device), errors=errors)
 
 
@@ -77,7 +77,7 @@ class _Step:
     def __init__(
         self,
         rows: SamplingRows,
-        draws: Draws,
+        backend: SamplerBackend,
         logits: Tensor,
         row_ids: Int32Array,
         output_indices: Int32Array,
@@ -85,25 +85,27 @@ class _Step:
         drafts_before: Mapping[int, Sequence[int]],
     ) -> None:
         self._drafts_before = drafts_before
-        self._rows, self._draws, self._logits = rows, draws, logits
+        self._rows, self._backend, self._logits = rows, backend, logits
         self._row_ids, self._output_indices, self._bans = row_ids, output_indices, bans
         self._records = rows.records(row_ids)  # [L]
-        self._is_changed = self._records["is_edited"] if bans is None else self._records["is_edited"] | bans.is_banning
+        self._is_changed = (
+            self._records["has_processors"] if bans is None else self._records["has_processors"] | bans.is_banning
+        )
         self.errors: dict[int, str] = {}
         unchanged = self._records.copy()
         unchanged["temperature"][self._is_changed] = 0.0  # for now, only check that their maximum is finite
-        drawn = draws.draw(logits, unchanged, output_indices)
+        drawn = backend.draw(logits, unchanged, output_indices)
         self.token_ids = drawn.token_ids  # [L]
-        self._check(np.arange(len(row_ids)), drawn.largest)
+        self._check(np.arange(len(row_ids)), drawn.max_logit)
 
     def draw_changed(self) -> None:
         """Sample rows with logits processors or masks, unless they have failed."""
         is_wanted = self._is_changed.copy()
         is_wanted[list(self.errors)] = False
-        for part in slices_of(is_wanted, _EDITED_SLICE // self._logits.shape[1]):
-            drawn = self._draws.draw(self._edited(part), self._records[part], self._output_indices[part])
+        for part in slices_of(is_wanted, _PROCESSED_SLICE // self._logits.shape[1]):
+            drawn = self._backend.draw(self._processed(part), self._records[part], self._output_indices[part])
             self.token_ids[part] = drawn.token_ids
-            self._check(part, drawn.largest)
+            self._check(part, drawn.max_logit)
 
     def rate_all(self) -> dict[int, TokenLogprobs]:
         """Return the logprobs of every row that requested them and has a token."""
@@ -114,32 +116,34 @@ class _Step:
             if at not in self.errors
         }
 
-    def _edited(self, part: NDArray[np.int64]) -> Tensor:
+    def _processed(self, part: NDArray[np.int64]) -> Tensor:
         """Return a copy of the rows' logits [S, V] with logits processors and masks applied."""
         logits = self._logits[part]
-        for at in self._records["is_edited"][part].nonzero()[0].tolist():
-            edits = self._rows.edits_of(int(self._row_ids[part[at]]))
-            edits.apply(logits[at], int(self._output_indices[part[at]]), self._drafts_before.get(int(part[at]), ()))
+        for at in self._records["has_processors"][part].nonzero()[0].tolist():
+            processors = self._rows.processors_of(int(self._row_ids[part[at]]))
+            processors.apply(
+                logits[at], int(self._output_indices[part[at]]), self._drafts_before.get(int(part[at]), ())
+            )
         if self._bans is not None:
             self._bans.apply(logits, part)
         return logits
 
-    def _check(self, part: NDArray[np.int64], largest: Tensor) -> None:
-        """Record an error for each row whose maximum logit `largest` [S] is not finite."""
-        for at in _not_finite(largest):
-            self.errors[int(part[at])] = why_not(float(largest[at]))
+    def _check(self, part: NDArray[np.int64], max_logit: Tensor) -> None:
+        """Record an error for each row whose maximum logit `max_logit` [S] is not finite."""
+        for at in _not_finite(max_logit):
+            self.errors[int(part[at])] = why_not(float(max_logit[at]))
 
 
-def _not_finite(largest: Tensor) -> list[int]:
-    positions: list[int] = np.flatnonzero(~np.isfinite(largest.numpy(force=True))).tolist()
+def _not_finite(max_logit: Tensor) -> list[int]:
+    positions: list[int] = np.flatnonzero(~np.isfinite(max_logit.numpy(force=True))).tolist()
     return positions
 
 
-def why_not(largest: float) -> str:
+def why_not(max_logit: float) -> str:
     """Return why a row whose maximum logit is not finite has no token."""
-    if np.isnan(largest):
+    if np.isnan(max_logit):
         return "the model's logits contain NaN"
-    if largest > 0:
+    if max_logit > 0:
         return "the model's logits contain infinity"
     return (
         "no token is allowed: allowed_token_ids, bad_words, logit_bias, min_tokens and structured_output together "

@@ -1,4 +1,4 @@
-"""Who owns which KV block: allocation for requests, and prefix reuse by block name."""
+"""Who owns which KV block: allocation for requests, and prefix reuse by block hash."""
 
 from dataclasses import dataclass
 
@@ -57,7 +57,7 @@ class BlockManager:
         return self.pool.allocate(num_blocks, after)
 
     def free_blocks(self, block_ids: list[int]) -> None:
-        """Give back a request's blocks, in the order of its context. Named ones stay findable until reused."""
+        """Give back a request's blocks, in the order of its context. Hashed ones stay findable until reused."""
         self.pool.release(block_ids)
 
     def find_prefix(self, token_ids: Int32Array, root: bytes) -> CachedPrefix:
@@ -68,12 +68,12 @@ class BlockManager:
         block_ids: list[int] = []
         last_hash = root
         if self.enable_prefix_caching:
-            for name in chain_hashes(root, token_ids[:-1], self.block_size):
-                block_id = self.pool.find(name)
+            for block_hash in chain_hashes(root, token_ids[:-1], self.block_size):
+                block_id = self.pool.find(block_hash)
                 if block_id is None:
                     break
                 block_ids.append(block_id)
-                last_hash = name
+                last_hash = block_hash
         return CachedPrefix(block_ids=block_ids, last_hash=last_hash)
 
     def num_unowned(self, prefix: CachedPrefix) -> int:
@@ -90,24 +90,24 @@ class BlockManager:
         self.num_prefix_queries_total += num_tokens
         self.num_prefix_hits_total += prefix.num_blocks * self.block_size
 
-    def name_blocks(self, block_ids: list[int], parent: bytes, token_ids: Int32Array) -> tuple[bytes, list[int]]:
+    def hash_blocks(self, block_ids: list[int], parent: bytes, token_ids: Int32Array) -> tuple[bytes, list[int]]:
         """Make full blocks findable that hold `token_ids` [len(block_ids) * block_size] after `parent`.
 
-        Returns the name of the last, and those that now bear theirs: where an equal block was first, that one does.
+        Returns the hash of the last, and the blocks now found by theirs: where an equal block was first, that one is.
         """
-        name, bearers = parent, []
-        for block_id, name in zip(block_ids, chain_hashes(parent, token_ids, self.block_size), strict=True):
-            if self.pool.set_name(block_id, name):
-                bearers.append(block_id)
-        return name, bearers
+        block_hash, hashed = parent, []
+        for block_id, block_hash in zip(block_ids, chain_hashes(parent, token_ids, self.block_size), strict=True):
+            if self.pool.set_hash(block_id, block_hash):
+                hashed.append(block_id)
+        return block_hash, hashed
 
     def forget_blocks(self, block_ids: list[int]) -> None:
         """Make blocks unfindable: the step that was to fill them failed."""
-        self.pool.forget_names(block_ids)
+        self.pool.forget_hashes(block_ids)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Running requests keep their blocks."""
-        self.pool.forget_all_names()
+        self.pool.forget_all_hashes()
 
     def check_integrity(self) -> None:
         self.pool.check_integrity()

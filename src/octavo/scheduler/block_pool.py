@@ -1,10 +1,10 @@
-"""Every KV block, owned or free, and the names under which free ones can still be found.
+"""Every KV block, owned or free, and the hashes under which free ones can still be found.
 
-    free blocks:   blank <-> ... <-> blank   then   named <-> ... <-> named, least recently used first
+    free blocks:   blank <-> ... <-> blank   then   hashed <-> ... <-> hashed, least recently used first
     a block is in one of these lists  <=>  its ref_count is 0
-    a named block keeps its name while free, until it is handed out again
+    a hashed block keeps its hash while free, until it is handed out again
 
-Blocks are handed out so that one request's blocks tend to be neighbours, which torch's attention reads in place, and
+Blocks are handed out so that one request's blocks tend to be neighbors, which torch's attention reads in place, and
 all requests' blocks lie close together, so that few pages of memory are touched. New requests begin 8 blocks apart,
 from the front of the pool on; when all such places are taken, in the middle between them, and so on. A request that
 grows takes the block behind its last one where that is free and holds nothing worth keeping. When a request leaves,
@@ -25,9 +25,9 @@ class BlockPool:
         self.num_free = 0
         self.num_reached = 0  # blocks from this one on have never been handed out
         self._ref_count = [0] * num_blocks
-        self._name: list[bytes | None] = [None] * num_blocks
-        self._block_by_name: dict[bytes, int] = {}
-        self._blank, self._named = num_blocks, num_blocks + 1  # sentinels of two doubly linked lists
+        self._hash: list[bytes | None] = [None] * num_blocks
+        self._block_by_hash: dict[bytes, int] = {}
+        self._blank, self._hashed = num_blocks, num_blocks + 1  # sentinels of two doubly linked lists
         self._next = list(range(num_blocks + 2))
         self._prev = list(range(num_blocks + 2))
         for block_id in spaced_order(num_blocks):
@@ -47,12 +47,12 @@ class BlockPool:
             block_ids.append(after)
         return block_ids
 
-    def find(self, name: bytes) -> int | None:
-        """Return the block of this name, owned or free."""
-        return self._block_by_name.get(name)
+    def find(self, block_hash: bytes) -> int | None:
+        """Return the block of this hash, owned or free."""
+        return self._block_by_hash.get(block_hash)
 
     def acquire(self, block_id: int) -> None:
-        """Add one owner to a block that was found by name."""
+        """Add one owner to a block that was found by its hash."""
         if self._ref_count[block_id] == 0:
             self._unlink(block_id)
         self._ref_count[block_id] += 1
@@ -60,7 +60,7 @@ class BlockPool:
     def release(self, block_ids: Sequence[int]) -> None:
         """Take one owner from each of a request's blocks, given in the order of its context.
 
-        Later blocks become the older free ones, so a prefix outlives its tails; nameless ones are reused first.
+        Later blocks become the older free ones, so a prefix outlives its tails; others are reused first.
         """
         for index in range(len(block_ids) - 1, -1, -1):
             block_id = block_ids[index]
@@ -68,42 +68,44 @@ class BlockPool:
             self._ref_count[block_id] -= 1
             if self._ref_count[block_id] > 0:
                 continue
-            if self._name[block_id] is not None:
-                self._link_before(self._named, block_id)
+            if self._hash[block_id] is not None:
+                self._link_before(self._hashed, block_id)
             else:
                 self._link_before(self._blank if index > 0 else self._next[self._blank], block_id)
 
-    def set_name(self, block_id: int, name: bytes) -> bool:
-        """Make a full block findable. False when another block already bears the name: that one stays."""
-        if name in self._block_by_name:
+    def set_hash(self, block_id: int, block_hash: bytes) -> bool:
+        """Make a full block findable. False when another block already has the hash: that one stays."""
+        if block_hash in self._block_by_hash:
             return False
-        assert self._name[block_id] is None, f"block {block_id} is named already"
-        self._name[block_id] = name
-        self._block_by_name[name] = block_id
+        assert self._hash[block_id] is None, f"block {block_id} has a hash already"
+        self._hash[block_id] = block_hash
+        self._block_by_hash[block_hash] = block_id
         return True
 
-    def forget_names(self, block_ids: Iterable[int]) -> None:
+    def forget_hashes(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable, because what they hold cannot be trusted."""
         for block_id in block_ids:
-            name = self._name[block_id]
-            if name is not None:
-                del self._block_by_name[name]
-                self._name[block_id] = None
+            block_hash = self._hash[block_id]
+            if block_hash is not None:
+                del self._block_by_hash[block_hash]
+                self._hash[block_id] = None
 
-    def forget_all_names(self) -> None:
-        self.forget_names(range(self.num_blocks))
+    def forget_all_hashes(self) -> None:
+        self.forget_hashes(range(self.num_blocks))
 
     def ref_count(self, block_id: int) -> int:
         return self._ref_count[block_id]
 
     def check_integrity(self) -> None:
-        """Assert that every block is either owned or in one free list, and that names point both ways."""
-        free = [*self._members(self._blank), *self._members(self._named)]
+        """Assert that every block is either owned or in one free list, and that hashes point both ways."""
+        free = [*self._members(self._blank), *self._members(self._hashed)]
         assert len(free) == len(set(free)) == self.num_free
         assert set(free) == {b for b in range(self.num_blocks) if self._ref_count[b] == 0}
         assert not any(self._ref_count[self.num_reached :])
-        assert not any(self._name[self.num_reached :])
-        assert self._block_by_name == {name: b for b, name in enumerate(self._name) if name is not None}
+        assert not any(self._hash[self.num_reached :])
+        assert self._block_by_hash == {
+            block_hash: b for b, block_hash in enumerate(self._hash) if block_hash is not None
+        }
 
     def _members(self, sentinel: int) -> Iterator[int]:
         block_id = self._next[sentinel]
@@ -118,16 +120,16 @@ class BlockPool:
         else:
             block_id = self._next[self._blank]
             if block_id == self._blank:
-                block_id = self._next[self._named]
+                block_id = self._next[self._hashed]
         self._unlink(block_id)
-        if self._name[block_id] is not None:
-            self.forget_names((block_id,))
+        if self._hash[block_id] is not None:
+            self.forget_hashes((block_id,))
         self._ref_count[block_id] = 1
         self.num_reached = max(self.num_reached, block_id + 1)
         return block_id
 
     def _is_blank(self, block_id: int) -> bool:
-        return self._ref_count[block_id] == 0 and self._name[block_id] is None
+        return self._ref_count[block_id] == 0 and self._hash[block_id] is None
 
     def _link_before(self, successor: int, block_id: int) -> None:
         predecessor = self._prev[successor]

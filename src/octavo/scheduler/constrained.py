@@ -5,12 +5,12 @@ Legend: R = rows of the step, S = those that sample, R' = rows that got tokens, 
 
 import numpy as np
 
-from octavo.contracts.grammar import GrammarNews, Grammars
+from octavo.contracts.grammar import Grammars, GrammarUpdate
 from octavo.contracts.schedule import BoolArray, Int32Array, TokenMasks
 from octavo.errors import OctavoError
-from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.running import RowIndices, RunningRows
+from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.trials import Trials
 
 
@@ -67,12 +67,12 @@ class ConstrainedRequests:
         """See `Grammars.masks_along`: [1 + K', W]."""
         return self._known.masks_along(self._running.request_at(row).request_id, draft_ids)
 
-    def advance(self, news: StepNews) -> GrammarNews:
+    def advance(self, update: StepUpdate) -> GrammarUpdate:
         """Take in the tokens [R'] of a step."""
-        at = self._running.is_constrained[news.rows].nonzero()[0].tolist()
+        at = self._running.is_constrained[update.rows].nonzero()[0].tolist()
         if not at:
-            return GrammarNews()
-        return self._known.advance({news.req_ids[index]: news.tokens_of(index) for index in at})
+            return GrammarUpdate()
+        return self._known.advance({update.req_ids[index]: update.tokens_of(index) for index in at})
 
     def forget(self, request: Request) -> None:
         """Let go of a request that has ended."""

@@ -13,7 +13,7 @@ FEWEST_TOKENS = 32  # of prompts in a step, whatever it takes; also what chunks 
 FIRST_TOKENS = 256  # while nothing is known
 _PATIENCE = 4.0  # times the target may pass where nobody has had a token yet: then only who comes next would notice
 _PROMPT_TOKENS_PER_STREAM = 4  # a step takes in so many where that is done within ...
-_MOST_STRETCH = 2.0  # ... so many times the target
+_MAX_STRETCH = 2.0  # ... so many times the target
 _MEMORY = 0.5  # what the past weighs in the next estimate
 
 
@@ -27,23 +27,23 @@ class StepPace:
     """
 
     def __init__(self, max_num_batched_tokens: int, target_s: float, clock: Callable[[], float]) -> None:
-        self._most = max_num_batched_tokens
+        self._max_tokens = max_num_batched_tokens
         self._target_s = target_s
         self._clock = clock
         self._token_s: float | None = None  # of a prompt, with its share of all that a step does
         self._decode_s: float | None = None  # a step of single tokens
-        self._landed_s = 0.0  # when the latest answer was booked
+        self._last_output_s = 0.0  # when the latest answer was booked
 
     def budget(self, running: RunningRows) -> int:
         """Return the tokens of the next step; every running request can advance in it."""
         if not self._target_s:
-            return self._most
+            return self._max_tokens
         num_streams = running.num_streams
         num_tokens = self._fitting(self._target_s * (1.0 if num_streams else _PATIENCE))
         wanted = _chunks((1 + _PROMPT_TOKENS_PER_STREAM) * num_streams + FEWEST_TOKENS - 1)
         if num_tokens < wanted:
-            num_tokens = min(wanted, self._fitting(_MOST_STRETCH * self._target_s))
-        return min(self._most, max(num_tokens, len(running) + FEWEST_TOKENS))
+            num_tokens = min(wanted, self._fitting(_MAX_STRETCH * self._target_s))
+        return min(self._max_tokens, max(num_tokens, len(running) + FEWEST_TOKENS))
 
     def _fitting(self, target_s: float) -> int:
         if self._token_s is None:
@@ -51,10 +51,10 @@ class StepPace:
         target_s = max(target_s, 2.0 * (self._decode_s or 0.0))
         return _chunks(int(target_s / self._token_s))
 
-    def note(self, output: SchedulerOutput, booked_s: float) -> None:
-        """Take in that the answer to a step is here that was handed out at `booked_s`."""
-        before_s, self._landed_s = self._landed_s, self._clock()
-        took_s = self._landed_s - max(booked_s, before_s)  # several may be under way
+    def record(self, output: SchedulerOutput, scheduled_s: float) -> None:
+        """Take in that the answer to a step is here that was handed out at `scheduled_s`."""
+        before_s, self._last_output_s = self._last_output_s, self._clock()
+        took_s = self._last_output_s - max(scheduled_s, before_s)  # several may be under way
         num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
         if output.scheduled_spec_decode_tokens is not None:  # drafts belong to a step of decoding
             num_tokens -= len(output.scheduled_spec_decode_tokens.token_ids)

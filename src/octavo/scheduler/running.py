@@ -1,11 +1,11 @@
 """Progress of the running requests, as numpy columns: a pure decode step touches no Python object per request.
 
-num_named <= num_computed <= num_known + num_in_flight <= limit, num_computed <= num_slots
+num_hashed <= num_computed <= num_known + num_in_flight <= limit, num_computed <= num_slots
 tokens[row, 0:num_known]                         known: prompt and sampled
 [num_known, num_known + num_in_flight)           sampled by a step whose answer is not here yet: with drafts, at most
 [0, num_computed)                                in KV memory, or will be once the steps in flight are done; drafts that
                                                  are rejected are taken back
-[0, num_named)                                   in full blocks whose names are known
+[0, num_hashed)                                   in full blocks whose hashes are known
 """
 
 from array import array
@@ -30,7 +30,7 @@ class RunningRows:
         self.num_known = np.zeros(max_num_rows, dtype=np.int32)
         self.num_in_flight = np.zeros(max_num_rows, dtype=np.int32)
         self.num_computed = np.zeros(max_num_rows, dtype=np.int32)
-        self.num_named = np.zeros(max_num_rows, dtype=np.int32)
+        self.num_hashed = np.zeros(max_num_rows, dtype=np.int32)
         self.num_slots = np.zeros(max_num_rows, dtype=np.int32)  # tokens that its blocks can hold
         self.limit = np.zeros(max_num_rows, dtype=np.int32)  # tokens at which the request ends
         self.generation = np.zeros(max_num_rows, dtype=np.int64)  # rises when the row changes hands
@@ -38,7 +38,7 @@ class RunningRows:
         self.requests: list[Request | None] = [None] * max_num_rows
         self._request_ids = np.full(max_num_rows, "", dtype=object)
         self.block_ids: list[list[int]] = [[] for _ in range(max_num_rows)]
-        self.last_hash: list[bytes] = [b""] * max_num_rows  # name of the last full block
+        self.last_hash: list[bytes] = [b""] * max_num_rows  # hash of the last full block
         self._block_size = block_size
         self._free_rows = list(range(max_num_rows))[::-1]
         self._order: list[tuple[int, int]] = []  # of all that run, best first
@@ -96,7 +96,7 @@ class RunningRows:
         num_tokens = len(request.token_ids)
         self.tokens[row, :num_tokens] = request.token_ids
         self.num_prompt[row], self.num_known[row], self.num_in_flight[row] = request.num_prompt_tokens, num_tokens, 0
-        self.num_computed[row] = self.num_named[row] = num_cached_blocks * self._block_size
+        self.num_computed[row] = self.num_hashed[row] = num_cached_blocks * self._block_size
         self.num_slots[row], self.limit[row] = len(block_ids) * self._block_size, request.max_num_tokens
         self.is_constrained[row] = request.is_constrained
         self.requests[row], self._request_ids[row] = request, request.request_id
@@ -134,8 +134,8 @@ class RunningRows:
         assert sorted([*rows.tolist(), *self._free_rows]) == list(range(len(self.requests)))
         assert self._order == sorted(self.request_at(row).order for row in rows.tolist())
         assert self.req_ids_of(rows) == tuple(self.request_at(row).request_id for row in rows.tolist())
-        assert not (self.num_named[rows] % self._block_size).any()
-        assert (self.num_named[rows] <= self.num_computed[rows]).all()
+        assert not (self.num_hashed[rows] % self._block_size).any()
+        assert (self.num_hashed[rows] <= self.num_computed[rows]).all()
         assert (self.num_computed[rows] <= total).all()
         assert (total <= self.limit[rows]).all()
         assert (self.num_computed[rows] <= self.num_slots[rows]).all()

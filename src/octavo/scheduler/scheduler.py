@@ -7,12 +7,12 @@ later from the front of its class. `schedule` may run again before the answer of
 that a step will sample counts at once, as a token in flight.
 
 With `num_batches` in flight, as many as a pipeline has stages, a row waits for its last token instead, and the rows are
-dealt over the batches (`shares`).
+dealt over the batches (`running_scheduler`).
 
-What lives elsewhere: columns of progress in `running`, what they compute next in `shares`, waiting order in
-`request_queue`, who is let in in `admission`, blocks in `block_manager`, the step being put together in `draft`, its
-answer in `progress`, ends of requests in `stop`, requests that wait for a grammar or run under one in `constrained`,
-the two messages in `contracts`.
+What lives elsewhere: columns of progress in `running`, what they compute next in `running_scheduler`, waiting
+order in `request_queue`, who is let in in `admission`, blocks in `block_manager`, the step being built in
+`step_builder`, its answer in `step_update`, ends of requests in `stop`, requests that wait for a grammar or run under
+one in `constrained`, the two messages in `contracts`.
 """
 
 import threading
@@ -32,15 +32,15 @@ from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
-from octavo.scheduler.draft import StepDraft, StepInFlight, name_full_blocks
 from octavo.scheduler.pace import StepPace
-from octavo.scheduler.progress import StepNews
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
-from octavo.scheduler.shares import RunningShares
+from octavo.scheduler.running_scheduler import RunningScheduler
 from octavo.scheduler.speculation import Speculation
-from octavo.scheduler.stop import check_stop, finished, form_complete
+from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_full_blocks
+from octavo.scheduler.step_update import StepUpdate
+from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
 
 
@@ -64,7 +64,7 @@ class Scheduler:
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
         self._constrained = ConstrainedRequests(grammars, self.running)
         self._admission = Admission(self.waiting, self.running, blocks)
-        self._shares = RunningShares(self.running, blocks, num_batches, has_drafts=drafter is not None)
+        self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
         self._speculation = Speculation(drafter, self.running, blocks, self._constrained) if drafter else None
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
@@ -120,29 +120,29 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step. Blocks, rows and progress are booked as if it were done already."""
-        return self._book(self._draft())
+        return self._commit(self._plan_step())
 
     def schedule_ahead(self) -> SchedulerOutput | None:
         """Decide a step behind those in flight; None when nothing can be computed before one of them is answered."""
-        draft = self._draft()
-        return self._book(draft) if draft.num_tokens else None
+        builder = self._plan_step()
+        return self._commit(builder) if builder.num_tokens else None
 
-    def _draft(self) -> StepDraft:
+    def _plan_step(self) -> StepBuilder:
         self._assert_owner()
         self._queue_compiled()
-        draft = StepDraft(self.running, self.blocks, tells_tokens=self._shares.tells_tokens)
+        builder = StepBuilder(self.running, self.blocks, sends_tokens=self._running_scheduler.sends_tokens)
         budget, num_preemptions = self._pace.budget(self.running), self._num_preemptions
-        self._schedule_running(draft, budget)
+        self._schedule_running(builder, budget)
         if self._num_preemptions == num_preemptions:
-            self._admission.admit(draft, budget - draft.num_tokens, self._clock())
+            self._admission.admit(builder, budget - builder.num_tokens, self._clock())
         if self._speculation is not None:
-            self._speculation.add_drafts(draft, budget - draft.num_tokens)
-        return draft
+            self._speculation.add_drafts(builder, budget - builder.num_tokens)
+        return builder
 
-    def _book(self, draft: StepDraft) -> SchedulerOutput:
+    def _commit(self, builder: StepBuilder) -> SchedulerOutput:
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
-        step = draft.book(self._num_steps, forgotten, self._clock(), self._constrained.token_masks)
+        step = builder.build(self._num_steps, forgotten, self._clock(), self._constrained.token_masks)
         self._in_flight.append(step)
         return step.output
 
@@ -155,15 +155,15 @@ class Scheduler:
             else:
                 self._fail(request, str(error), type(error).__name__)
 
-    def _schedule_running(self, draft: StepDraft, budget: int) -> None:
+    def _schedule_running(self, builder: StepBuilder, budget: int) -> None:
         """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
-        share = self._shares.next(budget)
-        while sum(share.num_missing) > self.blocks.num_free_blocks:
+        running_tokens = self._running_scheduler.next(budget)
+        while sum(running_tokens.num_missing) > self.blocks.num_free_blocks:
             self._preempt(self.running.worst)
-            share = self._shares.next(budget)
-        for row, num_blocks in zip(share.short_rows, share.num_missing, strict=True):
-            draft.add_blocks(row, num_blocks)
-        draft.add_running(share.rows, share.counts)
+            running_tokens = self._running_scheduler.next(budget)
+        for row, num_blocks in zip(running_tokens.short_rows, running_tokens.num_missing, strict=True):
+            builder.add_blocks(row, num_blocks)
+        builder.add_running(running_tokens.rows, running_tokens.counts)
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
         """Free a running request's blocks and row. What it has sampled stays known; the rest is computed again."""
@@ -173,14 +173,14 @@ class Scheduler:
         self.waiting.add(request)
 
     def _release(self, request: Request, status: RequestStatus, *, is_sound: bool) -> None:
-        """Take row and blocks from a running request. What sound blocks hold stays findable; others lose their name."""
+        """Take row and blocks from a running request. What sound blocks hold stays findable; others lose their hash."""
         row = request.row
         assert row is not None
         if is_sound:
             num_tokens = min(self.running.num_computed[row], self.running.num_known[row])
-            named_blocks = name_full_blocks(row, int(num_tokens), self.running, self.blocks)
+            hashed_blocks = hash_full_blocks(row, int(num_tokens), self.running, self.blocks)
             for step in self._in_flight:  # any of these may be the one that fills them
-                step.named_blocks.extend(named_blocks)
+                step.hashed_blocks.extend(hashed_blocks)
         else:
             self.blocks.forget_blocks(self.running.block_ids[row])
         self.blocks.free_blocks(self.running.remove(request, status))
@@ -188,23 +188,23 @@ class Scheduler:
 
     # -- a step: the answer -------------------------------------------------------------------------------------
 
-    def update_from_output(self, output: SchedulerOutput, answer: ModelRunnerOutput) -> EngineCoreOutputs:
+    def update_from_output(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> EngineCoreOutputs:
         """Book what a step sampled, end the requests that are done, and say what is new."""
         self._assert_owner()
         step = self._in_flight.popleft()
         assert step.output is output, "answers come in the order of their steps"
-        self._pace.note(step.output, step.booked_s)
-        news = StepNews.of(step, answer, self.running).cut(self._num_until_stop)
-        news.append_tokens(self.running)
-        self._advance_grammars(news)
-        at_limit = news.num_known >= self.running.limit[news.rows]
-        may_end = at_limit | self._stop_ids.candidates(news.last_token_ids)
+        self._pace.record(step.output, step.scheduled_s)
+        update = StepUpdate.of(step, model_output, self.running).cut(self._num_until_stop)
+        update.append_tokens(self.running)
+        self._advance_grammars(update)
+        at_limit = update.num_known >= self.running.limit[update.rows]
+        may_end = at_limit | self._stop_ids.candidates(update.last_token_ids)
         for index in may_end.nonzero()[0].tolist():
-            if news.req_ids[index] in self._requests:  # its form is not complete yet
-                self._end_if_stopped(int(news.rows[index]), int(news.last_token_ids[index]))
-        for request_id, error in news.errors.items():
+            if update.req_ids[index] in self._requests:  # its form is not complete yet
+                self._end_if_stopped(int(update.rows[index]), int(update.last_token_ids[index]))
+        for request_id, error in update.errors.items():
             self._fail(self._requests[request_id], error)
-        return self._outputs(news, step)
+        return self._outputs(update, step)
 
     def _num_until_stop(self, request_id: str, position: int, token_ids: list[int]) -> int:
         """Return how many of several new tokens, the first at `position`, a request has until one of them ends it."""
@@ -214,14 +214,14 @@ class Scheduler:
                 return count
         return len(token_ids)
 
-    def _advance_grammars(self, news: StepNews) -> None:
+    def _advance_grammars(self, update: StepUpdate) -> None:
         """End requests whose form is complete: such an answer was not cut, even if it is as long as it may be."""
-        grammars = self._constrained.advance(news)
+        grammars = self._constrained.advance(update)
         for request_id in grammars.complete:
-            request, index = self._requests[request_id], news.req_ids.index(request_id)
-            report = check_stop(request, int(news.last_token_ids[index]), int(news.num_known[index]))
+            request, index = self._requests[request_id], update.req_ids.index(request_id)
+            report = check_stop(request, int(update.last_token_ids[index]), int(update.num_known[index]))
             if report is None or report.finish_reason != RequestStatus.STOPPED.value:
-                report = form_complete(request)
+                report = grammar_complete(request)
             self._end(request, report, RequestStatus.STOPPED)
         for request_id, error in grammars.failed.items():
             self._fail(self._requests[request_id], str(error), type(error).__name__)
@@ -241,12 +241,12 @@ class Scheduler:
         self._assert_owner()
         step = self._in_flight.popleft()
         assert step.output is output, "answers come in the order of their steps"
-        for unsure in (step, *self._in_flight):  # a name given in a later one may stand for what follows an empty block
-            self.blocks.forget_blocks(unsure.named_blocks)
+        for unsure in (step, *self._in_flight):  # a hash set in a later one may stand for what follows an empty block
+            self.blocks.forget_blocks(unsure.hashed_blocks)
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
         for request in step.requests(self.running):
             self._fail(request, error)
-        for request in self.running.holders(step.named_blocks):
+        for request in self.running.holders(step.hashed_blocks):
             self._preempt(request, is_sound=False)
 
     def _is_running(self, request_id: str) -> bool:
@@ -255,7 +255,7 @@ class Scheduler:
 
     def take_finished(self) -> EngineCoreOutputs:
         """Report ends that no step's answer carries: aborts, and failures of a step."""
-        return self._outputs(StepNews.nothing(), None)
+        return self._outputs(StepUpdate.nothing(), None)
 
     def _fail(self, request: Request, error: str, error_type: str | None = None) -> None:
         """End one request as failed. What its blocks hold is not to be trusted, so nobody shall find them."""
@@ -274,9 +274,9 @@ class Scheduler:
         del self._requests[request.request_id]
         self.finished[request.request_id] = report
 
-    def _outputs(self, news: StepNews, step: StepInFlight | None) -> EngineCoreOutputs:
+    def _outputs(self, update: StepUpdate, step: StepInFlight | None) -> EngineCoreOutputs:
         reports, self.finished = self.finished, {}
-        return news.outputs(self._epoch, step, reports, self.running, self.stats())
+        return update.outputs(self._epoch, step, reports, self.running, self.stats())
 
     # -- looking in ---------------------------------------------------------------------------------------------
 

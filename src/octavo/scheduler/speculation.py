@@ -9,8 +9,8 @@ from octavo.contracts.drafter import Drafter
 from octavo.contracts.schedule import Int32Array
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
-from octavo.scheduler.draft import StepDraft
 from octavo.scheduler.running import RunningRows
+from octavo.scheduler.step_builder import StepBuilder
 from octavo.scheduler.trials import Trials
 
 
@@ -22,7 +22,7 @@ class Speculation:
     ) -> None:
         self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
 
-    def add_drafts(self, step: StepDraft, budget: int) -> None:
+    def add_drafts(self, step: StepBuilder, budget: int) -> None:
         """Put at most `budget` drafts on trial, behind rows that compute their last known token and nothing else."""
         running = self._running
         rows, known_counts = step.running_part
@@ -51,7 +51,7 @@ class Speculation:
         if token_ids:
             step.add_trials(Trials(counts=counts, token_ids=np.array(token_ids, dtype=np.int32), masks=masks))
 
-    def _make_room(self, step: StepDraft, row: int, num_drafts: int) -> int:
+    def _make_room(self, step: StepBuilder, row: int, num_drafts: int) -> int:
         """Return for how many drafts the row's blocks suffice, having given it more where many are free."""
         running = self._running
         num_slots = int(running.num_slots[row]) - int(running.num_known[row])

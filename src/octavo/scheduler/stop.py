@@ -21,7 +21,7 @@ def check_stop(request: Request, token_id: int, num_tokens: int) -> FinishedRequ
     return None
 
 
-def form_complete(request: Request) -> FinishedRequest:
+def grammar_complete(request: Request) -> FinishedRequest:
     """Report an answer whose form is complete: it has ended, though no end token said so."""
     return replace(finished(request, RequestStatus.STOPPED), shows_last_token=True)
 

@@ -100,11 +100,11 @@ class Routes:
         is_large = len(body) > LARGE_BODY
         wire = await asyncio.to_thread(decode, body, kind) if is_large else decode(body, kind)
         exchange = Exchange.of(request.scope)
-        note_request(exchange, wire, self._args)
+        record_request(exchange, wire, self._args)
         reply = await unless_client_leaves(request, answer(wire, is_large=is_large))
         if reply is None:
             return Response(status_code=CLIENT_GONE)
-        note_reply(exchange, reply)
+        record_reply(exchange, reply)
         return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
 
 
@@ -129,7 +129,7 @@ def error_response(error: ApiError) -> Response:
     return Response(error.body, error.status, error.headers, media_type="application/json")
 
 
-def note_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
+def record_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
     """Count a request's samples in the queue, and apply its own deadline.
 
     Raises:
@@ -145,7 +145,7 @@ def note_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
             exchange.ticket.resize(num_samples(wire, args))
 
 
-def note_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> None:
+def record_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> None:
     """Tell the access log how to count tokens, whole reply or stream."""
     if isinstance(reply, ChatCompletion | Completion):
         usage = reply.usage

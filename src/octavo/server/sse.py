@@ -77,7 +77,7 @@ class EventStreamResponse(Response):
         leaving.add_done_callback(lambda _: self._woken.set())
         pinging = asyncio.ensure_future(self._ping())
         try:
-            self._source.start(self._on_news)
+            self._source.start(self._on_update)
             first = await self._first_frames(leaving)
             if not leaving.done():
                 await self._stream(first, leaving)
@@ -103,14 +103,14 @@ class EventStreamResponse(Response):
         await self._send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await self._send({"type": "http.response.body", "body": first, "more_body": True})
         self._is_open = True
-        self._on_news()  # what came meanwhile
+        self._on_update()  # what came meanwhile
         while not (leaving.done() or self._error or (self._source.is_over and self._write is None)):
             self._woken.clear()
             await self._woken.wait()
         last = b"" if self._error is None else frame(as_api_error(self._error).body) + DONE
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
-    def _on_news(self) -> None:
+    def _on_update(self) -> None:
         """Write what is new, unless the client is behind. Raises nothing, as the engine calls it."""
         if not self._is_open:
             self._woken.set()
@@ -134,7 +134,7 @@ class EventStreamResponse(Response):
         self._write = None
         if not write.cancelled() and (error := write.exception()) is not None:
             self._error = error if isinstance(error, Exception) else ApiError(500, "Internal server error.")
-        self._on_news()
+        self._on_update()
 
     async def _ping(self) -> None:
         """Send a ping after each silence of `PING_S`."""

@@ -46,7 +46,7 @@ class GrammarBackend(Protocol[MatcherT]):
     num_words: int  # W
     end_token_ids: frozenset[int]  # allowed by a mask exactly where the output may end
 
-    def compile(self, form: StructuredOutput) -> CompiledGrammar[MatcherT]:
+    def compile(self, constraint: StructuredOutput) -> CompiledGrammar[MatcherT]:
         """Compile a constraint within limits on time and memory.
 
         Raises:

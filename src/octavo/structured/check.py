@@ -1,8 +1,8 @@
 """Validates constraints before any work is done; errors name the location.
 
 Needs no tokenizer. Most constraints take a millisecond, but a malicious one may take any time or crash the library, so
-`FormChecker` validates in a process that may die. What shows only during compilation for the model's tokens ends that
-request later, with a typed error.
+`StructuredOutputChecker` validates in a process that may die. What shows only during compilation for the model's tokens
+ends that request later, with a typed error.
 """
 
 import re
@@ -17,24 +17,24 @@ MAX_REPEATS = 65_536  # in a regular expression
 _REPEAT = re.compile(r"(?<!\\)(?:\\\\)*\{(\d+)(?:,(\d*))?\}")
 
 
-def check_form(form: StructuredOutput) -> None:
-    """Raise if no output can satisfy `form`.
+def check_structured_output(constraint: StructuredOutput) -> None:
+    """Raise if no output can satisfy `constraint`.
 
     Raises:
         InvalidParameterError: names the location of the error.
     """
-    for field, what, content in _parts(form):
+    for field, what, content in _parts(constraint):
         _CHECKS[what](f"structured_output.{field}", content)
-    if form.kind in ("choice", "tags") and (error := _validate(grammar_text(form, {}))) is not None:
-        raise InvalidParameterError(f"structured_output.{form.kind}", "...", error)
+    if constraint.kind in ("choice", "tags") and (error := _validate(grammar_text(constraint, {}))) is not None:
+        raise InvalidParameterError(f"structured_output.{constraint.kind}", "...", error)
 
 
-def _parts(form: StructuredOutput) -> Iterator[tuple[str, str, str]]:
+def _parts(constraint: StructuredOutput) -> Iterator[tuple[str, str, str]]:
     """Yield every text that the user has written: its field, its kind, the text."""
     for name in ("json_schema", "regex", "grammar"):
-        if (text := getattr(form, name)) is not None:
+        if (text := getattr(constraint, name)) is not None:
             yield name, name, str(text)
-    for index, tag in enumerate(form.tags):
+    for index, tag in enumerate(constraint.tags):
         for name in ("json_schema", "grammar"):
             if (text := getattr(tag, name)) is not None:
                 yield f"tags[{index}].{name}", name, str(text)

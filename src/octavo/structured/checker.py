@@ -15,10 +15,10 @@ MAX_REMEMBERED = 256
 _CLOSE_S = 5.0
 # How a process ends when a constraint was too much for it: CPU limit, out of memory, out of stack. Negative: by a
 # signal.
-_KILLED_BY_A_FORM = frozenset({-27, -6, -9, -11})  # SIGPROF, SIGABRT, SIGKILL, SIGSEGV
+_KILLED_BY_A_CONSTRAINT = frozenset({-27, -6, -9, -11})  # SIGPROF, SIGABRT, SIGKILL, SIGSEGV
 
 
-class FormChecker:
+class StructuredOutputChecker:
     """Thread-safe. The process is started for the first constraint, in 0.2 s, and again whenever one has killed it."""
 
     def __init__(self) -> None:
@@ -26,18 +26,18 @@ class FormChecker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def check(self, form: StructuredOutput) -> None:
-        """Raise if no output can satisfy `form`. May take seconds for a malicious one.
+    def check(self, constraint: StructuredOutput) -> None:
+        """Raise if no output can satisfy `constraint`. May take seconds for a malicious one.
 
         Raises:
             InvalidParameterError: names the location of the error.
             GrammarTooComplexError: validation takes too much time or memory.
         """
         with self._lock:
-            if form not in self._good:
-                self._try(form)
-            self._good.pop(form, None)
-            self._good[form] = None
+            if constraint not in self._good:
+                self._try(constraint)
+            self._good.pop(constraint, None)
+            self._good[constraint] = None
             if len(self._good) > MAX_REMEMBERED:
                 del self._good[next(iter(self._good))]
 
@@ -47,18 +47,18 @@ class FormChecker:
             if self._process is not None:
                 self._end(self._process)
 
-    def _try(self, form: StructuredOutput) -> None:
+    def _try(self, constraint: StructuredOutput) -> None:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(msgspec.json.encode(form) + b"\n")
+            process.stdin.write(msgspec.json.encode(constraint) + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except BrokenPipeError:
             line = b""
         if not line:
-            raise _death(form, self._end(process))
+            raise _death(constraint, self._end(process))
         verdict = msgspec.json.decode(line, type=Verdict)
         if verdict.field:
             raise InvalidParameterError(verdict.field, verdict.value, verdict.limit)
@@ -90,7 +90,7 @@ def _start() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _death(form: StructuredOutput, returncode: int) -> GrammarTooComplexError | RequestError:
-    if returncode in _KILLED_BY_A_FORM:
-        return GrammarTooComplexError(f"structured_output.{form.kind}: compilation takes too much time or memory")
+def _death(constraint: StructuredOutput, returncode: int) -> GrammarTooComplexError | RequestError:
+    if returncode in _KILLED_BY_A_CONSTRAINT:
+        return GrammarTooComplexError(f"structured_output.{constraint.kind}: compilation takes too much time or memory")
     return RequestError(f"structured_output could not be checked: the checker process exited with {returncode}")

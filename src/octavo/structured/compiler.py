@@ -52,17 +52,17 @@ class GrammarCompiler(Generic[MatcherT]):
         assert self._backend is not None
         return self._backend.result()
 
-    def submit(self, form: StructuredOutput) -> CompileJob[MatcherT]:
-        """Return the job for `form`; start one unless it is cached."""
-        if form in self._jobs:
-            self._jobs.move_to_end(form)
-            return self._jobs[form]
+    def submit(self, constraint: StructuredOutput) -> CompileJob[MatcherT]:
+        """Return the job for `constraint`; start one unless it is cached."""
+        if constraint in self._jobs:
+            self._jobs.move_to_end(constraint)
+            return self._jobs[constraint]
         if self._threads is None:
             self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="octavo-grammar")
             self._backend = self._threads.submit(self._make_backend)
         job = CompileJob[MatcherT]()
-        self._threads.submit(self._run, job, form)
-        self._jobs[form] = job
+        self._threads.submit(self._run, job, constraint)
+        self._jobs[constraint] = job
         if len(self._jobs) > MAX_CACHED:
             self._jobs.popitem(last=False)
         return job
@@ -72,10 +72,10 @@ class GrammarCompiler(Generic[MatcherT]):
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, job: CompileJob[MatcherT], form: StructuredOutput) -> None:
+    def _run(self, job: CompileJob[MatcherT], constraint: StructuredOutput) -> None:
         try:
             backend = self.backend
             job.started_s = time.monotonic()
-            job.future.set_result(backend.compile(form))
+            job.future.set_result(backend.compile(constraint))
         except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait for this constraint
             job.future.set_exception(error)

@@ -14,27 +14,27 @@ _ANY_OBJECT = '{"type":"object"}'
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
-def grammar_text(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
-    """Return the grammar of `form`. `special_tokens` are those that plain text cannot produce, by text.
+def grammar_text(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
+    """Return the grammar of `constraint`. `special_tokens` are those that plain text cannot produce, by text.
 
     Raises:
         ValueError: a GBNF grammar that does not parse.
     """
-    match form.kind:
+    match constraint.kind:
         case "json_schema":
-            return schema_grammar(str(form.json_schema))
+            return schema_grammar(str(constraint.json_schema))
         case "json_object":
             return schema_grammar(_ANY_OBJECT)
         case "regex":
             from llguidance import LLMatcher
 
-            return LLMatcher.grammar_from_regex(form.regex or "")
+            return LLMatcher.grammar_from_regex(constraint.regex or "")
         case "choice":
-            return "start: " + " | ".join(map(_quoted, form.choice))
+            return "start: " + " | ".join(map(_quoted, constraint.choice))
         case "grammar":
-            return lark_of(form.grammar or "")
+            return lark_of(constraint.grammar or "")
         case _:
-            return _tags(form, special_tokens)
+            return _tags(constraint, special_tokens)
 
 
 def schema_grammar(schema: str) -> str:
@@ -60,25 +60,25 @@ def lark_of(grammar: str) -> str:
         raise ValueError(str(error)) from error
 
 
-def _tags(form: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
+def _tags(constraint: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
     """Return the grammar of tags: one rule for all tags with the same trigger, and how many there may be."""
     rules, side_grammars = [], []
     bodies: dict[str, list[str]] = {}  # by trigger
-    for index, tag in enumerate(form.tags):
+    for index, tag in enumerate(constraint.tags):
         if tag.grammar is not None:
             side_grammars.append({"name": f"content_{index}", "lark_grammar": lark_of(tag.grammar)})
         bodies.setdefault(tag.trigger or "", []).append(_body(tag, index, special_tokens))
     for index, (trigger, endings) in enumerate(bodies.items()):
         pieces = _pieces(trigger, special_tokens)
-        if form.free_text and pieces[0].startswith('"'):  # text: its first occurrence ends free text
+        if constraint.free_text and pieces[0].startswith('"'):  # text: its first occurrence ends free text
             rules.append(f"head_{index}[lazy]: TEXT {pieces[0]}")
             pieces[0] = f"head_{index}"
-        elif form.free_text:
+        elif constraint.free_text:
             pieces.insert(0, "TEXT")
         rules.append(f"tag_{index}: {' '.join(pieces)} ({' | '.join(endings)})")
     rules.append("tag: " + " | ".join(f"tag_{index}" for index in range(len(bodies))))
     rules.append(r"TEXT: /(.|\n)*/")
-    main = "\n".join([f"start: {_repeated(form)}", *rules])
+    main = "\n".join([f"start: {_repeated(constraint)}", *rules])
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": main}, *side_grammars]})
 
 
@@ -89,11 +89,11 @@ def _body(tag: StructuralTag, index: int, special_tokens: Mapping[str, int]) -> 
     return " ".join([*_pieces(rest, special_tokens), content, *_pieces(tag.end, special_tokens)])
 
 
-def _repeated(form: StructuredOutput) -> str:
+def _repeated(constraint: StructuredOutput) -> str:
     """Return the repetition of tags and what may come between them."""
-    low, high = form.min_tags, form.max_tags
-    if not form.free_text:
-        separator = _quoted(form.separator) if form.separator else ""
+    low, high = constraint.min_tags, constraint.max_tags
+    if not constraint.free_text:
+        separator = _quoted(constraint.separator) if constraint.separator else ""
         more = f"{{{max(low, 1) - 1},{'' if high is None else high - 1}}}"
         some = "tag" if high == 1 else f"tag ({separator} tag){more}"
         return some if low else f"({some})?"

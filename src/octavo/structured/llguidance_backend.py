@@ -14,7 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask_par
 
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, InvalidParameterError, OctavoError, UserError
-from octavo.structured.thoughts import Vocabulary, whole_grammar
+from octavo.structured.reasoning import Vocabulary, whole_grammar
 from octavo.structured_output import StructuredOutput
 
 _LIMITS = LLParserLimits(
@@ -97,11 +97,11 @@ class LLGuidanceBackend:
         """Return the bytes of a token according to the library."""
         return self._tokenizer.decode_bytes([token_id])
 
-    def compile(self, form: StructuredOutput) -> LLGuidanceGrammar:
-        text = whole_grammar(form, self._vocabulary)
+    def compile(self, constraint: StructuredOutput) -> LLGuidanceGrammar:
+        text = whole_grammar(constraint, self._vocabulary)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
         matcher.compute_bitmask()  # the first mask costs the most, and reveals grammars that match nothing
-        field = f"structured_output.{form.kind}"
+        field = f"structured_output.{constraint.kind}"
         if _first_line(matcher) == _NOTHING_FOLLOWS:
             raise InvalidParameterError(field, "...", "no output can satisfy it")
         if matcher.is_error():

@@ -14,7 +14,7 @@ from typing import Generic
 import numpy as np
 
 from octavo.contracts.engine import EngineCoreRequest
-from octavo.contracts.grammar import GrammarNews
+from octavo.contracts.grammar import GrammarUpdate
 from octavo.contracts.schedule import Int32Array
 from octavo.errors import GrammarError, GrammarTooComplexError, OctavoError
 from octavo.structured.backend import GrammarBackend, MatcherT
@@ -44,9 +44,9 @@ class GrammarManager(Generic[MatcherT]):
         self._held: dict[str, _Held[MatcherT]] = {}
 
     def begin(self, message: EngineCoreRequest) -> None:
-        form = message.sampling_params.structured_output
-        assert form is not None
-        self._pending[message.request_id] = message, self._compiler.submit(form)
+        constraint = message.sampling_params.structured_output
+        assert constraint is not None
+        self._pending[message.request_id] = message, self._compiler.submit(constraint)
 
     def take_compiled(self) -> dict[str, OctavoError | None]:
         now_s = time.monotonic()
@@ -73,7 +73,7 @@ class GrammarManager(Generic[MatcherT]):
             masks.append(_ready(trial.mask))
         return np.stack(masks)
 
-    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarNews:
+    def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
         failed: dict[str, OctavoError] = {}
         for request_id, token_ids in sampled.items():
             try:
@@ -85,7 +85,7 @@ class GrammarManager(Generic[MatcherT]):
         complete = self._complete_of(going)
         failed |= self._make_masks({one: self._held[one] for one in going if one not in complete})
         complete |= self._complete_of([request_id for request_id in going if request_id not in failed])
-        return GrammarNews(complete=complete, failed=failed)
+        return GrammarUpdate(complete=complete, failed=failed)
 
     def forget(self, request_id: str) -> None:
         self._pending.pop(request_id, None)

@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from octavo.errors import InvalidParameterError
-from octavo.structured.check import check_form
+from octavo.structured.check import check_structured_output
 from octavo.structured_output import StructuredOutput
 
 CPU_S = 1.5  # the largest harmless constraints take a third
@@ -29,7 +29,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def judge(line: bytes) -> Verdict:
     """Validate the constraint in `line`."""
     try:
-        check_form(msgspec.json.decode(line, type=StructuredOutput))
+        check_structured_output(msgspec.json.decode(line, type=StructuredOutput))
     except InvalidParameterError as error:
         return Verdict(field=error.field, value=str(error.value), limit=error.limit)
     return Verdict()

@@ -15,13 +15,13 @@ from octavo.worker.graph_uses import GraphUses
 logger = logging.getLogger(__name__)
 
 _USES_BEFORE_CAPTURE = 1
-MOST_GRAPHS = 64  # held at once; each takes memory of the driver beside the pool that all share
+MAX_GRAPHS = 64  # held at once; each takes memory of the driver beside the pool that all share
 _BYTES_PER_GRAPH = 2 << 20  # of a few hundred launches; an estimate
 
 
 def graph_bytes(decode_peak: int) -> int:
     """Return what graphs may take: their own pool, as large as the largest step of decoding, and the driver's part."""
-    return decode_peak + MOST_GRAPHS * _BYTES_PER_GRAPH
+    return decode_peak + MAX_GRAPHS * _BYTES_PER_GRAPH
 
 
 class DecodeGraphs:
@@ -54,13 +54,13 @@ class DecodeGraphs:
         if replay is not None:
             return replay
         self._num_seen[key] += 1
-        is_due = self._num_seen[key] > _USES_BEFORE_CAPTURE and len(self) < MOST_GRAPHS
+        is_due = self._num_seen[key] > _USES_BEFORE_CAPTURE and len(self) < MAX_GRAPHS
         return self._capture(key, prepare) if is_due and key not in self._refused else None
 
     def capture_known(self, prepare: Callable[[], None]) -> None:
         """Capture what an engine like this one used before, most used first. For warm-up."""
         start_s = time.perf_counter()
-        for key in self._uses.most_used(MOST_GRAPHS):
+        for key in self._uses.most_used(MAX_GRAPHS):
             self._capture(key, prepare)
         if self._replays:
             logger.info("%d decode graphs captured in %.2f s", len(self), time.perf_counter() - start_s)

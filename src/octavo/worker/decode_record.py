@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.device.device_queue import DeviceQueue
-from octavo.sampling.device_draw import FLOAT_WISHES, INTEGER_WISHES, Wishes
+from octavo.sampling.device_draw import FLOAT_COLUMNS, INTEGER_COLUMNS, SamplingMetadata
 
 _INTEGERS = (
     "rows",  # [N] in the worker's rows
@@ -19,9 +19,9 @@ _INTEGERS = (
     "grown_rows",  # [N] rows that got a block in this step
     "grown_columns",  # [N] where in their tables
     "grown_blocks",  # [N] which
-    *INTEGER_WISHES,  # [N] each
+    *INTEGER_COLUMNS,  # [N] each
 )
-_FLOATS = FLOAT_WISHES  # [N] each
+_FLOATS = FLOAT_COLUMNS  # [N] each
 _WORD_BYTES = 8
 
 
@@ -54,10 +54,10 @@ class DecodeRecord:
         """Return the first `size` entries of a column, float64, where they lie."""
         return self.integers(name, size).view(torch.float64)
 
-    def wishes(self, size: int) -> Wishes:
+    def metadata(self, size: int) -> SamplingMetadata:
         """Return the first `size` entries of what rows want of their logits."""
-        columns = {name: self.integers(name, size) for name in INTEGER_WISHES}
-        return Wishes(**columns, **{name: self.floats(name, size) for name in FLOAT_WISHES})
+        columns = {name: self.integers(name, size) for name in INTEGER_COLUMNS}
+        return SamplingMetadata(**columns, **{name: self.floats(name, size) for name in FLOAT_COLUMNS})
 
     def send(self, queue: DeviceQueue, columns: Mapping[str, NDArray[Any]]) -> None:
         """Begin to copy a step: `columns` [R] each, shorter ones padded. Those not named are padding alone."""

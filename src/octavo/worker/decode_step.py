@@ -15,13 +15,13 @@ import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.models.interfaces import CausalLM
-from octavo.sampling.device_edits import Context
+from octavo.sampling.device_logits_processors import Context
 from octavo.sampling.device_logprobs import RATING_SIZE
 from octavo.worker.decode_record import DecodeRecord
 from octavo.worker.device_sampling import NUM_RESULTS, Sampled, sample
-from octavo.worker.edit_record import EditRecord
 from octavo.worker.expert_loads import ExpertLoads
-from octavo.worker.graph_key import LARGEST, Ending, GraphKey
+from octavo.worker.graph_key import ARGMAX, Ending, GraphKey
+from octavo.worker.logits_processor_record import LogitsProcessorRecord
 from octavo.worker.request_rows import RequestRows
 
 
@@ -40,7 +40,7 @@ class DecodeStep:
         self._model, self._kv_caches, self._rows = model, kv_caches, rows
         self.record = record
         size, device = record.capacity, rows.device
-        self.edits = EditRecord(size, rows.sampling.vocab_size, device)
+        self.processors = LogitsProcessorRecord(size, rows.sampling.vocab_size, device)
         self.results = torch.zeros(size, NUM_RESULTS, dtype=torch.int64, device=device)  # [C, 3] see `Sampled`
         self.ratings = torch.zeros(size, RATING_SIZE, dtype=torch.int64, device=device)  # [C, .]
         self._places = torch.arange(size + 1, device=device)  # [C + 1]
@@ -92,8 +92,8 @@ class DecodeStep:
         )
 
     def _sample(self, key: GraphKey, hidden: torch.Tensor) -> Sampled:
-        if key.ending == LARGEST:
-            return Sampled.of_largest(*self._model.largest_logits(hidden))
+        if key.ending == ARGMAX:
+            return Sampled.of_argmax(*self._model.logits_argmax(hidden))
         size, record = key.num_rows, self.record
         context = Context(
             token_ids=self._rows.token_ids,
@@ -102,4 +102,4 @@ class DecodeStep:
             max_tokens=key.max_context,
         )
         logits = self._model.compute_logits(hidden)
-        return sample(logits, record.wishes(size), key.ending, context, self.edits.edits)
+        return sample(logits, record.metadata(size), key.ending, context, self.processors.processors)

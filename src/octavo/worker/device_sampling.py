@@ -14,13 +14,13 @@ from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
-from octavo.sampling.device_draw import Wishes, draw_on_device
-from octavo.sampling.device_edits import Context, Edits, edit_on_device
+from octavo.sampling.device_draw import SamplingMetadata, draw_on_device
+from octavo.sampling.device_logits_processors import Context, LogitsProcessorTensors, process_logits_on_device
 from octavo.sampling.device_logprobs import rate_on_device, read_rating
 from octavo.sampling.sampler import why_not
 from octavo.worker.graph_key import Ending
 from octavo.worker.logits_rows import LogitsRows
-from octavo.worker.prompt_logprobs import PromptNews
+from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
 
 NUM_RESULTS = 3
 _WORD_BYTES = 8
@@ -31,31 +31,37 @@ class Sampled:
     """What came of L rows, on the device."""
 
     token_ids: torch.Tensor  # [L] int64
-    largest: torch.Tensor  # [L] float32, of the model's logits
-    largest_left: torch.Tensor  # [L] float32, of those after edits
+    max_logit: torch.Tensor  # [L] float32, of the model's logits
+    max_processed_logit: torch.Tensor  # [L] float32, of those after edits
     ratings: torch.Tensor | None = None  # [L, .] int64, see `rate_on_device`
 
     @classmethod
-    def of_largest(cls, largest: torch.Tensor, token_ids: torch.Tensor) -> Self:
+    def of_argmax(cls, max_logit: torch.Tensor, token_ids: torch.Tensor) -> Self:
         """Take the largest logits [L] of rows, and whose they are [L]."""
-        return cls(token_ids=token_ids, largest=largest, largest_left=largest)
+        return cls(token_ids=token_ids, max_logit=max_logit, max_processed_logit=max_logit)
 
     def results(self) -> torch.Tensor:
         """Return [L, 3] int64: tokens, and the bits of both largest logits as float64."""
-        floats = (x.to(torch.float64).view(torch.int64) for x in (self.largest, self.largest_left))
+        floats = (x.to(torch.float64).view(torch.int64) for x in (self.max_logit, self.max_processed_logit))
         return torch.stack((self.token_ids, *floats), dim=-1)
 
 
-def sample(logits: torch.Tensor, wishes: Wishes, ending: Ending, context: Context, edits: Edits | None) -> Sampled:
+def sample(
+    logits: torch.Tensor,
+    metadata: SamplingMetadata,
+    ending: Ending,
+    context: Context,
+    processors: LogitsProcessorTensors | None,
+) -> Sampled:
     """Draw a token for each row of logits [L, V] float32; edit and rate it where the ending says so."""
     left = logits
-    if ending.is_edited:
-        assert edits is not None, "an edited step brings its edits"
-        left = edit_on_device(logits, wishes, context, edits)
-    largest_left, token_ids = draw_on_device(left, wishes, is_filtered=ending.is_filtered)
-    largest = logits.amax(-1) if ending.is_edited else largest_left
-    ratings = rate_on_device(logits, largest, token_ids, wishes.num_logprobs) if ending.is_rated else None
-    return Sampled(token_ids=token_ids, largest=largest, largest_left=largest_left, ratings=ratings)
+    if ending.has_processors:
+        assert processors is not None, "an edited step brings its edits"
+        left = process_logits_on_device(logits, metadata, context, processors)
+    max_processed_logit, token_ids = draw_on_device(left, metadata, is_filtered=ending.is_filtered)
+    max_logit = logits.amax(-1) if ending.has_processors else max_processed_logit
+    ratings = rate_on_device(logits, max_logit, token_ids, metadata.num_logprobs) if ending.is_rated else None
+    return Sampled(token_ids=token_ids, max_logit=max_logit, max_processed_logit=max_processed_logit, ratings=ratings)
 
 
 class SampledOnHost:
@@ -63,7 +69,7 @@ class SampledOnHost:
 
     def __init__(
         self,
-        order: SchedulerOutput,
+        scheduler_output: SchedulerOutput,
         logits_rows: LogitsRows,
         num_logprobs: NDArray[np.int64],
         results: torch.Tensor,
@@ -72,36 +78,38 @@ class SampledOnHost:
         vocab_size: int,
     ) -> None:
         """Begin to copy `results` [L, 3] and `ratings` [L, .] of an order, whose rows want `num_logprobs` [L]."""
-        self._order, self._logits_rows = order, logits_rows
+        self._scheduler_output, self._logits_rows = scheduler_output, logits_rows
         self._num_logprobs, self._vocab_size = num_logprobs, vocab_size
         self._results = _begin_copy(results, queue)
         self._ratings = None if ratings is None else _begin_copy(ratings, queue)
         self._wait = queue.mark()
 
-    def answer(self, prompts: PromptNews) -> ModelRunnerOutput:
+    def model_output(self, prompts: PromptLogprobsUpdate) -> ModelRunnerOutput:
         """Wait, and answer the order."""
         self._wait()
         token_ids, *bits = self._results.numpy().T  # [L] each
-        largest, largest_left = (np.ascontiguousarray(column).view(np.float64) for column in bits)
-        errors = _errors(largest, largest_left)
-        logprobs = {at: entry for at, entry in self._logprobs(largest).items() if at not in errors}
-        return self._logits_rows.answer(self._order, token_ids.astype(np.int32), logprobs, errors, prompts)
+        max_logit, max_processed_logit = (np.ascontiguousarray(column).view(np.float64) for column in bits)
+        errors = _errors(max_logit, max_processed_logit)
+        logprobs = {at: entry for at, entry in self._logprobs(max_logit).items() if at not in errors}
+        return self._logits_rows.model_output(
+            self._scheduler_output, token_ids.astype(np.int32), logprobs, errors, prompts
+        )
 
-    def _logprobs(self, largest: NDArray[np.float64]) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, max_logit: NDArray[np.float64]) -> dict[int, TokenLogprobs]:
         """Return those of rows that want some, by their place in L."""
         if self._ratings is None:
             return {}
         ratings = self._ratings.numpy()
         return {
-            at: read_rating(ratings[at], float(largest[at]), int(self._num_logprobs[at]), self._vocab_size)
-            for at in ((self._num_logprobs >= 0) & np.isfinite(largest)).nonzero()[0].tolist()
+            at: read_rating(ratings[at], float(max_logit[at]), int(self._num_logprobs[at]), self._vocab_size)
+            for at in ((self._num_logprobs >= 0) & np.isfinite(max_logit)).nonzero()[0].tolist()
         }
 
 
-def _errors(largest: NDArray[np.float64], largest_left: NDArray[np.float64]) -> dict[int, str]:
+def _errors(max_logit: NDArray[np.float64], max_processed_logit: NDArray[np.float64]) -> dict[int, str]:
     """Say why rows of logits failed, by place in L: the model's own logits first, then what edits left of them."""
     errors: dict[int, str] = {}
-    for values in (largest_left, largest):
+    for values in (max_processed_logit, max_logit):
         errors |= {at: why_not(float(values[at])) for at in (~np.isfinite(values)).nonzero()[0].tolist()}
     return errors
 

@@ -12,7 +12,7 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.native import NativeAttention, NativePlan
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
-from octavo.layers.attention import AttentionStep
+from octavo.layers.attention import AttentionMetadata
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.worker.recording import refuse_torch_ops
 
@@ -72,7 +72,7 @@ class StepGraph:
         return IntermediateTensors(self._result.hidden[:num_rows], self._result.residual[:num_rows])
 
 
-def _blank_step(attention: NativeAttention, block_size: int) -> AttentionStep:
+def _blank_step(attention: NativeAttention, block_size: int) -> AttentionMetadata:
     """Return a step of no tokens, for the recording: each replay brings its own."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = ForwardBatch(
@@ -89,4 +89,4 @@ def _blank_step(attention: NativeAttention, block_size: int) -> AttentionStep:
     )
     plan = NativePlan(batch)
     plan.step = attention.make_step(plan, nothing.float(), nothing.float(), 1)
-    return AttentionStep(batch=batch, plan=plan, cos=nothing.float(), sin=nothing.float())
+    return AttentionMetadata(batch=batch, plan=plan, cos=nothing.float(), sin=nothing.float())

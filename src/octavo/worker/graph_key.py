@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal, Self, cast, get_args
 
-_Kind = Literal["largest", "drawn"]
-_PARTS = ("is_edited", "is_filtered", "is_rated")
+_Kind = Literal["argmax", "drawn"]
+_PARTS = ("has_processors", "is_filtered", "is_rated")
 
 _FEW = (1, 2, 4)
-_SMALL_STEP, _SMALL_MOST = 8, 128  # rows
+_SMALL_STEP, _SMALL_MAX = 8, 128  # rows
 _LARGE_STEP = 16
 _SHORTEST_CONTEXT = 512  # tokens
 
@@ -20,7 +20,7 @@ class Ending:
     """
 
     kind: _Kind
-    is_edited: bool = False  # penalties, biases, bans, masks
+    has_processors: bool = False  # penalties, biases, bans, masks
     is_filtered: bool = False
     is_rated: bool = False  # with log-probabilities
 
@@ -41,7 +41,7 @@ class Ending:
         return cls(cast(_Kind, kind), **dict.fromkeys(parts, True))
 
 
-LARGEST = Ending("largest")
+ARGMAX = Ending("argmax")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ def row_bucket(num_rows: int) -> int:
     for size in _FEW:
         if num_rows <= size:
             return size
-    step = _SMALL_STEP if num_rows <= _SMALL_MOST else _LARGE_STEP
+    step = _SMALL_STEP if num_rows <= _SMALL_MAX else _LARGE_STEP
     return -(-num_rows // step) * step
 
 

@@ -13,10 +13,10 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.worker.decode_graphs import DecodeGraphs
 from octavo.worker.decode_step import DecodeStep
-from octavo.worker.edit_record import EditRecord
 from octavo.worker.graph_key import Ending, GraphKey, context_bucket, row_bucket
+from octavo.worker.logits_processor_record import LogitsProcessorRecord
 from octavo.worker.request_rows import RequestRows
-from octavo.worker.step_wishes import StepWishes
+from octavo.worker.sampling_metadata import StepSamplingMetadata
 
 
 class GraphedDecoding:
@@ -28,40 +28,50 @@ class GraphedDecoding:
         self.step, self.captured = step, graphs
         self._rows, self._queue, self._max_model_len = rows, queue, max_model_len
 
-    def find(self, order: SchedulerOutput, wishes: StepWishes) -> Callable[[], None] | None:
+    def find(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> Callable[[], None] | None:
         """Return what replays the step, once its record is sent; None where it has no graph, or is no pure decoding."""
-        key = self._key_of(order, wishes.ending) if EditRecord.fits(wishes.edits) else None
+        key = (
+            self._key_of(scheduler_output, metadata.ending) if LogitsProcessorRecord.fits(metadata.processors) else None
+        )
         return None if key is None else self.captured.find(key, self._send_padding)
 
-    def send(self, order: SchedulerOutput, wishes: StepWishes) -> None:
+    def send(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> None:
         """Begin to copy what the host says of the step."""
-        self.step.record.send(self._queue, {**table_columns(order, self._rows), **wishes.columns})
-        if wishes.edits:
-            self.step.edits.send(self._queue, wishes.edits)
+        self.step.record.send(self._queue, {**table_columns(scheduler_output, self._rows), **metadata.columns})
+        if metadata.processors:
+            self.step.processors.send(self._queue, metadata.processors)
 
     def capture_known(self) -> None:
         """Capture what engines like this one used before."""
         with torch.inference_mode():
             self.captured.capture_known(self._send_padding)
 
-    def _key_of(self, order: SchedulerOutput, ending: Ending) -> GraphKey | None:
-        is_decoding = order.samples.all() and (order.num_scheduled_tokens == 1).all() and not self._rows.prompt_logprobs
-        num_rows = row_bucket(len(order.rows))
-        if not is_decoding or num_rows > self.step.record.capacity or len(order.scheduled_cached_reqs.rows) > num_rows:
+    def _key_of(self, scheduler_output: SchedulerOutput, ending: Ending) -> GraphKey | None:
+        is_decoding = (
+            scheduler_output.samples.all()
+            and (scheduler_output.num_scheduled_tokens == 1).all()
+            and not self._rows.prompt_logprobs
+        )
+        num_rows = row_bucket(len(scheduler_output.rows))
+        if (
+            not is_decoding
+            or num_rows > self.step.record.capacity
+            or len(scheduler_output.scheduled_cached_reqs.rows) > num_rows
+        ):
             return None
-        longest = int(order.num_computed_tokens.max()) + 1
+        longest = int(scheduler_output.num_computed_tokens.max()) + 1
         return GraphKey(num_rows=num_rows, max_context=context_bucket(longest, self._max_model_len), ending=ending)
 
     def _send_padding(self) -> None:
         self.step.record.send_padding(self._queue)
 
 
-def table_columns(order: SchedulerOutput, rows: RequestRows) -> dict[str, NDArray[Any]]:
+def table_columns(scheduler_output: SchedulerOutput, rows: RequestRows) -> dict[str, NDArray[Any]]:
     """Return a decoding step's columns of the record about rows and their blocks, and count the blocks."""
-    grown = order.scheduled_cached_reqs
+    grown = scheduler_output.scheduled_cached_reqs
     return {
-        "rows": order.rows,
-        "positions": order.num_computed_tokens,
+        "rows": scheduler_output.rows,
+        "positions": scheduler_output.num_computed_tokens,
         "grown_rows": grown.rows,
         "grown_columns": rows.block_columns(grown),
         "grown_blocks": grown.block_ids,

@@ -13,27 +13,29 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.worker.request_rows import RequestRows
 
 
-def make_forward_batch(order: SchedulerOutput, rows: RequestRows) -> ForwardBatch:
-    """Gather the step's tokens from the rows. Vectorised: no Python per request or token.
+def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> ForwardBatch:
+    """Gather the step's tokens from the rows. Vectorized: no Python per request or token.
 
     A step of decoding comes behind as many megabytes of weights as the caches hold, so that every op of NumPy or torch
     is read from memory again, 10 to 30 us each: there are few of them, and fewer where each request has one token.
     """
-    block_size, counts = rows.block_size, order.num_scheduled_tokens
-    ends = order.num_computed_tokens + counts  # [R]
+    block_size, counts = rows.block_size, scheduler_output.num_scheduled_tokens
+    ends = scheduler_output.num_computed_tokens + counts  # [R]
     starts = np.zeros(len(counts) + 1, dtype=np.int32)  # [R + 1]
     np.cumsum(counts, out=starts[1:])
     num_tokens = int(starts[-1])
     # Token t of the flat batch belongs to row row_of[t] and stands at positions[t] of its context.
-    row_of, positions = order.rows, order.num_computed_tokens  # [T] each
+    row_of, positions = scheduler_output.rows, scheduler_output.num_computed_tokens  # [T] each
     if num_tokens > len(counts):
         request_of = np.repeat(np.arange(len(counts)), counts)
         row_of, positions = row_of[request_of], np.arange(num_tokens) + (positions - starts[:-1])[request_of]
-    sampling = starts[1:][order.samples] - 1  # [S]
-    if order.scheduled_spec_decode_tokens is not None:
-        sampling = _with_drafts(sampling, order.scheduled_spec_decode_tokens.counts[order.samples])  # [L]
+    sampling = starts[1:][scheduler_output.samples] - 1  # [S]
+    if scheduler_output.scheduled_spec_decode_tokens is not None:
+        sampling = _with_drafts(
+            sampling, scheduler_output.scheduled_spec_decode_tokens.counts[scheduler_output.samples]
+        )  # [L]
     columns, offsets = np.divmod(positions, block_size)  # [T] each, of its block in the table, and in its block
-    integers = (row_of, positions, columns, offsets, order.rows, sampling)
+    integers = (row_of, positions, columns, offsets, scheduler_output.rows, sampling)
     sent = rows.send(*(array.astype(np.int64) for array in integers), starts, ends)
     at_rows, at_positions, at_columns, at_offsets, step_rows, logits_indices, query_start_loc, lens = sent
     max_blocks = -(-int(ends.max()) // block_size)

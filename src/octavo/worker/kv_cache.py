@@ -12,9 +12,9 @@ from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_larg
 logger = logging.getLogger(__name__)
 
 # How far memory is brought in ahead of its use: the least of these.
-_MOST_AHEAD_TOKENS = 1 << 14  # what a burst may write before the next quiet moment
-_MOST_AHEAD_BYTES = 2 << 30
-_MOST_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
+_MAX_AHEAD_TOKENS = 1 << 14  # what a burst may write before the next quiet moment
+_MAX_AHEAD_BYTES = 2 << 30
+_MAX_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
 
 
 def allocate_kv_caches(
@@ -48,9 +48,9 @@ class KVPrefault:
         tensors = [tensor for cache in kv_caches for tensor in (cache.key, cache.value)]
         self._tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         self._block_bytes = tensors[0].nbytes // num_blocks
-        ahead_bytes = min(_MOST_AHEAD_BYTES, device_bytes // _MOST_AHEAD_SHARE)
-        ahead_blocks = _MOST_AHEAD_TOKENS * num_blocks // len(tensors[0])
-        self._most_ahead = min(ahead_blocks, ahead_bytes // (self._block_bytes * len(tensors)))
+        ahead_bytes = min(_MAX_AHEAD_BYTES, device_bytes // _MAX_AHEAD_SHARE)
+        ahead_blocks = _MAX_AHEAD_TOKENS * num_blocks // len(tensors[0])
+        self._max_ahead = min(ahead_blocks, ahead_bytes // (self._block_bytes * len(tensors)))
         self._num_blocks = num_blocks
         self._num_done = 0  # pages of all tensors, the first of each, then the second ...
 
@@ -59,7 +59,7 @@ class KVPrefault:
 
         Some of the blocks 0 to `num_reached_blocks` - 1 have been in use, and none behind them.
         """
-        end = min(self._num_blocks, num_reached_blocks + self._most_ahead) * self._block_bytes
+        end = min(self._num_blocks, num_reached_blocks + self._max_ahead) * self._block_bytes
         if not self._tensors or self._start >= end:
             return False
         tensor = self._tensors[self._num_done % len(self._tensors)]

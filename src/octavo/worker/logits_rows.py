@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from octavo.contracts.engine import TokenLogprobs
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.worker.prompt_logprobs import PromptNews
+from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsRows:
-    """Of one step. A request's are neighbours, in the order of its context."""
+    """Of one step. A request's are neighbors, in the order of its context."""
 
     requests: NDArray[np.int64]  # [L] in R
     rows: Int32Array  # [L] of the worker
@@ -28,12 +28,12 @@ class LogitsRows:
     drafts_before: Mapping[int, Sequence[int]] = field(default_factory=dict)  # by place in L; those that have some
 
     @classmethod
-    def of(cls, order: SchedulerOutput) -> Self:
-        requests = order.samples.nonzero()[0]  # [S]
-        ends = (order.num_computed_tokens + order.num_scheduled_tokens)[requests]
-        drafts = order.scheduled_spec_decode_tokens
+    def of(cls, scheduler_output: SchedulerOutput) -> Self:
+        requests = scheduler_output.samples.nonzero()[0]  # [S]
+        ends = (scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens)[requests]
+        drafts = scheduler_output.scheduled_spec_decode_tokens
         if drafts is None:
-            return cls(requests=requests, rows=order.rows[requests], ends=ends)
+            return cls(requests=requests, rows=scheduler_output.rows[requests], ends=ends)
         counts = drafts.counts[requests]  # [S]
         places = np.repeat(np.arange(len(requests)), 1 + counts)  # [L] in S
         first = np.cumsum(1 + counts) - (1 + counts)  # [S] in L
@@ -45,42 +45,44 @@ class LogitsRows:
             before[at] = drafts.token_ids[start : start + int(columns[at])].tolist()
         return cls(
             requests=requests[places],
-            rows=order.rows[requests[places]],
+            rows=scheduler_output.rows[requests[places]],
             ends=(ends - counts)[places] + columns.astype(np.int32),
             columns=columns,
             drafts_before=before,
         )
 
-    def answer(
+    def model_output(
         self,
-        order: SchedulerOutput,
+        scheduler_output: SchedulerOutput,
         token_ids: Int32Array,
         logprobs: Mapping[int, TokenLogprobs],
         errors: Mapping[int, str],
-        prompts: PromptNews,
+        prompts: PromptLogprobsUpdate,
     ) -> ModelRunnerOutput:
-        """Return the answer to `order`, whose rows of logits got `token_ids` [L].
+        """Return the answer to `scheduler_output`, whose rows of logits got `token_ids` [L].
 
         A request keeps what was sampled behind a draft only if all drafts up to there are what was sampled before them.
         One whose first row of logits has an error fails; where a later one has, the request ends this step before it,
         and meets the error in the next.
         """
-        failed = {order.req_ids[self.requests[at]]: why for at, why in errors.items() if not self._column(at)}
+        failed = {
+            scheduler_output.req_ids[self.requests[at]]: why for at, why in errors.items() if not self._column(at)
+        }
         failed |= prompts.errors
         columns = np.zeros_like(self.requests) if self.columns is None else self.columns
-        sampled = np.zeros((len(order.req_ids), int(columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
+        sampled = np.zeros((len(scheduler_output.req_ids), int(columns.max(initial=0)) + 1), dtype=np.int32)  # [R, K]
         sampled[self.requests, columns] = token_ids
-        num_sampled = order.samples.astype(np.int32)  # [R]
+        num_sampled = scheduler_output.samples.astype(np.int32)  # [R]
         if self.columns is not None:
-            num_sampled *= self._num_kept(order, sampled, errors)
+            num_sampled *= self._num_kept(scheduler_output, sampled, errors)
         if failed:
-            num_sampled[[request_id in failed for request_id in order.req_ids]] = 0
+            num_sampled[[request_id in failed for request_id in scheduler_output.req_ids]] = 0
         by_request: dict[str, list[TokenLogprobs]] = {}
         for at, entry in logprobs.items():
             if self._column(at) < num_sampled[self.requests[at]]:
-                by_request.setdefault(order.req_ids[self.requests[at]], []).append(entry)
+                by_request.setdefault(scheduler_output.req_ids[self.requests[at]], []).append(entry)
         return ModelRunnerOutput(
-            req_ids=order.req_ids,
+            req_ids=scheduler_output.req_ids,
             sampled_token_ids=sampled,
             num_sampled=num_sampled,
             logprobs=by_request,
@@ -88,18 +90,20 @@ class LogitsRows:
             errors=failed,
         )
 
-    def kept(self, answer: ModelRunnerOutput) -> NDArray[np.bool_]:
+    def kept(self, model_output: ModelRunnerOutput) -> NDArray[np.bool_]:
         """Return which of the sampled tokens [L] belong to their requests now."""
         columns: NDArray[np.int64] | int = 0 if self.columns is None else self.columns
-        is_kept: NDArray[np.bool_] = columns < answer.num_sampled[self.requests]
+        is_kept: NDArray[np.bool_] = columns < model_output.num_sampled[self.requests]
         return is_kept
 
     def _column(self, at: int) -> int:
         return 0 if self.columns is None else int(self.columns[at])
 
-    def _num_kept(self, order: SchedulerOutput, sampled: Int32Array, errors: Mapping[int, str]) -> Int32Array:
+    def _num_kept(
+        self, scheduler_output: SchedulerOutput, sampled: Int32Array, errors: Mapping[int, str]
+    ) -> Int32Array:
         """Return how many of `sampled` [R, K] each request keeps [R], of those that sample."""
-        drafts = order.scheduled_spec_decode_tokens
+        drafts = scheduler_output.scheduled_spec_decode_tokens
         assert drafts is not None
         table = np.full((len(sampled), sampled.shape[1]), -1, dtype=np.int32)  # [R, K] drafts, and none behind the last
         table[np.arange(sampled.shape[1]) < drafts.counts[:, None]] = drafts.token_ids

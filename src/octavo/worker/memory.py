@@ -14,7 +14,7 @@ from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import Quantization
-from octavo.worker.parameters import LinearMaps, layer_maps, stage_parameters, vocabulary_parameters
+from octavo.worker.parameters import LinearShapes, layer_linears, stage_parameters, vocabulary_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _RESERVE_BYTES = 128 << 20
 _PREFIX_CACHE_FACTOR = 2
 
 
-def part_of_rank(model: ModelConfig, place: RankPlace, *, deals_experts: bool = False) -> ModelConfig:
+def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: bool = False) -> ModelConfig:
     """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it."""
     rank, size = place.tp_rank, place.tp_size
     heads = HeadShare.of(model.num_heads, model.num_kv_heads, rank, size)
@@ -34,16 +34,16 @@ def part_of_rank(model: ModelConfig, place: RankPlace, *, deals_experts: bool = 
         num_kv_heads=heads.kv.size,
         intermediate_size=Share.of_features(model.intermediate_size, rank, size).size,
         vocab_size=Share.of_features(model.vocab_size, rank, size).size,
-        moe=model.moe and (_dealt_experts if deals_experts else _sliced_experts)(model.moe, rank, size),
+        moe=model.moe and (_expert_parallel if is_expert_parallel else _tensor_parallel)(model.moe, rank, size),
     )
 
 
-def _dealt_experts(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
+def _expert_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
     """Whole experts; a token brings no more work to one rank than to a rank alone. Rows of routers go with experts."""
     return replace(moe, num_experts=Share.of(moe.num_experts, rank, size).size)
 
 
-def _sliced_experts(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
+def _tensor_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
     shared = moe.shared_intermediate_size
     return replace(
         moe,
@@ -59,10 +59,10 @@ def weights_bytes(model: ModelConfig, stage: Stage, dtype_bytes: int, *, packing
 
 
 def quantized_weights_bytes(model: ModelConfig, stage: Stage, dtype_bytes: int, quantization: Quantization) -> int:
-    """Return the same where linear maps become integers. The embedding stays as it is beside the logits head's copy."""
-    maps = [shape for layer in stage.layers for shape in layer_maps(model, layer)]
-    in_integers = sum(map(LinearMaps.num_weights, maps))
-    integers = sum(each.count * quantization.linear.num_bytes(each.num_outputs, each.in_size) for each in maps)
+    """Return the same where linear layers become integers. The embedding stays as it is."""
+    linears = [shape for layer in stage.layers for shape in layer_linears(model, layer)]
+    in_integers = sum(map(LinearShapes.num_weights, linears))
+    integers = sum(each.count * quantization.linear.num_bytes(each.num_outputs, each.in_size) for each in linears)
     if stage.is_last:
         integers += quantization.logits.num_bytes(model.vocab_size, model.hidden_size)
         if not (model.tie_word_embeddings and stage.is_first):
@@ -114,8 +114,8 @@ def choose_num_blocks(
         InsufficientMemoryError: when not even one request of `max_model_len` tokens fits.
     """
     blocks_per_request = -(-model.max_model_len // spec.block_size)
-    most_useful = _PREFIX_CACHE_FACTOR * max_num_seqs * blocks_per_request
-    num_blocks = cache.num_kv_blocks or min(memory.kv_bytes // spec.bytes_per_block, most_useful)
+    max_useful = _PREFIX_CACHE_FACTOR * max_num_seqs * blocks_per_request
+    num_blocks = cache.num_kv_blocks or min(memory.kv_bytes // spec.bytes_per_block, max_useful)
     num_tokens = num_blocks * spec.block_size
     if num_blocks < blocks_per_request:
         raise InsufficientMemoryError(

@@ -15,12 +15,12 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.models.interfaces import CausalLM, IntermediateTensors
-from octavo.sampling.native_draw import select_draws
+from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
 from octavo.worker.graph import StepGraph
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.logits_rows import LogitsRows
-from octavo.worker.prompt_logprobs import PromptLogprobs, PromptNews
+from octavo.worker.prompt_logprobs import PromptLogprobs, PromptLogprobsUpdate
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stage_links import StageLinks
 from octavo.worker.torch_threads import one_torch_thread
@@ -28,7 +28,7 @@ from octavo.worker.torch_threads import one_torch_thread
 logger = logging.getLogger(__name__)
 
 
-class ModelRunner:
+class RankModelRunner:
     """Runs steps. Knows rows and tensors, never text, queues or blocks that it was not told of."""
 
     def __init__(
@@ -48,54 +48,58 @@ class ModelRunner:
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
 
     @torch.inference_mode()
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step: update the rows, run the model over T tokens, sample the S rows that are complete.
 
         Raises:
             StepError: a stage before this one failed.
         """
         if self._links is not None and not self.model.stage.is_last:
-            return self._hand_on(order, self._links)
+            return self._hand_on(scheduler_output, self._links)
         with self._torch_threads():
-            batch = self._prepare(order)
+            batch = self._prepare(scheduler_output)
             if batch is None:
-                return no_answer()
+                return empty_output()
             hidden = self._run_stage(batch).hidden  # [T, D], or what is kept of it
             if not self._prompt_logprobs.are_due:
-                return self._sample(order, batch.of_logits(hidden), PromptNews())
-        prompts = self._prompt_logprobs.of_step(order, batch, hidden)  # rates all of the vocabulary: by all threads
+                return self._sample(scheduler_output, batch.of_logits(hidden), PromptLogprobsUpdate())
+        prompts = self._prompt_logprobs.of_step(
+            scheduler_output, batch, hidden
+        )  # rates all of the vocabulary: by all threads
         with self._torch_threads():
-            return self._sample(order, batch.of_logits(hidden), prompts)
+            return self._sample(scheduler_output, batch.of_logits(hidden), prompts)
 
     def _torch_threads(self) -> AbstractContextManager[None]:
         return nullcontext() if self.graph is None else one_torch_thread()
 
-    def check(self, order: SchedulerOutput) -> None:
+    def check(self, scheduler_output: SchedulerOutput) -> None:
         """Refuse what no worker of this version can do."""
-        if order.scheduled_encoder_inputs:
+        if scheduler_output.scheduled_encoder_inputs:
             raise ValueError("this worker has no encoder")
 
-    def _hand_on(self, order: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
+    def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
         try:
             with self._torch_threads():
-                batch = self._prepare(order)
+                batch = self._prepare(scheduler_output)
                 if batch is not None:
                     links.send(self._run_stage(batch))
         except Exception as error:
-            logger.exception("step %d failed on this stage", order.step)
-            links.send_failure(order.total_num_scheduled_tokens, error)
-        return no_answer()
+            logger.exception("step %d failed on this stage", scheduler_output.step)
+            links.send_failure(scheduler_output.total_num_scheduled_tokens, error)
+        return empty_output()
 
-    def _prepare(self, order: SchedulerOutput) -> ForwardBatch | None:
+    def _prepare(self, scheduler_output: SchedulerOutput) -> ForwardBatch | None:
         """Update the rows and gather the batch, while the stage before may still compute. None: no tokens in it."""
         try:
-            self.check(order)
-            self.rows.apply(order)
-            return make_forward_batch(order, self.rows) if order.req_ids else None
+            self.check(scheduler_output)
+            self.rows.apply(scheduler_output)
+            return make_forward_batch(scheduler_output, self.rows) if scheduler_output.req_ids else None
         except Exception:
-            if self._links is not None and order.req_ids:
-                self._links.receive(order.total_num_scheduled_tokens)  # or the next step would find this one's tensors
+            if self._links is not None and scheduler_output.req_ids:
+                self._links.receive(
+                    scheduler_output.total_num_scheduled_tokens
+                )  # or the next step would find this one's tensors
             raise
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
@@ -104,32 +108,38 @@ class ModelRunner:
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 
-    def _sample(self, order: SchedulerOutput, hidden: torch.Tensor, prompts: PromptNews) -> ModelRunnerOutput:
+    def _sample(
+        self, scheduler_output: SchedulerOutput, hidden: torch.Tensor, prompts: PromptLogprobsUpdate
+    ) -> ModelRunnerOutput:
         """Answer a step of which `hidden` [L, D] samples."""
-        logits_rows = LogitsRows.of(order)
+        logits_rows = LogitsRows.of(scheduler_output)
         if not len(logits_rows.rows):
-            return logits_rows.answer(order, np.zeros(0, dtype=np.int32), {}, {}, prompts)
-        result = self._choose(order, logits_rows, hidden)
+            return logits_rows.model_output(scheduler_output, np.zeros(0, dtype=np.int32), {}, {}, prompts)
+        result = self._choose(scheduler_output, logits_rows, hidden)
         token_ids = result.token_ids.cpu().numpy().astype(np.int32)
-        answer = logits_rows.answer(order, token_ids, result.logprobs, result.errors, prompts)
+        model_output = logits_rows.model_output(scheduler_output, token_ids, result.logprobs, result.errors, prompts)
         rows, ends, chosen = logits_rows.rows, logits_rows.ends, result.token_ids
         if logits_rows.columns is not None:
-            is_kept = logits_rows.kept(answer)
+            is_kept = logits_rows.kept(model_output)
             rows, ends, chosen = rows[is_kept], ends[is_kept], chosen[torch.from_numpy(is_kept).to(chosen.device)]
         self.rows.append_sampled(rows, ends, chosen)
-        return answer
+        return model_output
 
-    def _choose(self, order: SchedulerOutput, logits_rows: LogitsRows, hidden: torch.Tensor) -> SamplerOutput:
+    def _choose(
+        self, scheduler_output: SchedulerOutput, logits_rows: LogitsRows, hidden: torch.Tensor
+    ) -> SamplerOutput:
         """Choose the token behind each of `hidden` [L, D]."""
         rows = logits_rows.rows
-        if self._sampler.takes_largest(rows, order.token_masks):
-            return self._sampler.take_largest(*self.model.largest_logits(hidden))
+        if self._sampler.needs_argmax_only(rows, scheduler_output.token_masks):
+            return self._sampler.take_argmax(*self.model.logits_argmax(hidden))
         logits = self.model.compute_logits(hidden)  # [L, V]
         output_indices = logits_rows.ends - self.rows.num_prompt_tokens[rows]
-        return self._sampler.sample(logits, rows, output_indices, order.token_masks, logits_rows.drafts_before)
+        return self._sampler.sample(
+            logits, rows, output_indices, scheduler_output.token_masks, logits_rows.drafts_before
+        )
 
 
-def no_answer() -> ModelRunnerOutput:
+def empty_output() -> ModelRunnerOutput:
     """Return the answer of a step without requests, or of a stage that does not sample."""
     return ModelRunnerOutput(
         req_ids=(), sampled_token_ids=np.zeros((0, 1), dtype=np.int32), num_sampled=np.zeros(0, dtype=np.int32)

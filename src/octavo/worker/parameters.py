@@ -7,7 +7,7 @@ from octavo.config.parallel import Stage
 
 
 @dataclass(frozen=True, slots=True)
-class LinearMaps:
+class LinearShapes:
     """Linear maps of one size."""
 
     count: int
@@ -18,19 +18,19 @@ class LinearMaps:
         return self.count * self.num_outputs * self.in_size
 
 
-def layer_maps(model: ModelConfig, layer: int) -> list[LinearMaps]:
-    """Return the linear maps of one layer, but for routers: those are never made integers."""
+def layer_linears(model: ModelConfig, layer: int) -> list[LinearShapes]:
+    """Return the linear layers of one layer, but for routers: those are never made integers."""
     hidden, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    maps = [LinearMaps(1, query + 2 * key, hidden), LinearMaps(1, hidden, query)]
+    linears = [LinearShapes(1, query + 2 * key, hidden), LinearShapes(1, hidden, query)]
     for count, size in _mlps(model, layer):
-        maps += [LinearMaps(count, 2 * size, hidden), LinearMaps(count, hidden, size)]
-    return maps
+        linears += [LinearShapes(count, 2 * size, hidden), LinearShapes(count, hidden, size)]
+    return linears
 
 
 def layer_parameters(model: ModelConfig, layer: int) -> int:
     """Return the number of weights of one layer: maps, routers, biases and norms."""
     query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    num_weights = sum(map(LinearMaps.num_weights, layer_maps(model, layer)))
+    num_weights = sum(map(LinearShapes.num_weights, layer_linears(model, layer)))
     num_weights += (query + 2 * key) * model.attention_bias + model.hidden_size * model.attention_out_bias
     num_weights += 2 * model.hidden_size + 2 * model.head_dim * model.qk_norm
     if (moe := model.moe) is not None and moe.is_sparse[layer]:

@@ -20,7 +20,7 @@ _SLICE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PromptNews:
+class PromptLogprobsUpdate:
     """By request id."""
 
     complete: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)  # one entry for each prompt token
@@ -40,28 +40,30 @@ class PromptLogprobs:
         """Say whether a row of the step may want any."""
         return bool(self._rows.prompt_logprobs)
 
-    def of_step(self, order: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor) -> PromptNews:
+    def of_step(
+        self, scheduler_output: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor
+    ) -> PromptLogprobsUpdate:
         """Judge this step's prompt tokens from `hidden` [T, D]; return what came with the end of a prompt."""
-        news = PromptNews()
+        update = PromptLogprobsUpdate()
         if not self.are_due:
-            return news
-        for index, row in enumerate(order.rows.tolist()):
+            return update
+        for index, row in enumerate(scheduler_output.rows.tolist()):
             job = self._rows.prompt_logprobs.get(row)
             if job is None:
                 continue
-            start = int(order.num_computed_tokens[index])
+            start = int(scheduler_output.num_computed_tokens[index])
             if start == 0:
                 self._gathered[row] = [None]  # nothing precedes the first token
             query = slice(batch.query_start_loc_list[index], batch.query_start_loc_list[index + 1])
             try:
                 self._gathered[row] += self._judge(job, row, start, hidden[query])
             except RequestError as error:  # this prompt's logits are no numbers; the others' may well be
-                news.errors[order.req_ids[index]] = str(error)
+                update.errors[scheduler_output.req_ids[index]] = str(error)
                 continue
             if start + query.stop - query.start >= job.num_prompt_tokens:
-                news.complete[order.req_ids[index]] = self._gathered.pop(row)
+                update.complete[scheduler_output.req_ids[index]] = self._gathered.pop(row)
                 del self._rows.prompt_logprobs[row]
-        return news
+        return update
 
     def _judge(self, job: PromptLogprobsJob, row: int, start: int, hidden: torch.Tensor) -> list[TokenLogprobs]:
         """Return the entries for tokens start + 1 ... of the prompt, as far as `hidden` [P, D] reaches."""

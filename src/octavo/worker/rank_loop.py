@@ -18,7 +18,7 @@ from octavo.worker.wrapper import WorkerWrapperBase
 
 
 class RankLoop:
-    """Every rank replies to a call. A step is answered by one rank (`RankPlace.answers`); its failure, by any."""
+    """Every rank replies to a call. A step is answered by one rank (`RankPlace.returns_output`), its failure by any."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class RankLoop:
             else:
                 self._reply(self._call(message))
 
-    def _step(self, order: SchedulerOutput) -> None:
+    def _step(self, scheduler_output: SchedulerOutput) -> None:
         try:
-            answer = self._worker.execute_model(order)
+            model_output = self._worker.execute_model(scheduler_output)
         except Exception as error:  # noqa: BLE001 - whatever a forward raises belongs to the requests of this step
-            self._reply(_failure(error, order.step))
+            self._reply(_failure(error, scheduler_output.step))
         else:
-            if self._worker.place.answers:
-                self._reply(msgspec.structs.replace(answer, req_ids=()))  # whoever gave the order knows them
+            if self._worker.place.returns_output:
+                self._reply(msgspec.structs.replace(model_output, req_ids=()))  # whoever gave the order knows them
 
     def _call(self, call: RankCall) -> RankResult | RankFailure:
         try:

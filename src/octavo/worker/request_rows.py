@@ -51,23 +51,23 @@ class RequestRows:
         self._num_blocks = np.zeros(num_rows, dtype=np.int32)  # [N]
         self._row_of: dict[str, int] = {}
 
-    def apply(self, order: SchedulerOutput) -> None:
+    def apply(self, scheduler_output: SchedulerOutput) -> None:
         """Take over what changed since the last step: rows to forget first, then new requests, blocks and tokens."""
-        self.apply_requests(order)
-        self.apply_tables(order)
+        self.apply_requests(scheduler_output)
+        self.apply_tables(scheduler_output)
 
-    def apply_tables(self, order: SchedulerOutput) -> None:
+    def apply_tables(self, scheduler_output: SchedulerOutput) -> None:
         """Take over blocks and tokens, the second half of `apply`."""
-        self._append_blocks(order.scheduled_cached_reqs)
-        self._take_tokens(order.scheduled_cached_reqs)
-        if order.scheduled_spec_decode_tokens is not None:
-            self._take_drafts(order, order.scheduled_spec_decode_tokens)
+        self._append_blocks(scheduler_output.scheduled_cached_reqs)
+        self._take_tokens(scheduler_output.scheduled_cached_reqs)
+        if scheduler_output.scheduled_spec_decode_tokens is not None:
+            self._take_drafts(scheduler_output, scheduler_output.scheduled_spec_decode_tokens)
 
-    def apply_requests(self, order: SchedulerOutput) -> None:
+    def apply_requests(self, scheduler_output: SchedulerOutput) -> None:
         """Take over which requests there are, the first half of `apply`."""
-        for request_id in order.finished_req_ids:
+        for request_id in scheduler_output.finished_req_ids:
             self._remove(request_id)
-        for request in order.scheduled_new_reqs:
+        for request in scheduler_output.scheduled_new_reqs:
             self._add(request)
 
     def block_columns(self, grown: CachedRequestData) -> NDArray[np.int64]:
@@ -84,7 +84,7 @@ class RequestRows:
         self.sampling.append(rows, token_ids)
 
     def write_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
-        """Do so where the sampler keeps no count of tokens (`edits_on_device`): nobody waits for the device."""
+        """Do so where the sampler keeps no count of tokens (`processors_on_device`): nobody waits for the device."""
         at_rows, at_positions = self.send(rows.astype(np.int64), positions.astype(np.int64))
         self.token_ids[at_rows, at_positions] = token_ids.to(torch.int32)
 
@@ -141,13 +141,15 @@ class RequestRows:
             )
             self.token_ids[rows, positions] = token_ids
 
-    def _take_drafts(self, order: SchedulerOutput, drafts: SpecDecodeTokens) -> None:
+    def _take_drafts(self, scheduler_output: SchedulerOutput, drafts: SpecDecodeTokens) -> None:
         """Write drafts behind the known tokens of their rows; what is sampled is written over them."""
         counts = drafts.counts
-        ends = order.num_computed_tokens + order.num_scheduled_tokens - np.cumsum(counts)  # of the drafts before: none
+        ends = (
+            scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens - np.cumsum(counts)
+        )  # of the drafts before: none
         positions = np.repeat(ends, counts) + np.arange(len(drafts.token_ids))
         rows, at_positions, token_ids = self.send(
-            np.repeat(order.rows, counts).astype(np.int64), positions.astype(np.int64), drafts.token_ids
+            np.repeat(scheduler_output.rows, counts).astype(np.int64), positions.astype(np.int64), drafts.token_ids
         )
         self.token_ids[rows, at_positions] = token_ids
 

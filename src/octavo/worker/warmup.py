@@ -12,7 +12,7 @@ import numpy as np
 from octavo.config.engine import EngineConfig
 from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
 from octavo.sampling_params import SamplingParams
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.model_runner import RankModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class WarmupReport:
 class Warmup:
     """One prompt and its first tokens, on row 0 and the first blocks, before any request is there."""
 
-    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
+    def __init__(self, runner: RankModelRunner, config: EngineConfig) -> None:
         self._runner = runner
         self._block_size = config.cache.block_size
         self._vocab_size = config.model.vocab_size
@@ -47,17 +47,19 @@ class Warmup:
         prefilled_s = time.perf_counter()
         self._decode_warmup()
         done_s = time.perf_counter()
-        self._runner.execute_model(_order(rows=0, start=0, count=0, forget=True))
+        self._runner.execute_model(_scheduler_output(rows=0, start=0, count=0, forget=True))
         report = WarmupReport(prefill_s=prefilled_s - start_s, decode_s=done_s - prefilled_s)
         logger.info("warm-up: prefill %.3f s, decode %.3f s", report.prefill_s, report.decode_s)
         return report
 
     def _prefill_warmup(self) -> None:
-        self._runner.execute_model(_order(rows=1, start=0, count=self._num_prompt_tokens, new=self._request()))
+        self._runner.execute_model(
+            _scheduler_output(rows=1, start=0, count=self._num_prompt_tokens, new=self._request())
+        )
 
     def _decode_warmup(self) -> None:
         for step in range(self._num_decode_steps):
-            self._runner.execute_model(_order(rows=1, start=self._num_prompt_tokens + step, count=1))
+            self._runner.execute_model(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
 
     def _request(self) -> NewRequestData:
         num_tokens = self._num_prompt_tokens + self._num_decode_steps
@@ -74,7 +76,7 @@ class Warmup:
         )
 
 
-def _order(
+def _scheduler_output(
     *, rows: int, start: int, count: int, new: NewRequestData | None = None, forget: bool = False
 ) -> SchedulerOutput:
     """Return an order for the warm-up row, or for no row at all."""

@@ -35,10 +35,10 @@ from octavo.worker.graph_key import row_bucket
 from octavo.worker.graph_uses import GraphUses
 from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches
-from octavo.worker.largest_step import LargestSteps, measured_peaks
-from octavo.worker.memory import choose_num_blocks, part_of_rank
-from octavo.worker.model_runner import ModelRunner
+from octavo.worker.memory import choose_num_blocks, sharded_config
+from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
+from octavo.worker.profile_run import ProfileRun, measured_peaks
 from octavo.worker.rank_memory import RankMemory
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stage_links import StageLinks
@@ -60,8 +60,8 @@ class Worker:
     def __init__(self, config: EngineConfig, place: RankPlace = ALONE, rendezvous: Rendezvous = _NOBODY_ELSE) -> None:
         self._config = config
         self.place = place
-        deals_experts = config.parallel.enable_expert_parallel
-        self._part = part_of_rank(config.model, place, deals_experts=deals_experts)
+        is_expert_parallel = config.parallel.enable_expert_parallel
+        self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
         self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
         self._kernels = self.devices.kernels(self._dtype, config.quantization, deterministic=config.deterministic)
@@ -69,7 +69,7 @@ class Worker:
         if config.deterministic:
             self._check_deterministic()
         self._groups = make_groups(place, rendezvous, self.devices.device)
-        if deals_experts:
+        if is_expert_parallel:
             self._groups = replace(self._groups, experts=self._groups.tensor)
         self._stage = stage_of(config.model, place)
         self._memory = RankMemory(
@@ -77,7 +77,7 @@ class Worker:
         )
         self._model: CausalLM | None = None
         self._expert_loads: ExpertLoads | None = None
-        self._runner: ModelRunner | None = None
+        self._runner: RankModelRunner | None = None
         self._kv_prefault: KVPrefault | None = None
         self._queue = self.devices.queue() if self._stage.is_whole else None
 
@@ -94,7 +94,7 @@ class Worker:
         Raises:
             InvalidParameterError: a row's bits may depend on the batch with them.
         """
-        unsure = [part.name for part in (self._kernels, self._attention) if not part.is_row_invariant]
+        unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
         if unsure:
             where = f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
             limit = f"false: on {where}, bits may depend on the batch in {' and '.join(unsure)}"
@@ -113,7 +113,7 @@ class Worker:
         )
 
     @property
-    def runner(self) -> ModelRunner:
+    def runner(self) -> RankModelRunner:
         assert self._runner is not None, "initialize_kv_cache comes first"
         return self._runner
 
@@ -166,13 +166,13 @@ class Worker:
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
             sampling=SamplingRows(
-                num_rows, config.model.vocab_size, self.devices.device, edits_on_device=self._queue is not None
+                num_rows, config.model.vocab_size, self.devices.device, processors_on_device=self._queue is not None
             ),
             device=self.devices.device,
             queue=self._queue,
         )
         if self._queue is None:
-            self._runner = ModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches), self._links())
+            self._runner = RankModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches), self._links())
         else:
             graphs = self._decode_graphs(self._queue, rows, kv_caches, scratch_block=num_blocks)
             self._runner = OverlappedRunner(self._model, kv_caches, rows, self._queue, graphs)
@@ -223,30 +223,30 @@ class Worker:
     def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
         """Return what a step takes beside weights and KV, and what graphs take; estimated where nobody counts."""
         if self._queue is not None:
-            steps = LargestSteps(model, self._config, self.kv_cache_spec, self._kv_layout)
+            steps = ProfileRun(model, self._config, self.kv_cache_spec, self._kv_layout)
             peaks = measured_peaks(steps, self.devices.peak_bytes)
             if peaks is not None:
                 return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
         return self._memory.estimated_activations, 0
 
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step."""
-        answer = self.runner.execute_model(order)
-        if self._expert_loads is None or not self.place.answers:
-            return answer
-        return msgspec.structs.replace(answer, expert_load=self._expert_loads.totals())
+        model_output = self.runner.execute_model(scheduler_output)
+        if self._expert_loads is None or not self.place.returns_output:
+            return model_output
+        return msgspec.structs.replace(model_output, expert_load=self._expert_loads.totals())
 
     @property
-    def most_steps_in_flight(self) -> int:
+    def max_steps_in_flight(self) -> int:
         """How many steps are worth beginning before the oldest is answered: two where the host would wait else."""
         return 1 if self._queue is None else 2
 
-    def begin(self, order: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
+    def begin(self, scheduler_output: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
         """Launch one step; return what waits for its answer. Without a queue, that is here already."""
         if self._queue is None or not isinstance(self._runner, OverlappedRunner):
-            answer = self.execute_model(order)
-            return lambda: answer
-        wait = self._runner.begin(order)
+            model_output = self.execute_model(scheduler_output)
+            return lambda: model_output
+        wait = self._runner.begin(scheduler_output)
         if self._expert_loads is None:
             return wait
         totals = self._expert_loads.begin_totals(self._queue)

@@ -26,7 +26,7 @@ class RankWorker(Protocol):
 
     def initialize_kv_cache(self, num_blocks: int) -> None: ...
 
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput: ...
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
 
     def warmup(self) -> object: ...
 
@@ -76,5 +76,5 @@ class WorkerWrapperBase:
     def prefault_kv(self, num_reached_blocks: int) -> bool:
         return self.worker.prefault_kv(num_reached_blocks)
 
-    def execute_model(self, order: SchedulerOutput) -> ModelRunnerOutput:
-        return self.worker.execute_model(order)
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        return self.worker.execute_model(scheduler_output)

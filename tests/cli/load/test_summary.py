@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.cli.load.recorder import RequestRecord
-from octavo.cli.load.summary import Slo, summarise
+from octavo.cli.load.summary import Slo, summarize
 from octavo.cli.remote.wire import Usage
 from octavo.errors import InvalidParameterError
 
@@ -24,7 +24,7 @@ FAILED = record(100.5, [], 0, error="no")
 
 
 def test_figures() -> None:
-    report = summarise([QUICK, SLOW, FAILED], Slo({}), client_cpu_s=0.008)
+    report = summarize([QUICK, SLOW, FAILED], Slo({}), client_cpu_s=0.008)
     assert (report["num_requests"], report["num_failed"], report["num_short"]) == (3, 1, 1)
     assert (report["num_prompt_tokens"], report["num_output_tokens"]) == (20, 8)
     assert report["elapsed_s"] == pytest.approx(2.0)
@@ -45,19 +45,19 @@ def test_figures() -> None:
     [("ttft:500", 1), ("ttft:1001", 2), ("itl:99", 0), ("itl:101", 1), ("tpot:249", 1), ("e2e:2001,ttft:50", 0)],
 )
 def test_goodput_counts_requests_that_kept_every_promise(promise: str, kept: int) -> None:
-    report = summarise([QUICK, SLOW, FAILED], Slo.parse([promise]), client_cpu_s=0.0)
+    report = summarize([QUICK, SLOW, FAILED], Slo.parse([promise]), client_cpu_s=0.0)
     assert report["goodput_requests_per_s"] == pytest.approx(kept / 2.0)
     assert report["goodput_share"] == pytest.approx(kept / 3)
 
 
 def test_one_token_has_no_time_per_token_and_breaks_no_promise_about_it() -> None:
-    report = summarise([record(0.0, [1.0], 1)], Slo.parse(["tpot:1", "itl:1"]), client_cpu_s=0.0)
+    report = summarize([record(0.0, [1.0], 1)], Slo.parse(["tpot:1", "itl:1"]), client_cpu_s=0.0)
     assert "time_per_output_token_ms_mean" not in report
     assert report["goodput_share"] == 1.0
 
 
 def test_when_all_failed_there_are_no_times() -> None:
-    report = summarise([FAILED, record(101.0, [], 0, error="no")], Slo({}), client_cpu_s=0.1)
+    report = summarize([FAILED, record(101.0, [], 0, error="no")], Slo({}), client_cpu_s=0.1)
     assert (report["num_failed"], report["requests_per_s"]) == (2, 0.0)
     assert "time_to_first_token_ms_mean" not in report
 

@@ -1,4 +1,4 @@
-// Attention under address and undefined-behaviour sanitizers, at every level that this machine has: prompts, chunks and
+// Attention under address and undefined-behavior sanitizers, at every level that this machine has: prompts, chunks and
 // decodes in one step, keys and values as bf16, float32 and int8, in tiles and in slots, in odd sizes and buffers of
 // exactly the size that they need. `make sanitize` builds and runs it; with a level's name it runs that level alone.
 #include <cmath>
@@ -31,7 +31,7 @@ class Trial {
       : ops_(ops), pool_(pool), shape_(shape), source_(source), requests_(6) {
     const std::int64_t padded = (shape.head_dim + 31) / 32 * 32;
     const std::int64_t slot_bytes = shape.has_int8_kv ? padded + 4 : padded * (shape.is_float32 ? 4 : 2);
-    const std::int64_t num_blocks = (kMostPositions + shape.block_size - 1) / shape.block_size;
+    const std::int64_t num_blocks = (kMaxPositions + shape.block_size - 1) / shape.block_size;
     std::int32_t free = 0;
     for (Request& request : requests_)
       for (std::int64_t i = 0; i < num_blocks; ++i) request.blocks.push_back(free++);
@@ -45,20 +45,20 @@ class Trial {
   // threads share.
   bool run(bool is_long) {
     bool is_well = !is_long || step(1, kLongPrompt);
-    for (const std::int64_t most_new : {300, 1, 30, 1}) is_well &= step(most_new);
+    for (const std::int64_t max_new : {300, 1, 30, 1}) is_well &= step(max_new);
     return is_well;
   }
 
  private:
-  static constexpr std::int64_t kLongPrompt = 1000, kMostPositions = kLongPrompt + 332;
+  static constexpr std::int64_t kLongPrompt = 1000, kMaxPositions = kLongPrompt + 332;
 
-  bool step(std::int64_t most_new, std::int64_t new_of_first = 0) {
+  bool step(std::int64_t max_new, std::int64_t new_of_first = 0) {
     std::vector<std::int32_t> starts{0}, lengths, table, row_blocks[2];
     std::vector<std::int64_t> slots;
     const std::int64_t group = shape_.num_heads / shape_.num_kv_heads;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       Request& request = requests_[i];
-      const std::int64_t num_new = i == 0 && new_of_first ? new_of_first : 1 + source_() % most_new;
+      const std::int64_t num_new = i == 0 && new_of_first ? new_of_first : 1 + source_() % max_new;
       for (std::int64_t at = request.length; at < request.length + num_new; ++at)
         slots.push_back(request.blocks[at / shape_.block_size] * shape_.block_size + at % shape_.block_size);
       request.length += num_new;

@@ -1,6 +1,6 @@
 // What ranks add up, gather and exchange through memory, each rank a thread, beside plain loops: one to five ranks, in and
 // beyond one slot, spinning and sleeping, at every level that this machine has; and what the others see of a rank that
-// leaves. `make sanitize` runs it under address and undefined-behaviour sanitizers, and under the thread sanitizer.
+// leaves. `make sanitize` runs it under address and undefined-behavior sanitizers, and under the thread sanitizer.
 #include <atomic>
 #include <cstdio>
 #include <functional>

@@ -1,4 +1,4 @@
-// Draws under address and undefined-behaviour sanitizers, at every level that this machine has: odd vocabularies in
+// Draws under address and undefined-behavior sanitizers, at every level that this machine has: odd vocabularies in
 // buffers of exactly the size that they need, rows with nothing finite in them, and tokens beside a plain draw in
 // doubles. `make sanitize` runs it.
 #include <algorithm>

@@ -8,8 +8,8 @@
 #include "numbers.h"
 #include "ops.h"
 
-inline octavo::Integers make_form(int bits, std::int64_t group_size, bool is_nested) {
-  return {bits, is_nested, group_size, nullptr, nullptr, nullptr};
+inline octavo::Integers make_form(int bits, std::int64_t group_size, bool is_two_level) {
+  return {bits, is_two_level, group_size, nullptr, nullptr, nullptr};
 }
 
 struct PackedIntegers {
@@ -48,13 +48,13 @@ struct IntegerWeight {
     return result;
   }
 
-  static IntegerWeight quantised(const octavo::Ops& ops, octavo::Pool& pool, const octavo::Integers& form,
+  static IntegerWeight quantized(const octavo::Ops& ops, octavo::Pool& pool, const octavo::Integers& form,
                                  const std::vector<octavo::bf16>& weight, std::int64_t in_size, std::int64_t out_size,
                                  bool is_gated) {
     IntegerWeight result = sized(form, in_size, out_size, is_gated);
     octavo::PackIntegersArgs args = result.args();
     args.weight = weight.data();
-    ops.quantise(args, pool);
+    ops.quantize(args, pool);
     return result;
   }
 
@@ -66,7 +66,7 @@ struct IntegerWeight {
 
   std::int64_t integer(std::int64_t row, std::int64_t k) const {
     const int value = values[row * in_size + k];
-    if (!form.is_nested) return value;
+    if (!form.is_two_level) return value;
     const int product = value * multipliers[row * num_multipliers() + k / 32] + 4;
     return product >= 0 ? product / 8 : -((7 - product) / 8);
   }
@@ -90,7 +90,7 @@ struct IntegerWeight {
         // Half a step each; on the side that ends at 7 a value may lie a whole one off.
         const double step = largest / (form.bits == 8 ? 127 : 8) * (form.bits == 8 ? 0.5001 : 1.0001);
         // Nested integers are rounded once more, to an eighth of a multiplier and steps of 8 bits.
-        const double most = form.is_nested ? step + largest / 127 : step;
+        const double most = form.is_two_level ? step + largest / 127 : step;
         is_well &= error <= most * most * static_cast<double>(begin_of(group + 1) - begin_of(group));
         is_well &= largest > 0.0 || error == 0.0;
       }
@@ -103,7 +103,7 @@ struct IntegerWeight {
   PackedIntegers packed_from(const octavo::bf16* weight, const octavo::Ops& ops, octavo::Pool& pool) const {
     const std::int64_t panels = is_gated ? (out_size + 15) / 16 : num_panels(), k_tiles = (in_size + 63) / 64;
     PackedIntegers result{form, out_size, {}, {}, {}, {}};
-    result.values.resize(panels * k_tiles * (256 * form.bits + (form.is_nested ? 64 : 0)));
+    result.values.resize(panels * k_tiles * (256 * form.bits + (form.is_two_level ? 64 : 0)));
     result.scales.resize(panels * num_groups() * 32);
     result.offsets.resize(offsets.empty() ? 0 : result.scales.size());
     result.bias = packed_bias(panels);
@@ -121,7 +121,7 @@ struct IntegerWeight {
   static IntegerWeight sized(const octavo::Integers& form, std::int64_t in_size, std::int64_t out_size, bool is_gated) {
     IntegerWeight result{form, in_size, out_size, is_gated, {}, {}, {}, {}, {}};
     result.values.resize(result.num_rows() * in_size);
-    result.multipliers.resize(form.is_nested ? result.num_rows() * result.num_multipliers() : 0);
+    result.multipliers.resize(form.is_two_level ? result.num_rows() * result.num_multipliers() : 0);
     result.scales.resize(result.num_rows() * result.num_groups());
     return result;
   }
@@ -131,7 +131,7 @@ struct IntegerWeight {
     result.form = form;
     result.in_size = in_size, result.out_size = out_size, result.is_gated = is_gated;
     result.values = values.data(), result.scales = scales.data();
-    result.multipliers = form.is_nested ? multipliers.data() : nullptr;
+    result.multipliers = form.is_two_level ? multipliers.data() : nullptr;
     return result;
   }
 

@@ -1,4 +1,4 @@
-// Maps with integer weights of every form under sanitizers, at every level that this machine has: quantised, packed and
+// Maps with integer weights of every form under sanitizers, at every level that this machine has: quantized, packed and
 // multiplied beside plain loops over 64-bit integers and doubles, few and many rows, odd sizes, buffers of exactly the size
 // that they need. `make sanitize` builds and runs it.
 #include <algorithm>
@@ -91,8 +91,8 @@ class Trial {
     const IntegerWeight down = weight(out_size, in_size, false);
     const PackedIntegers map = plain.packed(ops_, pool_), pair = gate_up.packed(ops_, pool_), last = down.packed(ops_, pool_);
     if (!is_gated_product(gate_up, pair.weight())) return "a gated product is wrong";
-    if (!is_mlp_its_maps(pair.weight(), last.weight())) return "an MLP is not its maps";
-    if (!is_normalised_first(map.weight())) return "a norm in a map is not the norm before it";
+    if (!is_mlp_its_linears(pair.weight(), last.weight())) return "an MLP is not its maps";
+    if (!is_normalized_first(map.weight())) return "a norm in a map is not the norm before it";
     return spoils_only_itself(map.weight()) ? nullptr : "a row that is not finite spoils others, or not itself";
   }
 
@@ -127,7 +127,7 @@ class Trial {
     const std::vector<float> out = wide(all_rows(), packed);
     const std::vector<bf16> halves = narrow(all_rows(), packed, Output::plain);
     std::vector<Largest> largest(sizes_.rows);
-    ops_.bfloat16.largest(LargestArgs{all_rows(), packed, largest.data()}, pool_);
+    ops_.bfloat16.largest(ArgmaxArgs{all_rows(), packed, largest.data()}, pool_);
     bool is_well = true;
     for (std::int64_t row = 0; row < sizes_.rows; ++row) {
       const float* logits = out.data() + row * sizes_.out_size;
@@ -172,23 +172,23 @@ class Trial {
     return is_well;
   }
 
-  bool is_mlp_its_maps(const PackedWeight& gate_up, const PackedWeight& down) {
+  bool is_mlp_its_linears(const PackedWeight& gate_up, const PackedWeight& down) {
     std::vector<bf16> whole(sizes_.rows * sizes_.in_size);
     ops_.bfloat16.mlp(MlpArgs{all_rows(), gate_up, down, whole.data()}, pool_);
     const std::vector<bf16> middle = narrow(all_rows(), gate_up, Output::gated);
     return whole == narrow({middle.data(), sizes_.rows, sizes_.out_size}, down, Output::plain);
   }
 
-  bool is_normalised_first(const PackedWeight& packed) {
+  bool is_normalized_first(const PackedWeight& packed) {
     const auto residual = random_halves(static_cast<std::int64_t>(x_.size()), source_);
     const auto norm_weight = random_halves(sizes_.in_size, source_);
-    std::vector<bf16> total(x_.size()), normalised(x_.size());
+    std::vector<bf16> total(x_.size()), normalized(x_.size());
     RowsArgs rows = all_rows();
     rows.residual = residual.data(), rows.norm_weight = norm_weight.data(), rows.eps = 1e-5f, rows.total = total.data();
     const std::vector<float> at_once = wide(rows, packed);
-    ops_.bfloat16.rms_norm(NormArgs{rows, normalised.data()}, pool_);
+    ops_.bfloat16.rms_norm(NormArgs{rows, normalized.data()}, pool_);
     RowsArgs after = all_rows();
-    after.x = normalised.data();
+    after.x = normalized.data();
     return at_once == wide(after, packed);
   }
 
@@ -214,12 +214,12 @@ class Trial {
 };
 
 // A weight of random numbers becomes integers, and is packed as those are.
-const char* check_quantising(const Ops& ops, Pool& pool, const Integers& form, std::mt19937& source) {
+const char* check_quantizing(const Ops& ops, Pool& pool, const Integers& form, std::mt19937& source) {
   for (const bool is_gated : {false, true}) {
     const std::int64_t in_size = 1 + random_below(300, source), out_size = 1 + random_below(70, source);
     auto wide = random_halves(out_size * (is_gated ? 2 : 1) * in_size, source);
     std::fill_n(wide.begin() + random_below(out_size, source) * in_size, in_size, bf16{0});
-    const IntegerWeight weight = IntegerWeight::quantised(ops, pool, form, wide, in_size, out_size, is_gated);
+    const IntegerWeight weight = IntegerWeight::quantized(ops, pool, form, wide, in_size, out_size, is_gated);
     if (!weight.is_near(wide)) return "integers are not near the weight";
     const PackedIntegers at_once = weight.packed_from(wide.data(), ops, pool), after = weight.packed(ops, pool);
     if (at_once.values != after.values || at_once.scales != after.scales) return "a weight is packed otherwise than its integers";
@@ -227,11 +227,11 @@ const char* check_quantising(const Ops& ops, Pool& pool, const Integers& form, s
   return nullptr;
 }
 
-const char* check_form(const Ops& ops, Pool& pool, const Integers& form, std::mt19937& source) {
-  if (const char* fault = check_quantising(ops, pool, form, source)) return fault;
+const char* check_structured_output(const Ops& ops, Pool& pool, const Integers& form, std::mt19937& source) {
+  if (const char* fault = check_quantizing(ops, pool, form, source)) return fault;
   for (int trial = 0; trial < 7; ++trial) {
-    const std::int64_t most_rows = trial % 3 ? 70 : 5;
-    const Sizes sizes{1 + random_below(most_rows, source), 1 + random_below(300, source), 1 + random_below(200, source)};
+    const std::int64_t max_rows = trial % 3 ? 70 : 5;
+    const Sizes sizes{1 + random_below(max_rows, source), 1 + random_below(300, source), 1 + random_below(200, source)};
     if (const char* fault = Trial(ops, pool, form, trial % 2 == 1, sizes, source).run_all()) return fault;
   }
   // Several blocks of rows; and blocks of k that meet several panels.
@@ -248,9 +248,9 @@ bool check(const Ops& ops) {
     for (const std::int64_t group_size : {0, 32, 64, 128}) forms.push_back(make_form(bits, group_size, false));
   bool is_well = true;
   for (const Integers& form : forms)
-    if (const char* fault = check_form(ops, pool, form, source)) {
+    if (const char* fault = check_structured_output(ops, pool, form, source)) {
       is_well = false;
-      std::printf("%s: %d bits%s, groups of %d: %s\n", ops.name, form.bits, form.is_nested ? " nested" : "",
+      std::printf("%s: %d bits%s, groups of %d: %s\n", ops.name, form.bits, form.is_two_level ? " nested" : "",
                   static_cast<int>(form.group_size), fault);
     }
   std::printf("%s: integers are %s\n", ops.name, is_well ? "well" : "wrong");

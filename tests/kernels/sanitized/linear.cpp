@@ -1,4 +1,4 @@
-// Linear maps, the MLP and norms, in bf16 and float32, under address and undefined-behaviour sanitizers, at every level that
+// Linear maps, the MLP and norms, in bf16 and float32, under address and undefined-behavior sanitizers, at every level that
 // this machine has, in odd sizes and buffers of exactly the size that they need. `make sanitize` builds and runs it.
 #include <algorithm>
 #include <cmath>
@@ -22,8 +22,8 @@ struct Sizes {
 template <class Element>
 class Trial {
  public:
-  Trial(const MapOps& maps, Pool& pool, Sizes sizes, std::mt19937& source)
-      : maps_(maps), pool_(pool), sizes_(sizes), source_(source) {}
+  Trial(const LayerOps& layer_ops, Pool& pool, Sizes sizes, std::mt19937& source)
+      : layer_ops_(layer_ops), pool_(pool), sizes_(sizes), source_(source) {}
 
   // Runs all ops; returns the greatest error of a map beside sums in double precision, infinity where bits are wrong.
   double run() {
@@ -37,13 +37,13 @@ class Trial {
     std::vector<float> wide(rows * out_size);
     const RowsArgs plain{x.data(), rows, in_size};
     const RowsArgs normed{x.data(), rows, in_size, {residual.data(), norm.data(), 1e-5f}, total.data()};
-    maps_.linear(LinearArgs{plain, {out_size, map.data(), nullptr}, Output::float32, wide.data()}, pool_);
+    layer_ops_.linear(LinearArgs{plain, {out_size, map.data(), nullptr}, Output::float32, wide.data()}, pool_);
     std::vector<Largest> largest(rows);
-    maps_.largest(LargestArgs{plain, {out_size, map.data(), nullptr}, largest.data()}, pool_);
-    maps_.linear(LinearArgs{normed, {out_size, map.data(), nullptr}, Output::plain, out.data()}, pool_);
-    maps_.linear(LinearArgs{plain, {out_size, gate_up.data(), nullptr}, Output::gated, out.data()}, pool_);
-    maps_.mlp(MlpArgs{normed, {out_size, gate_up.data(), nullptr}, {in_size, down.data(), nullptr}, back.data()}, pool_);
-    maps_.rms_norm(NormArgs{normed, back.data()}, pool_);
+    layer_ops_.largest(ArgmaxArgs{plain, {out_size, map.data(), nullptr}, largest.data()}, pool_);
+    layer_ops_.linear(LinearArgs{normed, {out_size, map.data(), nullptr}, Output::plain, out.data()}, pool_);
+    layer_ops_.linear(LinearArgs{plain, {out_size, gate_up.data(), nullptr}, Output::gated, out.data()}, pool_);
+    layer_ops_.mlp(MlpArgs{normed, {out_size, gate_up.data(), nullptr}, {in_size, down.data(), nullptr}, back.data()}, pool_);
+    layer_ops_.rms_norm(NormArgs{normed, back.data()}, pool_);
     double worst = 0.0;
     for (std::int64_t row = 0; row < rows; ++row) {
       const float* logits = wide.data() + row * out_size;
@@ -69,7 +69,7 @@ class Trial {
       const std::int64_t count = std::min(most, rows), first = random_below(rows - count + 1, source_);
       std::vector<float> alone(count * out_size);
       const RowsArgs some{x.data() + first * in_size, count, in_size};
-      maps_.linear(LinearArgs{some, {out_size, map.data(), nullptr}, Output::float32, alone.data()}, pool_);
+      layer_ops_.linear(LinearArgs{some, {out_size, map.data(), nullptr}, Output::float32, alone.data()}, pool_);
       is_well &= std::equal(alone.begin(), alone.end(), among.begin() + first * out_size);
     }
     return is_well;
@@ -78,23 +78,23 @@ class Trial {
   std::vector<Element> numbers(std::int64_t count) { return random_elements<Element>(count, source_); }
 
   std::vector<Element> packed(const std::vector<Element>& weight, std::int64_t in_size, std::int64_t out_size, bool is_gated) {
-    return packed_weight(maps_, pool_, weight, in_size, out_size, is_gated);
+    return packed_weight(layer_ops_, pool_, weight, in_size, out_size, is_gated);
   }
 
-  const MapOps& maps_;
+  const LayerOps& layer_ops_;
   Pool& pool_;
   Sizes sizes_;
   std::mt19937& source_;
 };
 
 template <class Element>
-double greatest_error(const MapOps& maps) {
+double greatest_error(const LayerOps& layer_ops) {
   std::mt19937 source(1);
   Pool pool(3);
   double worst = 0.0;
   for (int trial = 0; trial < 60; ++trial) {
-    const std::int64_t most_rows = trial % 3 ? 40 : 200;
-    Sizes sizes{1 + random_below(most_rows, source), 1 + random_below(300, source), 1 + random_below(200, source)};
+    const std::int64_t max_rows = trial % 3 ? 40 : 200;
+    Sizes sizes{1 + random_below(max_rows, source), 1 + random_below(300, source), 1 + random_below(200, source)};
     if (trial % 20 == 19) sizes = {600, 1100, 600};  // several blocks of rows, of k and of panels
     worst = std::fmax(worst, Trial<Element>(maps, pool, sizes, source).run());
   }

@@ -1,4 +1,4 @@
-// Mixtures of experts, in bf16, float32 and integers, under address and undefined-behaviour sanitizers, at every level that
+// Mixtures of experts, in bf16, float32 and integers, under address and undefined-behavior sanitizers, at every level that
 // this machine has, in odd sizes and buffers of exactly the size that they need; and the whole beside its parts. `make
 // sanitize` runs it.
 #include <algorithm>
@@ -29,8 +29,8 @@ template <class Element>
 class Trial {
  public:
   // `form`: of the weights, which are no integers where it has no bits.
-  Trial(const Ops& ops, const MapOps& maps, Pool& pool, const Sizes& sizes, const Integers& form, std::mt19937& source)
-      : ops_(ops), maps_(maps), pool_(pool), sizes_(sizes), form_(form), source_(source) {}
+  Trial(const Ops& ops, const LayerOps& layer_ops, Pool& pool, const Sizes& sizes, const Integers& form, std::mt19937& source)
+      : ops_(ops), layer_ops_(layer_ops), pool_(pool), sizes_(sizes), form_(form), source_(source) {}
 
   // Says whether the whole has the bits of its parts, and an expert's rows those of its maps, and every token was counted.
   bool run() {
@@ -42,29 +42,29 @@ class Trial {
     std::vector<Element> total(rows * size), normed(rows * size), whole(rows * size), combined(rows * size);
     const RowsArgs from{x.data(), rows, size, {residual.data(), norm.data(), 1e-5f}, total.data()};
     std::vector<std::int64_t> load(routing.num_experts);
-    maps_.moe(MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
+    layer_ops_.moe(MoeArgs{from, router_map, routing, experts(), load.data(), whole.data()}, pool_);
 
-    maps_.rms_norm(NormArgs{from, normed.data()}, pool_);
+    layer_ops_.rms_norm(NormArgs{from, normed.data()}, pool_);
     const RowsArgs plain{normed.data(), rows, size};
     std::vector<std::int64_t> token_ids(sizes_.num_pairs()), expert_ids(sizes_.num_pairs());
     std::vector<float> weights(sizes_.num_pairs());
     std::vector<Element> answers(sizes_.num_pairs() * size);
-    maps_.route(RouteArgs{plain, router_map, routing, expert_ids.data(), weights.data()}, pool_);
+    layer_ops_.route(RouteArgs{plain, router_map, routing, expert_ids.data(), weights.data()}, pool_);
     for (std::int64_t pair = 0; pair < sizes_.num_pairs(); ++pair) token_ids[pair] = pair / routing.num_choices();
-    maps_.expert_rows(
+    layer_ops_.expert_rows(
         ExpertRowsArgs{plain, experts(), sizes_.num_pairs(), token_ids.data(), expert_ids.data(), answers.data()}, pool_);
-    maps_.combine_experts(
+    layer_ops_.combine_experts(
         CombineArgs{answers.data(), weights.data(), rows, routing.num_choices(), size, combined.data()}, pool_);
 
     std::int64_t num_counted = 0;
     for (const std::int64_t count : load) num_counted += count;
     return combined == whole && num_counted == rows * routing.top_k &&
-           answers == by_maps(normed, token_ids, expert_ids);
+           answers == by_linears(normed, token_ids, expert_ids);
   }
 
  private:
   // What each pair's expert makes of its token, a row and a map at a time.
-  std::vector<Element> by_maps(const std::vector<Element>& tokens, const std::vector<std::int64_t>& token_ids,
+  std::vector<Element> by_linears(const std::vector<Element>& tokens, const std::vector<std::int64_t>& token_ids,
                                const std::vector<std::int64_t>& expert_ids) {
     std::vector<Element> answers(token_ids.size() * sizes_.size);
     for (std::size_t pair = 0; pair < token_ids.size(); ++pair) {
@@ -72,10 +72,10 @@ class Trial {
       std::vector<Element> middle(gate_up.out_size);
       const Element* token = tokens.data() + token_ids[pair] * sizes_.size;
       const RowsArgs row{token, 1, sizes_.size};
-      maps_.linear(LinearArgs{row, gate_up, Output::gated, middle.data()}, pool_);
+      layer_ops_.linear(LinearArgs{row, gate_up, Output::gated, middle.data()}, pool_);
       const RowsArgs next{middle.data(), 1, gate_up.out_size};
       Element* answer = answers.data() + static_cast<std::int64_t>(pair) * sizes_.size;
-      maps_.linear(LinearArgs{next, down_[expert_ids[pair]], Output::plain, answer}, pool_);
+      layer_ops_.linear(LinearArgs{next, down_[expert_ids[pair]], Output::plain, answer}, pool_);
     }
     return answers;
   }
@@ -107,11 +107,11 @@ class Trial {
 
   std::vector<Element> packed(std::int64_t out_size, std::int64_t in_size, bool is_gated) {
     const auto weight = numbers((is_gated ? 2 : 1) * out_size * in_size);
-    return packed_weight(maps_, pool_, weight, in_size, out_size, is_gated);
+    return packed_weight(layer_ops_, pool_, weight, in_size, out_size, is_gated);
   }
 
   const Ops& ops_;
-  const MapOps& maps_;
+  const LayerOps& layer_ops_;
   Pool& pool_;
   Sizes sizes_;
   Integers form_;
@@ -122,15 +122,15 @@ class Trial {
 };
 
 template <class Element>
-int count_wrong(const Ops& ops, const MapOps& maps, const Integers& form, int num_trials) {
+int count_wrong(const Ops& ops, const LayerOps& layer_ops, const Integers& form, int num_trials) {
   std::mt19937 source(1);
   Pool pool(3);
   int num_wrong = 0;
   for (int trial = 0; trial < num_trials; ++trial) {
     const std::int64_t num_experts = 1 + source() % 20, top_k = 1 + source() % num_experts;
     const Routing routing{num_experts, top_k, trial % 2 == 0, trial % 3 == 0};
-    const std::int64_t most_rows = trial % 4 ? 20 : 150;
-    const Sizes sizes{1 + random_below(most_rows, source), 1 + random_below(200, source), 1 + random_below(90, source), routing};
+    const std::int64_t max_rows = trial % 4 ? 20 : 150;
+    const Sizes sizes{1 + random_below(max_rows, source), 1 + random_below(200, source), 1 + random_below(90, source), routing};
     num_wrong += !Trial<Element>(ops, maps, pool, sizes, form, source).run();
   }
   return num_wrong;

@@ -79,7 +79,7 @@ def _launch_experts(dtype: torch.dtype) -> None:
     """Experts alike, and some with a larger one that is shared."""
     kernels, x = TritonKernels(), torch.zeros(3, 128, dtype=dtype)
     for sizes, has_shared in (([64] * 128, False), ([37, 37, 101], True)):
-        routing = Routing(num_experts=len(sizes) - has_shared, top_k=2, renormalises=has_shared, has_shared=has_shared)
+        routing = Routing(num_experts=len(sizes) - has_shared, top_k=2, renormalizes=has_shared, has_shared=has_shared)
         experts = kernels.pack_experts(
             [kernels.pack_gated_linear(torch.zeros(2 * size, 128, dtype=dtype), None) for size in sizes],
             [kernels.pack_linear(torch.zeros(128, size, dtype=dtype), None) for size in sizes],

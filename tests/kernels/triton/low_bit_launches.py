@@ -14,7 +14,7 @@ from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
 from octavo.kernels.types import SILU, Fused, LoraAdapters
 
 _INT8 = IntegerFormat(bits=8, group_size=None)
-_INT4 = IntegerFormat(bits=4, group_size=None, is_nested=True)
+_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True)
 _GROUPS, _SMALL_GROUPS = (IntegerFormat(bits=4, group_size=size) for size in (128, 32))
 _SOME_ROWS = (1, 64, 8192)
 _NUM_EXPERTS = 8

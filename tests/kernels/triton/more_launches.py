@@ -3,8 +3,8 @@
 import torch
 
 from octavo.kernels.triton.draw import draw
-from octavo.kernels.triton.edit import edit
 from octavo.kernels.triton.matmul import matmul
+from octavo.kernels.triton.process_logits import process_logits
 from octavo.kernels.triton.rate import rate
 from octavo.kernels.triton.threshold import thresholds
 
@@ -20,4 +20,4 @@ def launch_all(capability: int) -> None:
     draw(logits, largest, ones, words, words, words, thresholds(logits, largest, ones, words, ones), ones)
     rate(logits, largest, largest, words, 20)
     table, masks = torch.zeros(3, 4096, dtype=torch.int32), torch.zeros(2, 151936 // 32, dtype=torch.int32)
-    edit(logits, (table, words, words, words), 512, (ones, ones, ones), words, masks)
+    process_logits(logits, (table, words, words, words), 512, (ones, ones, ones), words, masks)

@@ -15,7 +15,7 @@ from tests.kernels.triton.device import DEVICE
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch
-from octavo.attention.triton_paged import deal_out
+from octavo.attention.triton_paged import assign_programs
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.attention import EXACT, FASTEST, SPLIT_SIZE, PagedContext, Tiling, attend_few, attend_many
 from octavo.kernels.triton.heads import rotate_and_write
@@ -69,7 +69,7 @@ class Memory:
             block_table=batch.block_table,
             block_size=shape.block_size,
         )
-        work, scale = deal_out(batch, shape.num_heads // shape.num_kv_heads, tiling), shape.head_dim**-0.5
+        work, scale = assign_programs(batch, shape.num_heads // shape.num_kv_heads, tiling), shape.head_dim**-0.5
         if work.few is not None:
             attend_few(query, key, value, context, work.few, out, scale=scale, sliding_window=window, tiling=tiling)
         if work.many is not None:
@@ -141,10 +141,10 @@ def test_a_token_has_the_same_bits_by_either_way(dtype: torch.dtype, window: int
     [whole] = memory.attend([(sequence, length - 45, length)], EXACT, window=window)
     for start, stop in ((length - 45, length - 44), (length - 20, length - 4), (length - 1, length)):
         [alone] = memory.attend([(sequence, start, stop)], EXACT, window=window)
-        _, beside = memory.attend([(other, 0, 40), (sequence, start, stop)], EXACT, window=window)
+        _, alongside = memory.attend([(other, 0, 40), (sequence, start, stop)], EXACT, window=window)
         expected = whole[start - length + 45 : stop - length + 45]
         assert torch.equal(alone, expected)
-        assert torch.equal(beside, expected)
+        assert torch.equal(alongside, expected)
 
 
 def test_decodes_do_not_show_in_one_another(shape: Shape) -> None:
@@ -152,8 +152,8 @@ def test_decodes_do_not_show_in_one_another(shape: Shape) -> None:
     memory = Memory(shape)
     short, long = memory.sequence(21, seed=1), memory.sequence(2 * SPLIT_SIZE + 1, seed=2)
     [alone] = memory.attend([(short, 20, 21)], FASTEST)
-    beside, _ = memory.attend([(short, 20, 21), (long, 2 * SPLIT_SIZE, 2 * SPLIT_SIZE + 1)], FASTEST)
-    assert torch.equal(alone, beside)
+    alongside, _ = memory.attend([(short, 20, 21), (long, 2 * SPLIT_SIZE, 2 * SPLIT_SIZE + 1)], FASTEST)
+    assert torch.equal(alone, alongside)
 
 
 def test_a_request_without_context_gets_zeros_and_reads_nothing(tiling: Tiling) -> None:
@@ -178,7 +178,7 @@ def attend_batch(memory: Memory, batch: ForwardBatch, query: torch.Tensor, tilin
         block_size=batch.block_size,
     )
     key, value = (pool.view(-1, *pool.shape[1::2]) for pool in (memory.key, memory.value))
-    work = deal_out(batch, query.shape[1] // key.shape[1], tiling)
+    work = assign_programs(batch, query.shape[1] // key.shape[1], tiling)
     assert work.few is not None
     attend_few(query, key, value, context, work.few, out, scale=0.25, sliding_window=None, tiling=tiling)
     return out
@@ -243,7 +243,7 @@ def test_every_row_is_dealt_out_once(group_size: int) -> None:
     sequence = Sequence(query=nothing, key=nothing, value=nothing, block_ids=list(range(40)))
     parts: list[Part] = [(sequence, start, stop) for start, stop in ((0, 200), (30, 31), (5, 9), (0, 1), (7, 500))]
     batch = make_batch(16, parts)
-    work = deal_out(batch, group_size, EXACT)
+    work = assign_programs(batch, group_size, EXACT)
     assert work.few is not None
     assert work.few.items is not None
     assert work.few.tokens is not None

@@ -24,9 +24,9 @@ def columns(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def defined(logits: torch.Tensor, wishes: dict[str, torch.Tensor]) -> torch.Tensor:
-    keys = NoiseKeys(**{name: column for name, column in wishes.items() if name != "temperatures"})
-    scores = relative_logits(logits, wishes["temperatures"].clamp(min=1e-9))
+def defined(logits: torch.Tensor, metadata: dict[str, torch.Tensor]) -> torch.Tensor:
+    keys = NoiseKeys(**{name: column for name, column in metadata.items() if name != "temperatures"})
+    scores = relative_logits(logits, metadata["temperatures"].clamp(min=1e-9))
     return (scores + gumbel_for_all(keys, logits.shape[1])).argmax(-1)
 
 
@@ -43,18 +43,18 @@ def test_tokens_are_those_of_the_definition(vocab_size: int, monkeypatch: pytest
     if vocab_size > 2:
         logits[:, ::2] = -torch.inf  # masked
     for seed in range(4):
-        wishes = columns(seed)
-        found = draw(logits, logits.amax(-1), **wishes)
-        assert drawn_rows(found) == drawn_rows(defined(logits, wishes))
+        metadata = columns(seed)
+        found = draw(logits, logits.amax(-1), **metadata)
+        assert drawn_rows(found) == drawn_rows(defined(logits, metadata))
 
 
 def test_a_row_of_another_seed_or_place_gets_another_token() -> None:
     """The comparison above would not see noise that ignores its key, if both sides did."""
     logits = torch.zeros(NUM_ROWS, 4001, device=DEVICE)
-    wishes = columns(1)
-    first = draw(logits, logits.amax(-1), **wishes).tolist()
+    metadata = columns(1)
+    first = draw(logits, logits.amax(-1), **metadata).tolist()
     for name in ("seed_low", "seed_high", "output_indices"):
-        other = draw(logits, logits.amax(-1), **{**wishes, name: wishes[name] ^ 1}).tolist()
+        other = draw(logits, logits.amax(-1), **{**metadata, name: metadata[name] ^ 1}).tolist()
         assert all(a != b for row, (a, b) in enumerate(zip(first, other, strict=True)) if row != 3)
 
 

@@ -22,15 +22,15 @@ from octavo.kernels.triton.low_bit_weight import pack
 from octavo.kernels.types import SILU, Activation, Fused
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-NESTED, FLOATS = IntegerFormat(bits=4, group_size=None, is_nested=True), Float8Format()
-INTEGERS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), NESTED]
+TWO_LEVEL, FLOATS = IntegerFormat(bits=4, group_size=None, is_two_level=True), Float8Format()
+INTEGERS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
 SHAPES = [(37, 84), (130, 400)]  # N, K
 
 
 def form_name(form: WeightFormat) -> str:
     if isinstance(form, Float8Format):
         return "e4m3"
-    return "nested" if form.is_nested else f"{form.bits}-bit-{form.group_size}"
+    return "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
 
 
 every_integer_form = pytest.mark.parametrize("form", INTEGERS, ids=form_name)
@@ -74,7 +74,7 @@ def test_a_wrong_number_is_noticed(form: WeightFormat) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-@pytest.mark.parametrize("form", [INTEGERS[0], NESTED, FLOATS], ids=form_name)
+@pytest.mark.parametrize("form", [INTEGERS[0], TWO_LEVEL, FLOATS], ids=form_name)
 def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtype) -> None:
     """Factors are exact in 16 bits, and only the result is rounded to them."""
     weight, x = random_weight(form, (37, 84), has_offsets=False), random(3, 84, dtype=dtype)
@@ -84,7 +84,7 @@ def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtyp
     torch.testing.assert_close(found.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", [INTEGERS[0], INTEGERS[6], NESTED, FLOATS], ids=form_name)
+@pytest.mark.parametrize("form", [INTEGERS[0], INTEGERS[6], TWO_LEVEL, FLOATS], ids=form_name)
 def test_a_row_has_its_bits_in_any_batch(form: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever tiling computes it, and whether or not splits have programs of their own."""
     weight, x = random_weight(form, (40, 300), has_offsets=False), random(66, 300, dtype=torch.bfloat16)
@@ -98,7 +98,7 @@ def test_a_row_has_its_bits_in_any_batch(form: WeightFormat, monkeypatch: pytest
     whole = compute(slice(0, 66))
     for start, stop in [(0, 1), (64, 66), (0, 17)]:
         assert torch.equal(compute(slice(start, stop)), whole[start:stop])
-    monkeypatch.setattr(module, "_MOST_SOME", 17)
+    monkeypatch.setattr(module, "_MAX_SOME", 17)
     assert torch.equal(compute(slice(0, 66)), whole)
     split = split_size(40, 300)
     assert split < 300
@@ -158,7 +158,7 @@ def test_rows_that_are_not_finite_stay_in_their_row() -> None:
 
 
 def test_no_rows_are_no_rows() -> None:
-    packed = pack(random_weight(NESTED, (37, 84), has_offsets=False), None)
+    packed = pack(random_weight(TWO_LEVEL, (37, 84), has_offsets=False), None)
     assert integer_linear(random(0, 84), packed, torch.bfloat16).shape == (0, 37)
 
 

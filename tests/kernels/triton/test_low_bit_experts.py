@@ -114,9 +114,9 @@ def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPa
     for part in (slice(0, 1), slice(3, 9), slice(40, 41)):
         assert torch.equal(kernels.expert_rows(x, token_ids[part], expert_ids[part], experts, SILU), whole[part])
     assert torch.equal(kernels.expert_rows(x, token_ids.flip(0), expert_ids.flip(0), experts, SILU).flip(0), whole)
-    for few, most_some in ((0, 256), (0, 0)):
-        monkeypatch.setattr(low_bit_matmul, "_MOST_FEW", few)
-        monkeypatch.setattr(low_bit_matmul, "_MOST_SOME", most_some)
+    for few, max_some in ((0, 256), (0, 0)):
+        monkeypatch.setattr(low_bit_matmul, "_MAX_FEW", few)
+        monkeypatch.setattr(low_bit_matmul, "_MAX_SOME", max_some)
         assert torch.equal(kernels.expert_rows(x, token_ids, expert_ids, experts, SILU), whole)
 
 

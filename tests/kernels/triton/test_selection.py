@@ -26,9 +26,9 @@ def test_a_switch_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_in_few_bits_say_whether_rows_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
     int4 = select_kernels(DEVICE, torch.float16, "int4")
-    assert (int4.name, int4.is_row_invariant) == ("triton-int4", True)
+    assert (int4.name, int4.is_batch_invariant) == ("triton-int4", True)
     floats = [select_kernels(DEVICE, torch.float16, "fp8", deterministic=is_on) for is_on in (False, True)]
-    assert [each.is_row_invariant for each in floats] == [False, True]
+    assert [each.is_batch_invariant for each in floats] == [False, True]
     assert floats[0].name != floats[1].name
 
 

@@ -83,7 +83,7 @@ def test_an_error_names_the_field_as_the_client_spelt_it(fields: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("fields", "form"),
+    ("fields", "constraint"),
     [
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
@@ -101,8 +101,8 @@ def test_an_error_names_the_field_as_the_client_spelt_it(fields: dict[str, Any],
         ({"structured_outputs": {"json_object": True}}, StructuredOutput(json_object=True)),
     ],
 )
-def test_forms(fields: dict[str, Any], form: StructuredOutput | None) -> None:
-    assert requested_constraint(chat(**fields)) == form
+def test_forms(fields: dict[str, Any], constraint: StructuredOutput | None) -> None:
+    assert requested_constraint(chat(**fields)) == constraint
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def check_rich(arguments: Mapping[str, Any]) -> None:
     assert all(isinstance(word, str) and len(word) <= 3 for word in words)
 
 
-def draw(form: StructuredOutput, parser: ToolCallParser, seed: int) -> ParsedMessage:
+def draw(constraint: StructuredOutput, parser: ToolCallParser, seed: int) -> ParsedMessage:
     """What `parser` reads in an answer by a model that knows nothing but the mask."""
-    matcher = BACKEND.compile(form).matcher()
+    matcher = BACKEND.compile(constraint).matcher()
     rng, words = random.Random(seed), np.zeros((1, BACKEND.num_words), dtype=np.int32)  # [1, W]
     tokens: list[int] = []
     spelling: list[int] = []  # what a model that is tired of a long text writes next
@@ -146,8 +146,13 @@ def test_a_pattern_needs_quotes_around_it() -> None:
 
 
 def test_required_calls_leave_no_room_for_text() -> None:
-    form = must_call(HermesParser, SCHEMAS, parallel=True)
-    assert (form.free_text, form.min_tags, form.max_tags, form.separator) == (False, 1, None, "\n")
+    constraint = must_call(HermesParser, SCHEMAS, parallel=True)
+    assert (constraint.free_text, constraint.min_tags, constraint.max_tags, constraint.separator) == (
+        False,
+        1,
+        None,
+        "\n",
+    )
     assert must_call(HermesParser, SCHEMAS, parallel=False).max_tags == 1
 
 
@@ -158,17 +163,21 @@ def test_no_parameters_are_an_empty_object() -> None:
 
 
 def test_among_text_only_strict_tools_are_held_to_their_schemas() -> None:
-    form = may_call(HermesParser, SCHEMAS, {"f"}, parallel=False)
-    assert form is not None
-    assert (form.free_text, form.min_tags, form.max_tags) == (True, 0, 1)
-    assert [json.loads(str(tag.json_schema)) for tag in form.tags] == [SCHEMAS["f"], {"type": "object"}]
-    assert {tag.trigger for tag in form.tags} == {"<tool_call>"}
+    constraint = may_call(HermesParser, SCHEMAS, {"f"}, parallel=False)
+    assert constraint is not None
+    assert (constraint.free_text, constraint.min_tags, constraint.max_tags) == (True, 0, 1)
+    assert [json.loads(str(tag.json_schema)) for tag in constraint.tags] == [SCHEMAS["f"], {"type": "object"}]
+    assert {tag.trigger for tag in constraint.tags} == {"<tool_call>"}
 
 
 def test_an_answer_in_json_may_stand_in_place_of_a_call() -> None:
-    form = call_or_answer(HermesParser, SCHEMAS, '{"type":"array"}')
-    assert (form.free_text, form.min_tags, form.max_tags) == (False, 1, 1)
-    assert (form.tags[-1].begin, form.tags[-1].json_schema, form.tags[-1].end) == ("", '{"type":"array"}', "")
+    constraint = call_or_answer(HermesParser, SCHEMAS, '{"type":"array"}')
+    assert (constraint.free_text, constraint.min_tags, constraint.max_tags) == (False, 1, 1)
+    assert (constraint.tags[-1].begin, constraint.tags[-1].json_schema, constraint.tags[-1].end) == (
+        "",
+        '{"type":"array"}',
+        "",
+    )
 
 
 def test_calls_beyond_the_limit_are_left_out() -> None:

@@ -56,7 +56,7 @@ def serve(
     """Benchmark a server under load: latency, throughput and goodput."""
     from octavo.cli.load.run import RunSpec, measure, raise_failures
     from octavo.cli.load.save import draw_run, encode_run
-    from octavo.cli.load.summary import Slo, summarise
+    from octavo.cli.load.summary import Slo, summarize
     from octavo.cli.load.workload import Span, WorkloadSpec
 
     slo = Slo.parse(goodput or [])
@@ -79,7 +79,7 @@ def serve(
     )
     with _runner() as runner:
         measured = runner.run(measure(run))
-    report = summarise(measured.records, slo, measured.cpu_s)
+    report = summarize(measured.records, slo, measured.cpu_s)
     if output is not None:
         output.write_bytes(encode_run(measured, report))
     if plot is not None:

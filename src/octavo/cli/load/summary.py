@@ -46,7 +46,7 @@ class Slo:
         return all((figure := figures[name]) is None or figure <= limit for name, limit in self.limits_ms.items())
 
 
-def summarise(records: Sequence[RequestRecord], slo: Slo, client_cpu_s: float) -> Report:
+def summarize(records: Sequence[RequestRecord], slo: Slo, client_cpu_s: float) -> Report:
     """Return the statistics of a run. Latencies and throughput are of successful requests."""
     good = [record for record in records if record.error is None]
     elapsed_s = max(r.ended_s for r in records) - min(r.sent_s for r in records)

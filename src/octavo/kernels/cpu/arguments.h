@@ -20,10 +20,10 @@ T* at(std::uintptr_t address) {
 inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
                                  std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
                                  std::uintptr_t key_norm, float norm_eps, float scale, bool is_float32,
-                                 bool has_int8_kv, bool answers_kept) {
+                                 bool has_int8_kv, bool computes_kept_only) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
-          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv, answers_kept};
+          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv, computes_kept_only};
 }
 
 inline RowBlocks make_row_blocks(std::int64_t count, std::uintptr_t of) { return {count, at<const std::int32_t>(of)}; }
@@ -59,15 +59,15 @@ inline RowsArgs make_fused_rows(std::uintptr_t x, std::int64_t rows, std::int64_
   return {at<void>(x), rows, size, fused, at<void>(total)};
 }
 
-inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_nested, std::int64_t in_size,
+inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_two_level, std::int64_t in_size,
                                       std::int64_t out_size, bool is_gated) {
   const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
   if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits, and groups of 32, 64, 128 or 0 (all)");
-  if (is_nested && (bits != 4 || group_size != 0)) throw std::invalid_argument("nested integers have 4 bits and one scale");
+  if (is_two_level && (bits != 4 || group_size != 0)) throw std::invalid_argument("two-level integers have 4 bits and one scale");
   // Sums of products of 8 bits stay within 32.
   if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("a map of integers takes at most 131072 inputs");
   PackIntegersArgs args = {};
-  args.form.bits = bits, args.form.group_size = group_size, args.form.is_nested = is_nested;
+  args.form.bits = bits, args.form.group_size = group_size, args.form.is_two_level = is_two_level;
   args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
   return args;
 }
@@ -75,7 +75,7 @@ inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is
 inline PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uintptr_t values, std::uintptr_t scales,
                                          std::uintptr_t offsets, std::uintptr_t bias) {
   return {args.out_size, nullptr, at<const float>(bias),
-          {args.form.bits, args.form.is_nested, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
+          {args.form.bits, args.form.is_two_level, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
            at<const float>(offsets)}};
 }
 
@@ -102,16 +102,16 @@ class ExpertWeights {
   static bool have_one_form(const std::vector<PackedWeight>& weights) {
     return std::all_of(weights.begin(), weights.end(), [&](const PackedWeight& weight) {
       const Integers &form = weight.integers, &first = weights[0].integers;
-      return form.bits == first.bits && form.group_size == first.group_size && form.is_nested == first.is_nested;
+      return form.bits == first.bits && form.group_size == first.group_size && form.is_two_level == first.is_two_level;
     });
   }
 
   std::vector<PackedWeight> up_, down_;
 };
 
-inline Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalises, bool has_shared) {
+inline Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalizes, bool has_shared) {
   if (top_k < 1 || top_k > num_experts) throw std::invalid_argument("a token chooses at least one expert, at most all");
-  return {num_experts, top_k, renormalises, has_shared};
+  return {num_experts, top_k, renormalizes, has_shared};
 }
 
 }  // namespace octavo

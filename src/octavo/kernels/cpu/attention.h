@@ -21,7 +21,7 @@ struct AttentionLayer {
   float norm_eps, scale;
   bool is_float32;   // projection, output and, but for int8, pool; else bf16
   bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
-  bool answers_kept;  // of the step's tokens, only to those that are kept
+  bool computes_kept_only;  // of the step's tokens, only to those that are kept
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row
@@ -50,7 +50,7 @@ struct AttentionArgs : AttentionLayer, AttentionStep {
   void* keys;       // the pool, as above
   void* values;     // the pool
 
-  const RowBlocks& row_blocks() const { return answers_kept ? kept_blocks : all_blocks; }
+  const RowBlocks& row_blocks() const { return computes_kept_only ? kept_blocks : all_blocks; }
 };
 
 constexpr std::int64_t kMaxRowsOfBlock = 32;

@@ -1,4 +1,4 @@
-// Heads of queries, keys and values as they come from the projection: normalised, rotated.
+// Heads of queries, keys and values as they come from the projection: normalized, rotated.
 // Included inside namespace octavo::OCTAVO_LEVEL.
 
 static inline std::int64_t padded_head(const AttentionArgs& args) { return ceil_div(args.head_dim, kPart) * kPart; }
@@ -55,7 +55,7 @@ static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& ar
   }
 }
 
-// One head, cut in halves whose elements are rotated in pairs: normalised where `norm` is not null, then turned.
+// One head, cut in halves whose elements are rotated in pairs: normalized where `norm` is not null, then turned.
 // Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros behind E.
 template <class Element>
 static inline void make_head(const AttentionArgs& args, const Element* from, const float* norm, std::int64_t token,

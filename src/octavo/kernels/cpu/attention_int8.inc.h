@@ -17,7 +17,7 @@ static inline std::int64_t byte_index(std::int64_t k, std::int64_t column) {
 
 // Rounds a head [P] to bytes, and returns their scale. Not finite: bytes of zero, and NaN for a scale.
 template <class Element>
-static inline float quantise(const Element* head, std::int64_t padded, std::int8_t* to) {
+static inline float quantize(const Element* head, std::int64_t padded, std::int8_t* to) {
   f32x16 most = splat(0.0f), bad = splat(0.0f);
   for (std::int64_t i = 0; i < padded; i += 16) {
     const f32x16 value = load_some(head + i, 16);
@@ -52,7 +52,7 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
                                    const Element* value) {
   const std::int64_t padded = padded_head(args), at = slot % kTilePositions;
   alignas(64) std::int8_t key_bytes[kMaxHeadDim], value_bytes[kMaxHeadDim];
-  const float key_scale = quantise(key, padded, key_bytes), value_scale = quantise(value, padded, value_bytes);
+  const float key_scale = quantize(key, padded, key_bytes), value_scale = quantize(value, padded, value_bytes);
   std::int8_t* keys = static_cast<std::int8_t*>(args.keys);
   std::int8_t* values = static_cast<std::int8_t*>(args.values);
   if (!has_tiles(args)) {

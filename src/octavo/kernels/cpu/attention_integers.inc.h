@@ -4,7 +4,7 @@
 // Products and sums are exact: 256 times 127 * 32767 fits 32 bits. A row's greatest weight has 15 bits, twice as many as
 // bf16 keeps.
 
-constexpr float kMostOfRow = 32767.0f;
+constexpr float kMaxOfRow = 32767.0f;
 constexpr float kLeastOfRow = 1e-30f;  // a row whose greatest is less is all zeros: it has no reciprocal to speak of
 
 // Where a row begins among left parts, [row tiles][num_parts].
@@ -25,13 +25,13 @@ static inline float round_row(const Number* from, std::int64_t count, char* left
     bad += value - value;  // NaN where one is not finite
   }
   const float max = _mm512_reduce_max_ps((__m512)most);
-  const float factor = max < kLeastOfRow ? 0.0f : kMostOfRow / max;
+  const float factor = max < kLeastOfRow ? 0.0f : kMaxOfRow / max;
   for (std::int64_t i = 0; i < count; i += 16) {
     const __m512i whole = _mm512_cvtps_epi32((__m512)(load_some(from + i, 16) * factor));
     char* to = left + i / kPart * kLeftBytes<std::int8_t> + i % kPart * 2;
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(whole));
   }
-  return max / kMostOfRow + sum_of_lanes(bad);
+  return max / kMaxOfRow + sum_of_lanes(bad);
 }
 
 // Whole numbers to floats, in place.

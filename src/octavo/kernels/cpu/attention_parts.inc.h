@@ -182,7 +182,7 @@ static inline void put_key(bf16* tile, std::int64_t at, const bf16* key, std::in
     for (std::int64_t pair = 0; pair < 16; ++pair) __builtin_memcpy(to + pair * 32, key + part + pair * 2, 4);
 }
 
-// A token's value [P], into position `at` of a tile. Its neighbour of the pair may be written at the same time.
+// A token's value [P], into position `at` of a tile. Its neighbor of the pair may be written at the same time.
 static inline void put_value(bf16* tile, std::int64_t at, const bf16* value, std::int64_t padded) {
   bf16* to = tile + at / 2 * 32;
   for (std::int64_t i = 0; i < padded; i += 16, to += kTileElements) {

@@ -29,8 +29,8 @@ class Split {
     for (; block < work.num_blocks(); ++block) {
       const std::int64_t spans = num_spans(block);
       if (spans <= spans_of_part_ || spans * 4 * pool.num_threads() <= all) break;
-      most_spans_ = larger(most_spans_, spans);
-      most_rows_ = larger(most_rows_, work.rows_per_head(block));
+      max_spans_ = larger(max_spans_, spans);
+      max_rows_ = larger(max_rows_, work.rows_per_head(block));
     }
     num_items_ = (block - first) * per_block;
     if (num_items_) kept_ = static_cast<float*>(pool.scratch().bytes(num_items_ * item_size() * sizeof(float)));
@@ -74,14 +74,14 @@ class Split {
     const SpanRange spans = spans_in_sight(args_, work_.rows(block, 0, 1));
     return spans.end - spans.begin;
   }
-  std::int64_t parts_of_item() const { return ceil_div(most_spans_, spans_of_part_); }
+  std::int64_t parts_of_item() const { return ceil_div(max_spans_, spans_of_part_); }
   std::int64_t row_size() const { return padded_head(args_) + kRowEnd; }
-  std::int64_t rows_of_item() const { return work_.heads_at_once() * most_rows_; }
-  std::int64_t item_size() const { return most_spans_ * rows_of_item() * row_size(); }
+  std::int64_t rows_of_item() const { return work_.heads_at_once() * max_rows_; }
+  std::int64_t item_size() const { return max_spans_ * rows_of_item() * row_size(); }
 
   const AttentionArgs& args_;
   const Work& work_;
-  std::int64_t num_items_ = 0, spans_of_part_ = 1, most_spans_ = 0, most_rows_ = 0;
+  std::int64_t num_items_ = 0, spans_of_part_ = 1, max_spans_ = 0, max_rows_ = 0;
   float* kept_ = nullptr;
 };
 

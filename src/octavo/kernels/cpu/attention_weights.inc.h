@@ -1,7 +1,7 @@
 // Queries, and weights of a span's positions from their scores. Included inside namespace octavo::OCTAVO_LEVEL.
 
 constexpr std::int64_t kMaxParts = kMaxHeadDim / kPart;
-// Tiles that some rows of a block see and others do not: its tokens are neighbours, so two at either end of their sight.
+// Tiles that some rows of a block see and others do not: its tokens are neighbors, so two at either end of their sight.
 constexpr std::int64_t kMaxEdgeTiles = 4;
 
 // What a thread needs for one row block.

@@ -27,7 +27,7 @@ namespace {
 // Of a slot. Large enough that the waits between pieces do not show, small enough to stay in a cache.
 constexpr std::int64_t kSlotBytes = 1 << 20;
 constexpr std::int64_t kLinesBytes = 1 << 16;  // whole pages, of whatever size
-constexpr int kMostRanks = 64;
+constexpr int kMaxRanks = 64;
 // Ranks that are more than two and have this much to add up add a stripe each: fewer bytes for one more wait.
 constexpr std::int64_t kStripedBytes = 1 << 14;
 
@@ -77,7 +77,7 @@ std::int64_t Collective::memory_size(int size) { return kLinesBytes + 2 * size *
 
 Collective::Collective(const Ops& ops, int file, std::int64_t offset, int rank, int size, int num_spins)
     : ops_(ops), rank_(rank), size_(size), num_spins_(num_spins) {
-  if (size > kMostRanks || rank < 0 || rank >= size) throw std::invalid_argument("no such rank");
+  if (size > kMaxRanks || rank < 0 || rank >= size) throw std::invalid_argument("no such rank");
   memory_ = map(file, offset, memory_size(size));
 }
 
@@ -143,7 +143,7 @@ void Collective::reduce_whole(std::uint8_t* x, std::int64_t count, bool is_float
   begin();
   copy(slot(rank_), x, count * (is_float32 ? 4 : 2));
   post_and_wait();
-  const void* parts[kMostRanks];
+  const void* parts[kMaxRanks];
   for (int rank = 0; rank < size_; ++rank) parts[rank] = slot(rank);
   ops_.sum({parts, size_, count, is_float32, x});
 }
@@ -157,7 +157,7 @@ void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_
   copy(slot(rank_), x, count * element);
   post_and_wait();
   const std::int64_t first = begin_of(rank_);
-  const void* parts[kMostRanks];
+  const void* parts[kMaxRanks];
   for (int rank = 0; rank < size_; ++rank) parts[rank] = slot(rank) + first * element;
   ops_.sum({parts, size_, end_of(rank_) - first, is_float32, slot(rank_) + first * element});
   post_and_wait();

@@ -1,6 +1,6 @@
 // Draws: a token for each row of logits, as a function of that row, its parameters and its noise alone.
 //
-// What a draw is, is defined in sampling/draw.py, by torch's logarithms and exponentials. Here they are others, whose
+// What a draw is, is defined in sampling/backend.py, by torch's logarithms and exponentials. Here they are others, whose
 // errors are bounded: a row is answered where no error within the bound could change its token, else it is handed back.
 //
 // Legend: S = rows, V = vocabulary.
@@ -48,13 +48,13 @@ struct Screen {
 };
 
 constexpr double kLeastGrade = -4.0, kGradesPerUnit = 8.0;  // no noise is below -3.14
-constexpr double kMostNoise = 22.9;                         // no noise is above 22.88
+constexpr double kMaxNoise = 22.9;                         // no noise is above 22.88
 constexpr int kNumGrades = 216;                             // from -4 to 22.9
 
 // The least word whose noise may bring a logit up to `best`, or more than any word where none does.
 static inline std::uint64_t least_word(const Screen& screen, float logit) {
   const double lacking = screen.best - (static_cast<double>(logit) - screen.largest) * screen.per_temperature;
-  if (!(logit >= screen.least) || !(lacking < kMostNoise)) return std::uint64_t{1} << 32;
+  if (!(logit >= screen.least) || !(lacking < kMaxNoise)) return std::uint64_t{1} << 32;
   return lacking < kLeastGrade ? 0 : screen.words[static_cast<int>((lacking - kLeastGrade) * kGradesPerUnit)];
 }
 

@@ -64,15 +64,15 @@ struct PlainExperts {
   Element* answers;                       // [R, D] in the sorted order
 
   static PlainExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
-    const std::int64_t num_tiles = SortedPairs::most_tiles(num_pairs, experts.count);
+    const std::int64_t num_tiles = SortedPairs::max_tiles(num_pairs, experts.count);
     return {SortedPairs::in(room, num_pairs, experts.count), room.take<ExpertProduct<Product, Cut>>(experts.count),
             room.take<LeftElement>(left_elements(num_tokens, size)),
             room.take<LeftElement>(num_tiles * ceil_div(size, 32) * kTileElements),
-            room.take<LeftElement>(num_tiles * ceil_div(experts.most_intermediate, 32) * kTileElements),
+            room.take<LeftElement>(num_tiles * ceil_div(experts.max_intermediate, 32) * kTileElements),
             room.take<Element>(num_pairs * size)};
   }
 
-  // Takes tokens over, normalised where that is asked for.
+  // Takes tokens over, normalized where that is asked for.
   void take(const RowsArgs& rows, const Experts&, Pool& pool) { pack_rows(rows, tokens, pool); }
   // Returns them as left tiles.
   const LeftElement* tiles(const RowsArgs&, Pool&) const { return tokens; }
@@ -81,7 +81,7 @@ struct PlainExperts {
   void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {
     const std::int64_t num_k = ceil_div(size, 32), num_tiles = sorted.sort(pairs, experts.count);
     gather_tokens(tokens, num_k, pairs, sorted, num_tiles, left, pool);
-    const std::int64_t middle_stride = ceil_div(experts.most_intermediate, 32) * kTileElements;  // of a row tile
+    const std::int64_t middle_stride = ceil_div(experts.max_intermediate, 32) * kTileElements;  // of a row tile
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> Product {
                        const PackedWeight& up = experts.up[expert];

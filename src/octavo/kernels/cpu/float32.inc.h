@@ -26,9 +26,9 @@ using Element = float;  // of activations and weights
 constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 8 KiB
 constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRows = 0;                  // none: all take their k in the same blocks, which bits depend on
-constexpr std::int64_t kMostRowTiles = 8;             // 128 rows
+constexpr std::int64_t kMaxRowTiles = 8;             // 128 rows
 constexpr std::int64_t kTilesOfK = 4;                 // 16 KiB of a panel, half of the first-level cache
-constexpr std::int64_t kMostPanels = 16;              // whose results, of 128 rows, take 256 KiB
+constexpr std::int64_t kMaxPanels = 16;              // whose results, of 128 rows, take 256 KiB
 constexpr std::int64_t kStreamedBytes = 1 << 16;      // results as large as this bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
 constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together: their shares are uneven
@@ -39,7 +39,7 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together:
 #include "ahead.inc.h"
 #include "float32_tiles.inc.h"
 #include "norm.inc.h"
-#include "largest.inc.h"
+#include "argmax.inc.h"
 #include "panels.inc.h"
 #include "product.inc.h"
 #include "finish.inc.h"
@@ -55,10 +55,10 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together:
 
 namespace octavo {
 
-const MapOps OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL) = {
+const LayerOps OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL) = {
     .pack_linear = OCTAVO_LEVEL::pack_linear,
     .linear = OCTAVO_LEVEL::linear,
-    .largest = OCTAVO_LEVEL::largest,
+    .argmax = OCTAVO_LEVEL::argmax,
     .mlp = OCTAVO_LEVEL::mlp,
     .route = OCTAVO_LEVEL::route,
     .expert_rows = OCTAVO_LEVEL::expert_rows_by<OCTAVO_LEVEL::PlainExperts>,

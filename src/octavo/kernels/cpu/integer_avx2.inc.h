@@ -1,7 +1,7 @@
 // Products of integers by vectors of 32 bytes, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL,
 // at the levels of AVX2. How a unit of k is multiplied is in two files, as the processor has vpdpbusd or not: the same sums.
 
-constexpr std::int64_t kMostRowsTogether = 6;  // 12 sums, and what else a product needs, in 16 registers
+constexpr std::int64_t kMaxRowsTogether = 6;  // 12 sums, and what else a product needs, in 16 registers
 
 static inline __m256i load_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
@@ -85,11 +85,11 @@ template <class Dots, int kBits>
 static inline void multiply_all_rows(PanelBlock& block) {
   std::int64_t num_passes = 0;
   for (std::int64_t row = block.first * 16; row < block.end; row += 16)
-    num_passes += 2 * ceil_div(smaller(16, block.end - row), kMostRowsTogether);
+    num_passes += 2 * ceil_div(smaller(16, block.end - row), kMaxRowsTogether);
   block.begin_ahead(num_passes);
   for (std::int64_t row = block.first * 16; row < block.end;) {
     const std::int64_t rest = smaller(block.end, (row / 16 + 1) * 16) - row;
-    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMostRowsTogether));
+    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMaxRowsTogether));
     for (int tile = 0; tile < 2; ++tile) {
       multiply_rows<Dots, kBits>(block, row, count, tile);
       block.end_pass();
@@ -101,7 +101,7 @@ static inline void multiply_all_rows(PanelBlock& block) {
 template <class Dots>
 static inline void multiply_panel_block_by(PanelBlock block) {
   const Integers& form = block.product.form();
-  if (!form.is_nested) return form.bits == 8 ? multiply_all_rows<Dots, 8>(block) : multiply_all_rows<Dots, 4>(block);
+  if (!form.is_two_level) return form.bits == 8 ? multiply_all_rows<Dots, 8>(block) : multiply_all_rows<Dots, 4>(block);
   alignas(64) std::uint8_t expanded[kBlockTilesOfK * 2 * kTileBytes];
   expand_block(block, expanded);
   block.right = expanded;

@@ -4,7 +4,7 @@
 // that shift and shuffle are idle meanwhile, so that to expand weights of 4 bits anew for 16 rows costs little; for the
 // rows of a prompt it costs a tenth, and they are expanded once.
 
-constexpr std::int64_t kFewRowsExpanded = 48;  // up to here nested weights are expanded anew for all rows, above once
+constexpr std::int64_t kFewRowsExpanded = 48;  // up to here two-level weights are expanded anew for all rows, above once
 constexpr std::int64_t kFewRowsTogether = 8;   // up to here rows meet both tiles of a panel at once, above one by one
 
 typedef std::int32_t Quad __attribute__((may_alias));
@@ -42,7 +42,7 @@ struct RowSums {
   // Units of k [unit, end).
   [[gnu::always_inline]] void add_units(const PanelBlock& block, const std::int8_t* left, std::int64_t unit, std::int64_t end,
                                         int tile) {
-    if constexpr (kRows <= Unit::kMostRowsInOrder) {
+    if constexpr (kRows <= Unit::kMaxRowsInOrder) {
       if (block.ahead.from == nullptr) {
         for (; unit < end; unit += 2) add_k_tile(block, left, unit);
         return;
@@ -170,7 +170,7 @@ static inline void multiply_some_rows(PanelBlock& block, std::int64_t row, std::
     case 6: return multiply_rows_of_any_form<Unit, 6>(block, row);
     case 7: return multiply_rows_of_any_form<Unit, 7>(block, row);
     case 8: return multiply_rows_of_any_form<Unit, 8>(block, row);
-    default: return multiply_rows_of_any_form<Unit, Unit::kMostRows>(block, row);
+    default: return multiply_rows_of_any_form<Unit, Unit::kMaxRows>(block, row);
   }
 }
 
@@ -178,11 +178,11 @@ static inline void multiply_some_rows(PanelBlock& block, std::int64_t row, std::
 template <class Unit>
 static inline void multiply_all_rows(PanelBlock& block) {
   const std::int64_t num_rows = block.end - block.first * 16;
-  const bool reads_in_order = num_rows <= Unit::kMostRowsInOrder && block.units_per_group() % 2 == 0;
+  const bool reads_in_order = num_rows <= Unit::kMaxRowsInOrder && block.units_per_group() % 2 == 0;
   if (!reads_in_order) block.begin_ahead(ceil_div(num_rows, kFewRowsTogether));
   for (std::int64_t row = block.first * 16; row < block.end;) {
     const std::int64_t rest = smaller(block.end, (row / 16 + 1) * 16) - row;
-    const std::int64_t count = rest == Unit::kMostRows ? rest : ceil_div(rest, ceil_div(rest, kFewRowsTogether));
+    const std::int64_t count = rest == Unit::kMaxRows ? rest : ceil_div(rest, ceil_div(rest, kFewRowsTogether));
     multiply_some_rows<Unit>(block, row, count);
     row += count;
   }
@@ -190,8 +190,8 @@ static inline void multiply_all_rows(PanelBlock& block) {
 
 static void multiply_panel_block(PanelBlock block) {
   const Integers& form = block.product.form();
-  if (form.is_nested) {
-    if (block.end - block.first * 16 <= kFewRowsExpanded) return multiply_all_rows<NestedUnit>(block);
+  if (form.is_two_level) {
+    if (block.end - block.first * 16 <= kFewRowsExpanded) return multiply_all_rows<TwoLevelUnit>(block);
     alignas(64) std::uint8_t expanded[kBlockTilesOfK * 2 * kTileBytes];
     expand_block(block, expanded);
     block.right = expanded;

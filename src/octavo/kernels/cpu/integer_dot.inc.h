@@ -91,21 +91,21 @@ static inline void multiply_panel(const IntegerProduct& product, std::int64_t ro
     for (int half = 0; half < 2; ++half) results[i * stride + half] = totals[i][half];
 }
 
-// The same of nested integers: results are scale * sum over all of k.
+// The same of two-level integers: results are scale * sum over all of k.
 template <int kRows>
-static inline void multiply_nested_panel(const IntegerProduct& product, std::int64_t row, std::int64_t panel,
+static inline void multiply_two_level_panel(const IntegerProduct& product, std::int64_t row, std::int64_t panel,
                                          f32x16* results, std::int64_t stride) {
   const std::int8_t* left = product.rows.left + row / 16 * product.num_k() * kTileBytes + row % 16 * kTileK;
   const std::uint8_t* right = product.panel(panel);
   i32x16 sums[kRows][2];
   for (int i = 0; i < kRows; ++i) sums[i][0] = sums[i][1] = i32x16{} - kBias8 * product.rows.sums[row + i];
-  for (std::int64_t k = 0; k < product.num_k(); ++k, right += kNestedBytes, left += kTileBytes) {
-    prefetch_line(right + 2 * kNestedTileBytes);
+  for (std::int64_t k = 0; k < product.num_k(); ++k, right += kTwoLevelBytes, left += kTileBytes) {
+    prefetch_line(right + 2 * kTwoLevelTileBytes);
     for (int tile = 0; tile < 2; ++tile) {
       for (std::int64_t line = 0; line < 8; ++line) {
-        const std::uint8_t* from = right + tile * kNestedTileBytes + line * 64;
+        const std::uint8_t* from = right + tile * kTwoLevelTileBytes + line * 64;
         prefetch_line(from);
-        const Multipliers m = load_multipliers(right + 2 * kNestedTileBytes + line / 4 * 32 + tile * 16);
+        const Multipliers m = load_multipliers(right + 2 * kTwoLevelTileBytes + line / 4 * 32 + tile * 16);
         const ExpandedLine expanded = expand_line(from, m);
         for (int i = 0; i < kRows; ++i) {
           std::uint32_t quads[2];

@@ -7,18 +7,18 @@
 // Rows as integers in the order of experts, each expert's in row tiles of their own.
 struct SortedIntegers {
   IntegerRows rows;  // [row tiles][num_k][16][64], and by row in the sorted order
-  std::int64_t most_size, most_groups;
+  std::int64_t max_size, max_groups;
 
-  static SortedIntegers in(Room& room, const Integers& form, std::int64_t num_tiles, std::int64_t num_rows, std::int64_t most_size) {
-    const std::int64_t groups = num_groups(form, most_size);
-    return {{room.take<std::int8_t>(num_tiles * num_k_tiles(most_size) * kTileBytes), room.take<float>(num_rows),
+  static SortedIntegers in(Room& room, const Integers& form, std::int64_t num_tiles, std::int64_t num_rows, std::int64_t max_size) {
+    const std::int64_t groups = num_groups(form, max_size);
+    return {{room.take<std::int8_t>(num_tiles * num_k_tiles(max_size) * kTileBytes), room.take<float>(num_rows),
              room.take<std::int32_t>(num_rows * groups)},
-            most_size, groups};
+            max_size, groups};
   }
 
   // What begins at a row tile and a row.
   IntegerRows from(std::int64_t tile, std::int64_t row) const {
-    return {rows.left + tile * num_k_tiles(most_size) * kTileBytes, rows.scales + row, rows.sums + row * most_groups};
+    return {rows.left + tile * num_k_tiles(max_size) * kTileBytes, rows.scales + row, rows.sums + row * max_groups};
   }
 };
 
@@ -26,7 +26,7 @@ struct SortedIntegers {
 struct IntegerExperts {
   SortedPairs sorted;
   ExpertProduct<IntegerProduct, IntegerCut>* products;  // [X]
-  bf16* normalised;          // [T, D]
+  bf16* normalized;          // [T, D]
   LeftElement* token_tiles;  // left tiles of these, for the router
   IntegerRows tokens;
   SortedIntegers left;
@@ -36,7 +36,7 @@ struct IntegerExperts {
 
   static IntegerExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
     const Integers &form = experts.up[0].integers, &next = experts.down[0].integers;
-    const std::int64_t num_tiles = SortedPairs::most_tiles(num_pairs, experts.count), most = experts.most_intermediate;
+    const std::int64_t num_tiles = SortedPairs::max_tiles(num_pairs, experts.count), most = experts.max_intermediate;
     const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_groups(form, size));
     return {SortedPairs::in(room, num_pairs, experts.count),
             room.take<ExpertProduct<IntegerProduct, IntegerCut>>(experts.count),
@@ -51,8 +51,8 @@ struct IntegerExperts {
 
   // See PlainExperts.
   void take(const RowsArgs& rows, const Experts& experts, Pool& pool) {
-    if (rows.fused.norm_weight) rms_norm({rows, normalised}, pool);
-    quantise_rows(plain(rows), experts.up[0].integers, tokens, pool);
+    if (rows.fused.norm_weight) rms_norm({rows, normalized}, pool);
+    quantize_rows(plain(rows), experts.up[0].integers, tokens, pool);
   }
   const LeftElement* tiles(const RowsArgs& rows, Pool& pool) const {
     pack_rows(plain(rows), token_tiles, pool);
@@ -60,7 +60,7 @@ struct IntegerExperts {
   }
 
   void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {
-    const std::int64_t num_tiles = sorted.sort(pairs, experts.count), most = experts.most_intermediate;
+    const std::int64_t num_tiles = sorted.sort(pairs, experts.count), most = experts.max_intermediate;
     gather(size, pairs, num_tiles, pool);
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
@@ -69,7 +69,7 @@ struct IntegerExperts {
                        return {left.from(tile, row), rows, size, up,
                                {activated_output(activation), up.out_size, middle + row * most, nullptr, activation}};
                      });
-    quantise_middle(experts, pairs, num_tiles, pool);
+    quantize_middle(experts, pairs, num_tiles, pool);
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
                        const std::int64_t row = sorted.first_row[expert];
@@ -80,12 +80,12 @@ struct IntegerExperts {
 
  private:
   RowsArgs plain(const RowsArgs& rows) const {
-    return {rows.fused.norm_weight ? normalised : rows.x, rows.rows, rows.size};
+    return {rows.fused.norm_weight ? normalized : rows.x, rows.rows, rows.size};
   }
 
   // Copies tokens to their experts.
   void gather(std::int64_t size, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
-    const std::int64_t num_k = num_k_tiles(size), groups = left.most_groups;
+    const std::int64_t num_k = num_k_tiles(size), groups = left.max_groups;
     pool.run(num_tiles, [&](std::int64_t tile) {
       const std::int64_t first = sorted.tile_row[tile], count = sorted.tile_row[tile + 1] - first;
       const IntegerRows to = left.from(tile, first);
@@ -102,19 +102,19 @@ struct IntegerExperts {
   }
 
   // What activations have left becomes integers, row by row: a row's scale is known only when all of it is there.
-  void quantise_middle(const Experts& experts, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
+  void quantize_middle(const Experts& experts, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
     pool.run(num_tiles, [&](std::int64_t tile) {
       const std::int64_t first = sorted.tile_row[tile], end = sorted.tile_row[tile + 1];
       const std::int64_t expert = pairs.expert_ids[sorted.pair[first]], begin = sorted.first_row[expert];
       const std::int64_t size = experts.up[expert].out_size;
       const Integers& form = experts.down[expert].integers;
       const std::int64_t groups = num_groups(form, size);
-      const bf16* from = middle + begin * experts.most_intermediate;  // [rows of the expert, I]
+      const bf16* from = middle + begin * experts.max_intermediate;  // [rows of the expert, I]
       // An expert's row tiles follow one another as its own number of k has it, its sums as its own groups.
       const IntegerRows of_expert = middle_left.from(tile - (first - begin) / 16, begin);
       std::int8_t* lines = of_expert.left + (first - begin) / 16 * num_k_tiles(size) * kTileBytes;
       for (std::int64_t row = first; row < end; ++row)
-        quantise_row(from + (row - begin) * size, size, form, lines + (row - first) * kTileK, of_expert.scales + (row - begin),
+        quantize_row(from + (row - begin) * size, size, form, lines + (row - first) * kTileK, of_expert.scales + (row - begin),
                      of_expert.sums + (row - begin) * groups);
     });
   }

@@ -8,25 +8,25 @@ static void integer_linear(const LinearArgs& args, Pool& pool) {
   if (rows.rows == 0) return;
   const Integers& form = args.packed.integers;
   void* memory = pool.scratch().bytes(integer_rows_bytes(rows.rows, rows.size, num_groups(form, rows.size)));
-  const IntegerRows quantised = place_integer_rows(memory, rows.rows, rows.size);
-  quantise_rows(rows, form, quantised, pool);
-  multiply({quantised, rows.rows, rows.size, args.packed,
+  const IntegerRows quantized = place_integer_rows(memory, rows.rows, rows.size);
+  quantize_rows(rows, form, quantized, pool);
+  multiply({quantized, rows.rows, rows.size, args.packed,
             {args.output, args.packed.out_size, args.out, nullptr, rows.fused.activation}},
            pool);
 }
 
-static void integer_largest(const LargestArgs& args, Pool& pool) {
+static void integer_argmax(const ArgmaxArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
   const Integers& form = args.packed.integers;
   const std::size_t size = integer_rows_bytes(rows.rows, rows.size, num_groups(form, rows.size));
-  char* memory = static_cast<char*>(pool.scratch().bytes(size + most_groups(pool) * rows.rows * sizeof(Leader)));
+  char* memory = static_cast<char*>(pool.scratch().bytes(size + max_groups(pool) * rows.rows * sizeof(Leader)));
   Leader* leaders = reinterpret_cast<Leader*>(memory + size);
   begin_leaders(leaders, rows.rows, pool);
-  const IntegerRows quantised = place_integer_rows(memory, rows.rows, rows.size);
-  quantise_rows(rows, form, quantised, pool);
+  const IntegerRows quantized = place_integer_rows(memory, rows.rows, rows.size);
+  quantize_rows(rows, form, quantized, pool);
   const Destination to = {Output::float32, args.packed.out_size, nullptr, nullptr, {}, leaders};
-  multiply({quantised, rows.rows, rows.size, args.packed, to}, pool);
+  multiply({quantized, rows.rows, rows.size, args.packed, to}, pool);
   join_leaders(leaders, rows.rows, pool, args.out);
 }
 
@@ -41,14 +41,14 @@ static void integer_mlp(const MlpArgs& args, Pool& pool) {
   const std::size_t middle_bytes = static_cast<std::size_t>(rows.rows * middle_size) * sizeof(bf16);
   std::int8_t* memory = static_cast<std::int8_t*>(pool.scratch().bytes(size + next_size + middle_bytes));
   bf16* middle = reinterpret_cast<bf16*>(memory + size + next_size);
-  const IntegerRows quantised = place_integer_rows(memory, rows.rows, rows.size);
-  quantise_rows(rows, first, quantised, pool);
+  const IntegerRows quantized = place_integer_rows(memory, rows.rows, rows.size);
+  quantize_rows(rows, first, quantized, pool);
   const Activation& activation = rows.fused.activation;
-  multiply({quantised, rows.rows, rows.size, args.up,
+  multiply({quantized, rows.rows, rows.size, args.up,
             {activated_output(activation), middle_size, middle, nullptr, activation}},
            pool);
   const IntegerRows next = place_integer_rows(memory + size, rows.rows, middle_size);
-  quantise_rows({middle, rows.rows, middle_size}, second, next, pool);
+  quantize_rows({middle, rows.rows, middle_size}, second, next, pool);
   multiply({next, rows.rows, middle_size, args.down, {Output::plain, args.down.out_size, args.out, nullptr}}, pool);
 }
 
@@ -56,8 +56,8 @@ static void linear_of_any_weight(const LinearArgs& args, Pool& pool) {
   args.packed.integers.bits ? integer_linear(args, pool) : linear(args, pool);
 }
 
-static void largest_of_any_weight(const LargestArgs& args, Pool& pool) {
-  args.packed.integers.bits ? integer_largest(args, pool) : largest(args, pool);
+static void argmax_of_any_weight(const ArgmaxArgs& args, Pool& pool) {
+  args.packed.integers.bits ? integer_argmax(args, pool) : argmax(args, pool);
 }
 
 static void mlp_of_any_weights(const MlpArgs& args, Pool& pool) {

@@ -8,7 +8,7 @@ static inline void multiply_pair_of_panels(const IntegerProduct& product, std::i
   f32x16 results[kRows][4] = {};
   for (std::int64_t i = 0; i < num_panels; ++i) {
     f32x16* of_panel = results[0] + i * 2;
-    product.form().is_nested ? multiply_nested_panel<kRows>(product, row, pair * kPair + i, of_panel, 4)
+    product.form().is_two_level ? multiply_two_level_panel<kRows>(product, row, pair * kPair + i, of_panel, 4)
                              : multiply_panel<kBits, kRows>(product, row, pair * kPair + i, of_panel, 4);
   }
   for (int i = 0; i < kRows; ++i)
@@ -91,20 +91,20 @@ struct RowsByTiles {
     if (form.bits == 8 || at >= count) return;
     const std::uint8_t* from = right + at * k_tile_bytes(form);
     std::uint8_t* to = expanded + at * 2 * kTileBytes;
-    form.is_nested ? expand_nested(from, to) : expand_nibbles(from, 1, to);
+    form.is_two_level ? expand_two_level(from, to) : expand_nibbles(from, 1, to);
   }
 
   // One scale for all k, two row tiles at a time.
-  template <class Beside>
-  void for_each_pair(std::int64_t tile, std::int64_t last, const Beside& beside) const {
+  template <class Alongside>
+  void for_each_pair(std::int64_t tile, std::int64_t last, const Alongside& alongside) const {
     if (tile == first) expand(0);
     const std::uint8_t* bytes = product.form().bits == 4 ? expanded : right;
     for (; tile < last; tile += 2) {
       std::int32_t* sums = reinterpret_cast<std::int32_t*>(results + (tile - first) * 2 * kResultElements);
       if (tile + 1 < last) {
-        multiply_integers<2>(sums, left(tile), left_stride(), bytes, count, k > 0, beside);
+        multiply_integers<2>(sums, left(tile), left_stride(), bytes, count, k > 0, alongside);
       } else {
-        multiply_integers<1>(sums, left(tile), left_stride(), bytes, count, k > 0, beside);
+        multiply_integers<1>(sums, left(tile), left_stride(), bytes, count, k > 0, alongside);
       }
     }
   }
@@ -132,10 +132,10 @@ static inline Blocking choose_integer_blocking(const IntegerProduct& product) {
   constexpr std::int64_t kFewest = 16;
   const std::int64_t num_row_tiles = ceil_div(product.num_rows, 16), num_k = product.num_k();
   const std::int64_t fitting = kIntegerLeftBytes / (num_k * kTileBytes);
-  const std::int64_t most = larger(kFewest, smaller(kMostRowTiles, fitting));
+  const std::int64_t most = larger(kFewest, smaller(kMaxRowTiles, fitting));
   const std::int64_t num_blocks = ceil_div(num_row_tiles, most);
   const std::int64_t row_tiles = ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2;
-  return {row_tiles, row_tiles <= larger(2, fitting) ? kPair : kMostPanels, smaller(kIntegerTilesOfK, num_k)};
+  return {row_tiles, row_tiles <= larger(2, fitting) ? kPair : kMaxPanels, smaller(kIntegerTilesOfK, num_k)};
 }
 
 // Some panels, the last of whose rows are left to `finish`.
@@ -189,7 +189,7 @@ static inline void multiply_chunk_by_tiles(const IntegerProduct& product, const 
 }
 
 static inline bool goes_by_tiles(const IntegerProduct& product) {
-  const std::int64_t few = product.form().is_nested ? kFewRowsNested : product.form().bits == 8 ? kFewRows8 : kFewRows4;
+  const std::int64_t few = product.form().is_two_level ? kFewRowsTwoLevel : product.form().bits == 8 ? kFewRows8 : kFewRows4;
   return product.num_rows > few;
 }
 

@@ -11,7 +11,7 @@ static inline std::int64_t num_groups(const Integers& form, std::int64_t in_size
   return form.group_size ? ceil_div(in_size, form.group_size) : 1;
 }
 static inline std::int64_t k_tile_bytes(const Integers& form) {
-  return form.is_nested ? kNestedBytes : 2 * kTileBytes * form.bits / 8;
+  return form.is_two_level ? kTwoLevelBytes : 2 * kTileBytes * form.bits / 8;
 }
 static inline std::int64_t panel_bytes(const Integers& form, std::int64_t in_size) {
   return num_k_tiles(in_size) * k_tile_bytes(form);
@@ -71,7 +71,7 @@ static inline float farthest_from_zero(const float* values, std::int64_t count) 
 }
 
 // One group of one output, `values` followed by zeros up to a multiple of 16: returns its scale.
-static inline float quantise_group(const float* values, std::int64_t count, int bits, std::int8_t* to) {
+static inline float quantize_group(const float* values, std::int64_t count, int bits, std::int8_t* to) {
   const float extreme = farthest_from_zero(values, count);
   // A group of zeros, or of what vanishes beside any activation.
   if (__builtin_fabsf(extreme) < 1e-30f) {
@@ -89,7 +89,7 @@ static inline float quantise_group(const float* values, std::int64_t count, int 
   return scale;
 }
 
-// By how much a group of 32 differs from what nested integers of one multiplier make of it. `values` are in steps of 8
+// By how much a group of 32 differs from what two-level integers of one multiplier make of it. `values` are in steps of 8
 // bits; the integers go to `to`.
 static inline float nest_group(const float* values, std::int32_t multiplier, i32x16* to) {
   const float inverse = 8.0f / static_cast<float>(multiplier);
@@ -104,8 +104,8 @@ static inline float nest_group(const float* values, std::int32_t multiplier, i32
 }
 
 // The multiplier of a group of 32, chosen as `best_scale` chooses.
-static inline std::int8_t quantise_nested_group(const float* values, std::int8_t* to) {
-  const float extreme = farthest_from_zero(values, kNestedGroup);
+static inline std::int8_t quantize_two_level_group(const float* values, std::int8_t* to) {
+  const float extreme = farthest_from_zero(values, kTwoLevelGroup);
   i32x16 best[2] = {}, found[2];
   std::int32_t multiplier = 0;
   float least = __builtin_inff();
@@ -121,8 +121,8 @@ static inline std::int8_t quantise_nested_group(const float* values, std::int8_t
   return static_cast<std::int8_t>(multiplier);
 }
 
-// One output [K] as nested integers. `wide` has room for K and 32 more.
-static inline void quantise_nested_output(const bf16* from, std::int64_t in_size, float* wide, std::int8_t* values,
+// One output [K] as two-level integers. `wide` has room for K and 32 more.
+static inline void quantize_two_level_output(const bf16* from, std::int64_t in_size, float* wide, std::int8_t* values,
                                           std::int8_t* multipliers, float* scale) {
   for (std::int64_t i = 0; i < in_size + 16; i += 16)
     store_f32(wide + i, load_bf16_part(from + i, larger(0, smaller(16, in_size - i))));
@@ -130,11 +130,11 @@ static inline void quantise_nested_output(const bf16* from, std::int64_t in_size
   const bool vanishes = largest < 1e-30f;
   *scale = vanishes ? 0.0f : largest / 127.0f;
   const float inverse = vanishes ? 0.0f : 127.0f / largest;
-  for (std::int64_t i = 0; i < in_size; i += kNestedGroup) {
-    std::int8_t group[kNestedGroup];
-    for (std::int64_t half = 0; half < kNestedGroup; half += 16) store_f32(wide + i + half, load_f32(wide + i + half) * inverse);
-    multipliers[i / kNestedGroup] = quantise_nested_group(wide + i, group);
-    __builtin_memcpy(values + i, group, static_cast<std::size_t>(smaller(kNestedGroup, in_size - i)));
+  for (std::int64_t i = 0; i < in_size; i += kTwoLevelGroup) {
+    std::int8_t group[kTwoLevelGroup];
+    for (std::int64_t half = 0; half < kTwoLevelGroup; half += 16) store_f32(wide + i + half, load_f32(wide + i + half) * inverse);
+    multipliers[i / kTwoLevelGroup] = quantize_two_level_group(wide + i, group);
+    __builtin_memcpy(values + i, group, static_cast<std::size_t>(smaller(kTwoLevelGroup, in_size - i)));
   }
 }
 
@@ -145,30 +145,30 @@ struct OutputIntegers {
 };
 
 // One output [K]: its integers, and a scale for each group. `wide` has room for K and 32 more.
-static inline void quantise_output(const bf16* from, const PackIntegersArgs& args, float* wide, const OutputIntegers& to) {
-  if (args.form.is_nested)
-    return quantise_nested_output(from, args.in_size, wide, to.values, to.multipliers, to.scales);
+static inline void quantize_output(const bf16* from, const PackIntegersArgs& args, float* wide, const OutputIntegers& to) {
+  if (args.form.is_two_level)
+    return quantize_two_level_output(from, args.in_size, wide, to.values, to.multipliers, to.scales);
   const std::int64_t group_size = args.form.group_size ? args.form.group_size : args.in_size;
   for (std::int64_t first = 0; first < args.in_size; first += group_size) {
     const std::int64_t count = smaller(group_size, args.in_size - first);
     for (std::int64_t i = 0; i < count; i += 16)
       store_f32(wide + i, load_bf16_part(from + first + i, smaller(16, count - i)));
-    to.scales[first / group_size] = quantise_group(wide, count, args.form.bits, to.values + first);
+    to.scales[first / group_size] = quantize_group(wide, count, args.form.bits, to.values + first);
   }
 }
 
 static inline OutputIntegers integers_of(const PackIntegersArgs& args, std::int64_t row, std::int64_t groups) {
-  std::int8_t* multipliers = args.form.is_nested ? args.multipliers + row * ceil_div(args.in_size, kNestedGroup) : nullptr;
+  std::int8_t* multipliers = args.form.is_two_level ? args.multipliers + row * ceil_div(args.in_size, kTwoLevelGroup) : nullptr;
   return {args.values + row * args.in_size, multipliers, args.scales + row * groups};
 }
 
-static void quantise(const PackIntegersArgs& args, Pool& pool) {
+static void quantize(const PackIntegersArgs& args, Pool& pool) {
   const std::int64_t groups = num_groups(args.form, args.in_size), num_rows = args.out_size * (args.is_gated ? 2 : 1);
   const std::int64_t together = ceil_div(num_rows, 1024);
   pool.run(ceil_div(num_rows, together), [&](std::int64_t chunk) {
     float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(args.in_size + 32) * sizeof(float)));
     for (std::int64_t row = chunk * together; row < smaller(num_rows, (chunk + 1) * together); ++row)
-      quantise_output(args.weight + row * args.in_size, args, wide, integers_of(args, row, groups));
+      quantize_output(args.weight + row * args.in_size, args, wide, integers_of(args, row, groups));
   });
 }
 
@@ -196,15 +196,15 @@ static inline void put_output(const PackIntegersArgs& args, std::uint8_t* panel,
     std::int8_t values[kTileK] = {};
     __builtin_memcpy(values, from.values + k, static_cast<std::size_t>(smaller(kTileK, args.in_size - k)));
     std::uint8_t* tile = panel + column / 16 * tile_bytes;
-    args.form.is_nested ? put_nested_column(tile, column % 16, values) : put_column(args.form.bits, tile, column % 16, values);
-    if (!args.form.is_nested) continue;
-    const std::int64_t num_groups_here = smaller(2, ceil_div(args.in_size - k, kNestedGroup));
+    args.form.is_two_level ? put_two_level_column(tile, column % 16, values) : put_column(args.form.bits, tile, column % 16, values);
+    if (!args.form.is_two_level) continue;
+    const std::int64_t num_groups_here = smaller(2, ceil_div(args.in_size - k, kTwoLevelGroup));
     for (std::int64_t group = 0; group < num_groups_here; ++group)
-      panel[2 * kNestedTileBytes + group * 32 + column] = static_cast<std::uint8_t>(from.multipliers[k / kNestedGroup + group]);
+      panel[2 * kTwoLevelTileBytes + group * 32 + column] = static_cast<std::uint8_t>(from.multipliers[k / kTwoLevelGroup + group]);
   }
 }
 
-// Room for one output while it is quantised.
+// Room for one output while it is quantized.
 struct OutputScratch {
   float* wide;
   OutputIntegers integers;
@@ -212,7 +212,7 @@ struct OutputScratch {
 
 static inline OutputScratch make_output_scratch(const PackIntegersArgs& args) {
   const std::int64_t groups = num_groups(args.form, args.in_size), wide_size = args.in_size + 32;
-  const std::int64_t num_multipliers = ceil_div(args.in_size, kNestedGroup);
+  const std::int64_t num_multipliers = ceil_div(args.in_size, kTwoLevelGroup);
   float* wide = static_cast<float*>(
       thread_scratch().bytes(static_cast<std::size_t>((wide_size + groups) * 4 + args.in_size + num_multipliers)));
   std::int8_t* values = reinterpret_cast<std::int8_t*>(wide + wide_size + groups);
@@ -222,14 +222,14 @@ static inline OutputScratch make_output_scratch(const PackIntegersArgs& args) {
 static inline void pack_integer_panel(const PackIntegersArgs& args, std::int64_t panel, const OutputScratch& scratch) {
   const std::int64_t groups = num_groups(args.form, args.in_size), size = panel_bytes(args.form, args.in_size);
   std::uint8_t* to = args.packed + panel * size;
-  __builtin_memset(to, args.form.bits == 8 || args.form.is_nested ? 0 : 0x88, static_cast<std::size_t>(size));
+  __builtin_memset(to, args.form.bits == 8 || args.form.is_two_level ? 0 : 0x88, static_cast<std::size_t>(size));
   for (std::int64_t column = 0; column < 32; ++column) {
     // A gated panel: 16 gates, then the ups that belong to them.
     const std::int64_t output = args.is_gated ? panel * 16 + column % 16 : panel * 32 + column;
     const std::int64_t row = args.is_gated && column >= 16 ? args.out_size + output : output;
     const bool is_there = output < args.out_size;
     const OutputIntegers integers = args.weight ? scratch.integers : integers_of(args, row, groups);
-    if (is_there && args.weight) quantise_output(args.weight + row * args.in_size, args, scratch.wide, integers);
+    if (is_there && args.weight) quantize_output(args.weight + row * args.in_size, args, scratch.wide, integers);
     if (is_there) put_output(args, to, column, integers);
     for (std::int64_t group = 0; group < groups; ++group) {
       const std::int64_t at = (panel * groups + group) * 32 + column;

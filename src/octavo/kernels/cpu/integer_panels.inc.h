@@ -39,9 +39,9 @@ struct PanelBlock {
   void end_pass() { ahead.from = ahead.line(count * 2 * ahead.lines); }
 };
 
-// The k tiles of a block of nested weights, as bytes at `to` [count * 2 * kTileBytes].
+// The k tiles of a block of two-level weights, as bytes at `to` [count * 2 * kTileBytes].
 static inline void expand_block(const PanelBlock& block, std::uint8_t* to) {
-  for (std::int64_t k = 0; k < block.count; ++k) expand_nested(block.right + k * kNestedBytes, to + k * 2 * kTileBytes);
+  for (std::int64_t k = 0; k < block.count; ++k) expand_two_level(block.right + k * kTwoLevelBytes, to + k * 2 * kTileBytes);
 }
 
 // Adds all rows of a block times its k tiles to its results.

@@ -1,4 +1,4 @@
-// A linear map whose weights are integers. Included inside namespace octavo::OCTAVO_LEVEL.
+// A linear layer whose weights are integers. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // Sums are exact in 32 bits, so that whoever adds them up in whatever order gets the same: 128 * 127 * k stays below 2^31
 // up to k = 132,000.
@@ -11,7 +11,7 @@ static inline f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #endif
 }
 
-// A map with integer weights, its rows quantised already.
+// A map with integer weights, its rows quantized already.
 struct IntegerProduct {
   IntegerRows rows;
   std::int64_t num_rows, in_size;

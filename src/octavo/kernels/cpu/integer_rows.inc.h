@@ -101,7 +101,7 @@ static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_
 #endif
 
 // One row [K]: its line in each left tile, its scale, and its sums by group.
-static inline void quantise_row(const bf16* x, std::int64_t size, const Integers& form, std::int8_t* line, float* scale,
+static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, std::int8_t* line, float* scale,
                                 std::int32_t* sums) {
   const float largest = largest_magnitude(x, size);
   const bool is_finite = largest < __builtin_inff(), is_zero = largest < 0x1p-120f;
@@ -127,16 +127,16 @@ static inline void quantise_row(const bf16* x, std::int64_t size, const Integers
   }
 }
 
-// All rows, normalised where that is asked for.
-static void quantise_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
+// All rows, normalized where that is asked for.
+static void quantize_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
   const std::int64_t num_k = num_k_tiles(args.size), groups = num_groups(form, args.size);
   // Rows of one chunk: some ten microseconds, but never less than fills a thread's caches.
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));
   pool.run(ceil_div(args.rows, together), [&](std::int64_t chunk) {
-    bf16* normalised = args.fused.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
+    bf16* normalized = args.fused.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
     for (std::int64_t row = chunk * together; row < smaller(args.rows, (chunk + 1) * together); ++row) {
-      if (normalised) normalise_row(args, row, normalised);
-      quantise_row(normalised ? normalised : static_cast<const bf16*>(args.x) + row * args.size, args.size, form,
+      if (normalized) normalize_row(args, row, normalized);
+      quantize_row(normalized ? normalized : static_cast<const bf16*>(args.x) + row * args.size, args.size, form,
                    to.left + row / 16 * num_k * kTileBytes + row % 16 * kTileK, to.scales + row, to.sums + row * groups);
     }
   });

@@ -70,14 +70,14 @@ static inline void add_tiles(const std::int8_t* left, std::int64_t left_stride, 
   }
 }
 
-// One scale for all k: results [row tiles][2][16][16] stay integers until the last k is added. `beside(k)` is done before
+// One scale for all k: results [row tiles][2][16][16] stay integers until the last k is added. `alongside(k)` is done before
 // each k tile.
-template <int kRowTiles, class Beside>
+template <int kRowTiles, class Alongside>
 static inline void multiply_integers(std::int32_t* results, const std::int8_t* left, std::int64_t left_stride,
-                                     const std::uint8_t* right, std::int64_t num_k, bool accumulates, const Beside& beside) {
+                                     const std::uint8_t* right, std::int64_t num_k, bool accumulates, const Alongside& alongside) {
   begin_sums<kRowTiles>(accumulates ? results : nullptr);
   for (std::int64_t k = 0; k < num_k; ++k) {
-    beside(k);
+    alongside(k);
     add_tiles<kRowTiles>(left + k * kTileBytes, left_stride, right + k * 2 * kTileBytes);
   }
   end_sums<kRowTiles>(results);

@@ -13,12 +13,12 @@ static inline __m512i with_bias8(__m512i weights) { return _mm512_xor_si512(weig
 
 // How a unit of k of 16 outputs lies in the k tiles of a panel: 4 lines of two quads each.
 //
-// kMostRows meet one at a time: 8 with both tiles of a panel, which takes fewer loads, or 16 with one, which expands less
-// often. Up to kMostRowsInOrder a panel is read from front to back, so that the processor knows what comes next: a Zen 4
+// kMaxRows meet one at a time: 8 with both tiles of a panel, which takes fewer loads, or 16 with one, which expands less
+// often. Up to kMaxRowsInOrder a panel is read from front to back, so that the processor knows what comes next: a Zen 4
 // core then gets 29 GB/s out of memory, beside 20 by requests ahead of two tiles' lines in turn.
 struct ByteUnit {
   static constexpr bool kMayBeInGroups = true;
-  static constexpr int kMostRows = 8, kMostRowsInOrder = 4;
+  static constexpr int kMaxRows = 8, kMaxRowsInOrder = 4;
   static constexpr std::int32_t kBias = 128;
   const std::uint8_t* from;
 
@@ -31,7 +31,7 @@ struct ByteUnit {
 
 struct NibbleUnit {
   static constexpr bool kMayBeInGroups = true;
-  static constexpr int kMostRows = 8, kMostRowsInOrder = 0;
+  static constexpr int kMaxRows = 8, kMaxRowsInOrder = 0;
   static constexpr std::int32_t kBias = 8;
   const std::uint8_t* from;
 
@@ -43,17 +43,17 @@ struct NibbleUnit {
   }
 };
 
-struct NestedUnit {
+struct TwoLevelUnit {
   static constexpr bool kMayBeInGroups = false;
-  static constexpr int kMostRows = 16, kMostRowsInOrder = 0;
+  static constexpr int kMaxRows = 16, kMaxRowsInOrder = 0;
   static constexpr std::int32_t kBias = 128;
   const std::uint8_t* from;
   Multipliers multipliers;
 
-  NestedUnit(const std::uint8_t* panel, std::int64_t unit, int tile) {
-    const std::uint8_t* k_tile = panel + unit / 2 * kNestedBytes;
-    from = k_tile + tile * kNestedTileBytes + unit % 2 * (kNestedTileBytes / 2);
-    multipliers = load_multipliers(k_tile + 2 * kNestedTileBytes + unit % 2 * 32 + tile * 16);
+  TwoLevelUnit(const std::uint8_t* panel, std::int64_t unit, int tile) {
+    const std::uint8_t* k_tile = panel + unit / 2 * kTwoLevelBytes;
+    from = k_tile + tile * kTwoLevelTileBytes + unit % 2 * (kTwoLevelTileBytes / 2);
+    multipliers = load_multipliers(k_tile + 2 * kTwoLevelTileBytes + unit % 2 * 32 + tile * 16);
   }
   Line line(int i) const {
     const ExpandedLine expanded = expand_line(from + i * 64, multipliers);

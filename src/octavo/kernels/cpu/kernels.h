@@ -23,7 +23,7 @@ class Kernels {
  public:
   Kernels(const std::string& level, int num_threads, bool is_float32)
       : ops_(find_ops(level)),
-        maps_(is_float32 ? *ops_.float32 : ops_.bfloat16),
+        layer_ops_(is_float32 ? *ops_.float32 : ops_.bfloat16),
         packed_rows_(is_float32 ? octavo::packed_rows<float> : octavo::packed_rows<bf16>),
         pool_(num_threads) {}
 
@@ -32,14 +32,14 @@ class Kernels {
 
   void pack_linear(std::uintptr_t weight, std::int64_t in_size, std::int64_t out_size, bool is_gated,
                    std::uintptr_t packed) {
-    run(maps_.pack_linear, PackArgs{at<void>(weight), in_size, out_size, is_gated, at<void>(packed)});
+    run(layer_ops_.pack_linear, PackArgs{at<void>(weight), in_size, out_size, is_gated, at<void>(packed)});
   }
 
-  void quantise(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales,
+  void quantize(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales,
                 std::uintptr_t multipliers) {
     args.multipliers = at<std::int8_t>(multipliers);
     args.weight = at<const bf16>(weight), args.values = at<std::int8_t>(values), args.scales = at<float>(scales);
-    run_now(ops_.quantise, args);
+    run_now(ops_.quantize, args);
   }
 
   void pack_weight(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t packed, std::uintptr_t packed_scales) {
@@ -59,40 +59,40 @@ class Kernels {
   }
 
   void linear(const RowsArgs& rows, const PackedWeight& packed, Output output, std::uintptr_t out) {
-    run(maps_.linear, LinearArgs{rows, packed, output, at<void>(out)});
+    run(layer_ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }
 
-  void largest(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
-    run_now(maps_.largest, LargestArgs{rows, packed, at<Largest>(out)});
+  void argmax(const RowsArgs& rows, const PackedWeight& packed, std::uintptr_t out) {
+    run_now(layer_ops_.argmax, ArgmaxArgs{rows, packed, at<Argmax>(out)});
   }
 
   void mlp(const RowsArgs& rows, const PackedWeight& up, const PackedWeight& down, std::uintptr_t out) {
-    run(maps_.mlp, MlpArgs{rows, up, down, at<void>(out)});
+    run(layer_ops_.mlp, MlpArgs{rows, up, down, at<void>(out)});
   }
 
   void route(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, std::uintptr_t expert_ids,
              std::uintptr_t weights) {
-    run_now(maps_.route, RouteArgs{rows, router, routing, at<std::int64_t>(expert_ids), at<float>(weights)});
+    run_now(layer_ops_.route, RouteArgs{rows, router, routing, at<std::int64_t>(expert_ids), at<float>(weights)});
   }
 
   void expert_rows(const RowsArgs& rows, const ExpertWeights& experts, std::int64_t num_pairs, std::uintptr_t token_ids,
                    std::uintptr_t expert_ids, std::uintptr_t out) {
-    run_now(maps_.expert_rows, ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
+    run_now(layer_ops_.expert_rows, ExpertRowsArgs{rows, experts.experts(), num_pairs, at<const std::int64_t>(token_ids),
                                               at<const std::int64_t>(expert_ids), at<void>(out)});
   }
 
   void combine_experts(std::uintptr_t answers, std::uintptr_t weights, std::int64_t num_tokens, std::int64_t num_choices,
                        std::int64_t size, std::uintptr_t out) {
-    run_now(maps_.combine_experts,
+    run_now(layer_ops_.combine_experts,
             CombineArgs{at<void>(answers), at<const float>(weights), num_tokens, num_choices, size, at<void>(out)});
   }
 
   void moe(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, const ExpertWeights& experts,
            std::uintptr_t load, std::uintptr_t out) {
-    run(maps_.moe, MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<void>(out)});
+    run(layer_ops_.moe, MoeArgs{rows, router, routing, experts.experts(), at<std::int64_t>(load), at<void>(out)});
   }
 
-  void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(maps_.rms_norm, NormArgs{rows, at<void>(out)}); }
+  void rms_norm(const RowsArgs& rows, std::uintptr_t out) { run(layer_ops_.rms_norm, NormArgs{rows, at<void>(out)}); }
 
   void attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t qkv, std::uintptr_t keys,
                  std::uintptr_t values, std::uintptr_t out) {
@@ -123,7 +123,7 @@ class Kernels {
 
   void replay(const Tape& tape, std::int64_t num_rows, const AttentionStep& step) {
     nb::gil_scoped_release released;
-    tape.replay(ops_, maps_, pool_, num_rows, step);
+    tape.replay(ops_, layer_ops_, pool_, num_rows, step);
   }
 
  private:
@@ -146,7 +146,7 @@ class Kernels {
   }
 
   const Ops& ops_;
-  const MapOps& maps_;
+  const LayerOps& layer_ops_;
   void (*packed_rows_)(const PackedRowsArgs&, Pool&);
   Pool pool_;
 };

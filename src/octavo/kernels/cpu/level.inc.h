@@ -41,29 +41,29 @@ constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows of a product that 
 constexpr std::int64_t kLeftCacheBytes = 256 << 10;   // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRows = 0;                  // products take long enough to fetch weights beside any of them
 constexpr std::int64_t kPrefetchElements = 0;         // so none are fetched for the product itself
-constexpr std::int64_t kMostRowTiles = 4;             // 64 rows
+constexpr std::int64_t kMaxRowTiles = 4;             // 64 rows
 constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, half of the first-level cache
 #elif defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
 constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRows = 8;                  // whose products pass over weights once
 constexpr std::int64_t kPrefetchElements = 4096;      // ahead of weights that come from memory, 8 KiB
-constexpr std::int64_t kMostRowTiles = 6;             // 96 rows
+constexpr std::int64_t kMaxRowTiles = 6;             // 96 rows
 constexpr std::int64_t kTilesOfK = 32;                // 64 KiB of a panel, for all rows from the second-level cache
 #else
 constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
 constexpr std::int64_t kFewRows = 96;
 constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
-constexpr std::int64_t kMostRowTiles = 32;            // 512 rows
+constexpr std::int64_t kMaxRowTiles = 32;            // 512 rows
 constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel in the first-level cache, which left tiles pass by
 #endif
-constexpr std::int64_t kMostPanels = 16;              // whose results, of 512 rows, take 1 MiB
+constexpr std::int64_t kMaxPanels = 16;              // whose results, of 512 rows, take 1 MiB
 constexpr std::int64_t kStreamedBytes = 1 << 16;      // results as large as this bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
 constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together: their shares are uneven
 constexpr int kIntegerRowsAtOnce = OCTAVO_ROWS_AT_ONCE / 2;  // of a product of integers that is made of vectors
 constexpr std::int64_t kIntegerRowsOfBlock = 128;            // rows that stay in a cache while panels pass by
 constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vectors do better than tiles
-constexpr std::int64_t kFewRowsNested = 1;                   // the same of 4 bits that stand for 8
+constexpr std::int64_t kFewRowsTwoLevel = 1;                   // the same of 4 bits that stand for 8
 constexpr std::int64_t kIntegerTilesOfK = 16;                // 32 KiB of a panel, in the first-level cache
 constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations that are to stay in the second-level cache
 
@@ -74,7 +74,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "tiles.inc.h"
 #include "norm.inc.h"
 #include "sum.inc.h"
-#include "largest.inc.h"
+#include "argmax.inc.h"
 #include "panels.inc.h"
 #include "product.inc.h"
 #include "finish.inc.h"
@@ -84,7 +84,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations t
 #include "moe_pairs.inc.h"
 #include "experts.inc.h"
 #include "moe.inc.h"
-#include "integer_nested.inc.h"
+#include "integer_two_level.inc.h"
 #include "integer_pack.inc.h"
 #include "integer_rows.inc.h"
 #include "integer_product.inc.h"
@@ -138,7 +138,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
         {
             .pack_linear = OCTAVO_LEVEL::pack_linear,
             .linear = OCTAVO_LEVEL::linear_of_any_weight,
-            .largest = OCTAVO_LEVEL::largest_of_any_weight,
+            .argmax = OCTAVO_LEVEL::argmax_of_any_weight,
             .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
             .route = OCTAVO_LEVEL::route,
             .expert_rows = OCTAVO_LEVEL::expert_rows_of_any_weights,
@@ -147,7 +147,7 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
             .rms_norm = OCTAVO_LEVEL::rms_norm,
         },
     .float32 = &OCTAVO_JOIN(float32_ops_, OCTAVO_FLOAT32_LEVEL),
-    .quantise = OCTAVO_LEVEL::quantise,
+    .quantize = OCTAVO_LEVEL::quantize,
     .pack_integers = OCTAVO_LEVEL::pack_integers,
     .attention = OCTAVO_LEVEL::attention,
     .sum = OCTAVO_LEVEL::sum,

@@ -15,27 +15,27 @@ static void linear(const LinearArgs& args, Pool& pool) {
 }
 
 // Leaders of all rows, for as many groups of panels as a product may be cut into: what chunks have found is joined.
-static inline std::int64_t most_groups(const Pool& pool) { return 2 * pool.num_threads() * kChunksPerThread; }
+static inline std::int64_t max_groups(const Pool& pool) { return 2 * pool.num_threads() * kChunksPerThread; }
 
 static inline void begin_leaders(Leader* leaders, std::int64_t rows, const Pool& pool) {
-  for (std::int64_t i = 0; i < most_groups(pool) * rows; ++i) leaders[i] = Leader();
+  for (std::int64_t i = 0; i < max_groups(pool) * rows; ++i) leaders[i] = Leader();
 }
 
-static inline void join_leaders(const Leader* leaders, std::int64_t rows, const Pool& pool, Largest* out) {
+static inline void join_leaders(const Leader* leaders, std::int64_t rows, const Pool& pool, Argmax* out) {
   for (std::int64_t row = 0; row < rows; ++row) {
-    out[row] = leaders[row].largest();
-    for (std::int64_t group = 1; group < most_groups(pool); ++group) {
-      const Largest other = leaders[group * rows + row].largest();
+    out[row] = leaders[row].argmax();
+    for (std::int64_t group = 1; group < max_groups(pool); ++group) {
+      const Argmax other = leaders[group * rows + row].argmax();
       if (leads(other, out[row])) out[row] = other;
     }
   }
 }
 
-static void largest(const LargestArgs& args, Pool& pool) {
+static void argmax(const ArgmaxArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
   const std::int64_t left_bytes = left_elements(rows.rows, rows.size) * sizeof(LeftElement);
-  char* memory = static_cast<char*>(pool.scratch().bytes(left_bytes + most_groups(pool) * rows.rows * sizeof(Leader)));
+  char* memory = static_cast<char*>(pool.scratch().bytes(left_bytes + max_groups(pool) * rows.rows * sizeof(Leader)));
   LeftElement* left = reinterpret_cast<LeftElement*>(memory);
   Leader* leaders = reinterpret_cast<Leader*>(memory + left_bytes);
   begin_leaders(leaders, rows.rows, pool);

@@ -63,7 +63,7 @@ NB_MODULE(_cpu, m) {
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "norm_eps"_a, "scale"_a,
-           "is_float32"_a, "has_int8_kv"_a, "answers_kept"_a);
+           "is_float32"_a, "has_int8_kv"_a, "computes_kept_only"_a);
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
       .def(nb::new_(&make_step), "num_tokens"_a, "num_kept"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
@@ -77,13 +77,13 @@ NB_MODULE(_cpu, m) {
       .def_static("of_integers", &make_packed_integers)
       .def_ro("out_size", &PackedWeight::out_size);
   nb::class_<PackIntegersArgs>(m, "Integers")
-      .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_nested"_a, "in_size"_a, "out_size"_a,
+      .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_two_level"_a, "in_size"_a, "out_size"_a,
            "is_gated"_a)
       .def_prop_ro("packed_size", &packed_integers_size)
       .def_prop_ro("scales_size", &packed_scales_size);
   nb::class_<ExpertWeights>(m, "Experts").def(nb::init<std::vector<PackedWeight>, std::vector<PackedWeight>>());
   nb::class_<Routing>(m, "Routing")
-      .def(nb::new_(&make_routing), "num_experts"_a, "top_k"_a, "renormalises"_a, "has_shared"_a);
+      .def(nb::new_(&make_routing), "num_experts"_a, "top_k"_a, "renormalizes"_a, "has_shared"_a);
   nb::class_<Tape>(m, "Tape").def(nb::init<>()).def("__len__", &Tape::size);
   nb::class_<Collective>(m, "Collective")
       .def(nb::new_(&make_collective))
@@ -98,11 +98,11 @@ NB_MODULE(_cpu, m) {
       .def_prop_ro("level", &Kernels::level)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack_linear)
-      .def("quantise", &Kernels::quantise)
+      .def("quantize", &Kernels::quantize)
       .def("pack_weight", &Kernels::pack_weight)
       .def("pack_integers", &Kernels::pack_integers)
       .def("linear", &Kernels::linear)
-      .def("largest", &Kernels::largest)
+      .def("argmax", &Kernels::argmax)
       .def("mlp", &Kernels::mlp)
       .def("route", &Kernels::route)
       .def("expert_rows", &Kernels::expert_rows)

@@ -1,7 +1,7 @@
 // Mixtures of experts. Included inside namespace octavo::OCTAVO_LEVEL. What is computed: ops.h, kernels/reference.py.
 //
 // Pairs of a token and an expert are sorted by expert, so that each expert's weights are read once, for all of its rows
-// together. A row's result does not depend on who shares its expert: tiles see to that, as in all linear maps.
+// together. A row's result does not depend on who shares its expert: tiles see to that, as in all linear layers.
 //
 // Legend: T = tokens, C = experts that a token chooses, R = pairs, X = experts, D = hidden size, I = intermediate size.
 

@@ -42,9 +42,9 @@ struct SortedPairs {
 
   static SortedPairs in(Room& room, std::int64_t num_pairs, std::int64_t num_experts) {
     return {room.take<std::int64_t>(num_experts + 1), room.take<std::int64_t>(num_pairs),
-            room.take<std::int64_t>(num_pairs), room.take<std::int64_t>(most_tiles(num_pairs, num_experts) + 1)};
+            room.take<std::int64_t>(num_pairs), room.take<std::int64_t>(max_tiles(num_pairs, num_experts) + 1)};
   }
-  static std::int64_t most_tiles(std::int64_t num_pairs, std::int64_t num_experts) {
+  static std::int64_t max_tiles(std::int64_t num_pairs, std::int64_t num_experts) {
     return num_pairs / 16 + smaller(num_pairs, num_experts);
   }
 

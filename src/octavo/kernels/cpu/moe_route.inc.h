@@ -36,7 +36,7 @@ static inline void choose_experts(const Routing& routing, float* logits, std::in
   const float most = weights[0];
   exponentials(weights, routing.top_k, most);
   float total = 0.0f;
-  if (routing.renormalises) {
+  if (routing.renormalizes) {
     total = sum_in_order(weights, routing.top_k);
   } else {
     exponentials(logits, routing.num_experts, most);

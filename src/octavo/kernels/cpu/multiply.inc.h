@@ -1,12 +1,12 @@
 // A product, cut so that its operands come from caches. Included inside namespace octavo::OCTAVO_LEVEL.
 
 // What goes on beside a product: rows that are finished, and memory that will be wanted.
-struct Beside {
+struct Alongside {
   Finish<FinishedPanels>& finish;
   std::int64_t num_rows;
   Ahead ahead;
 
-  void beside(std::int64_t k) {
+  void alongside(std::int64_t k) {
     ahead.fetch(k);
     finish.do_some(num_rows);
   }
@@ -23,12 +23,12 @@ static inline Blocking choose_blocking(std::int64_t rows, std::int64_t num_k) {
   const std::int64_t num_row_tiles = ceil_div(rows, 16);
   // Few rows: memory decides. The first product of a panel streams its weights, the others find them in a cache.
   if (rows <= kFewRows) return {larger(2, num_row_tiles), kPair, num_k};
-  const std::int64_t num_blocks = ceil_div(num_row_tiles, kMostRowTiles);
+  const std::int64_t num_blocks = ceil_div(num_row_tiles, kMaxRowTiles);
   const std::int64_t row_tiles = ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2;
   // Where the rows' tiles of all k fit, they stay while pair after pair of panels passes by. Where they do not, those of
   // a block of k are used for many panels, whose sums wait meanwhile.
   const bool fits = row_tiles * num_k * kTileElements * std::int64_t{sizeof(LeftElement)} <= kLeftCacheBytes;
-  return {row_tiles, fits ? kPair : kMostPanels, kTilesOfK};
+  return {row_tiles, fits ? kPair : kMaxPanels, kTilesOfK};
 }
 
 // Some row tiles of a product, in the hands of one thread.
@@ -80,11 +80,11 @@ struct ProductRows {
     for (std::int64_t tile = 0; tile < num_tiles(); tile += 2, result += 4 * kResultElements) {
       const LeftElement* left = product.left + (first + tile) * stride() + k * kTileElements;
 #if defined(OCTAVO_HAS_AMX)
-      Beside beside = {finish, num_rows(), ahead};
+      Alongside alongside = {finish, num_rows(), ahead};
       if (tile + 1 < num_tiles()) {
-        multiply_2x2(result, left, left + stride(), right, count, k > 0, beside);
+        multiply_2x2(result, left, left + stride(), right, count, k > 0, alongside);
       } else {
-        multiply_1x2(result, left, right, count, k > 0, smaller(16, product.rows - (first + tile) * 16), beside);
+        multiply_1x2(result, left, right, count, k > 0, smaller(16, product.rows - (first + tile) * 16), alongside);
       }
 #else
       const std::int64_t rows = smaller(num_rows() - tile * 16, 32);

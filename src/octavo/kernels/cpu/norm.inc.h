@@ -1,4 +1,4 @@
-// Normalisation. Included inside namespace octavo::OCTAVO_LEVEL.
+// Normalization. Included inside namespace octavo::OCTAVO_LEVEL.
 
 // Adds a residual to x; the sum is rounded as later layers read it.
 static inline void add_row(const Element* x, const Element* residual, std::int64_t size, Element* total) {
@@ -24,7 +24,7 @@ static inline float sum_of_squares(const Element* x, std::int64_t size) {
 
 // x / sqrt(mean(x^2) + eps) * (weight + offset) of one row (Zhang and Sennrich 2019, arXiv:1910.07467), x being total where there
 // is a residual.
-static inline void normalise_row(const RowsArgs& args, std::int64_t row, Element* out) {
+static inline void normalize_row(const RowsArgs& args, std::int64_t row, Element* out) {
   const std::int64_t size = args.size, num_whole = size / 16 * 16, rest = size - num_whole;
   const Element *x = static_cast<const Element*>(args.x) + row * size, *weight = static_cast<const Element*>(args.fused.norm_weight);
   if (args.fused.residual) {
@@ -50,6 +50,6 @@ static void rms_norm(const NormArgs& args, Pool& pool) {
   const std::int64_t group = larger(1, (std::int64_t{1} << 14) / larger(1, rows.size));
   pool.run(ceil_div(rows.rows, group), [&](std::int64_t chunk) {
     for (std::int64_t row = chunk * group; row < smaller(rows.rows, (chunk + 1) * group); ++row)
-      normalise_row(rows, row, static_cast<Element*>(args.out) + row * rows.size);
+      normalize_row(rows, row, static_cast<Element*>(args.out) + row * rows.size);
   });
 }

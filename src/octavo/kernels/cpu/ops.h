@@ -17,7 +17,7 @@ using bf16 = std::uint16_t;
 // k][16 outputs][2], padded with zeros. In float32 a panel is [ceil(K / 32)][32 k][32 outputs]. It is read once, from
 // front to back.
 //
-// An activation is [T, K], row by row. Where a pointer names no type, it is of the dtype that an op is for: `MapOps`.
+// An activation is [T, K], row by row. Where a pointer names no type, it is of the dtype that an op is for: `LayerOps`.
 
 // What an MLP does between its two linears: kernels/activation.py. All but relu2 have gates.
 enum class ActivationKind { silu, gelu_tanh, clamped_swiglu, relu2 };
@@ -50,10 +50,10 @@ struct RowsArgs {
 // q + 8 in a nibble, the first quad in the lower ones. q is -127 ... 127, or -8 ... 7.
 //
 // Nested: 4 bits that stand for 8, a multiplier for each output and 32 of k: q = (q4 * m + 4) >> 3. See
-// integer_nested.inc.h.
+// integer_two_level.inc.h.
 struct Integers {
   int bits;                    // 8 or 4; 0: the weight is no integers
-  bool is_nested;              // then 4 bits, and one scale for all of k
+  bool is_two_level;              // then 4 bits, and one scale for all of k
   std::int64_t group_size;     // 32, 64 or 128; 0: all of k
   const std::uint8_t* values;
   const float* scales;         // [panels][groups][32]
@@ -83,15 +83,15 @@ struct LinearArgs {
 };
 
 // The largest result of a row, and the first output that has it; NaN where any result is.
-struct Largest {
+struct Argmax {
   float value;
   std::int32_t output;
 };
 
-struct LargestArgs {
+struct ArgmaxArgs {
   RowsArgs rows;
   PackedWeight packed;  // not gated
-  Largest* out;         // [T]
+  Argmax* out;         // [T]
 };
 
 struct MlpArgs {
@@ -109,8 +109,8 @@ struct PackArgs {
   void* packed;
 };
 
-// Quantising fills `values` and `scales` from `weight`. Packing fills the panels, from those and `offsets`, or from
-// `weight` itself, as quantising would.
+// Quantizing fills `values` and `scales` from `weight`. Packing fills the panels, from those and `offsets`, or from
+// `weight` itself, as quantizing would.
 struct PackIntegersArgs {
   Integers form;           // of it: bits and group_size
   std::int64_t in_size;    // K
@@ -118,7 +118,7 @@ struct PackIntegersArgs {
   bool is_gated;
   const bf16* weight;      // [N, K]; gated: [2 * I, K], gates first; null where values are packed
   std::int8_t* values;     // [N, K] or [2 * I, K]
-  std::int8_t* multipliers;  // [N or 2 * I, ceil(K / 32)], of nested ones
+  std::int8_t* multipliers;  // [N or 2 * I, ceil(K / 32)], of two-level ones
   float* scales;           // [N or 2 * I, groups]
   const float* offsets;    // the same, or null
   std::uint8_t* packed;
@@ -152,7 +152,7 @@ struct SumArgs {
 // MLPs that tokens choose among. All have first weights of the same form, and second ones too.
 struct Experts {
   std::int64_t count;              // X
-  std::int64_t most_intermediate;  // the largest I
+  std::int64_t max_intermediate;  // the largest I
   const PackedWeight* up;          // [X], gated where the activation is
   const PackedWeight* down;        // [X]
 };
@@ -161,7 +161,7 @@ struct Experts {
 // shared one, that too, as number X, weighed by the sigmoid of logit number X.
 struct Routing {
   std::int64_t num_experts, top_k;
-  bool renormalises;  // softmax over the chosen, else over all
+  bool renormalizes;  // softmax over the chosen, else over all
   bool has_shared;
 
   std::int64_t num_choices() const { return top_k + has_shared; }
@@ -202,10 +202,10 @@ struct MoeArgs {
 };
 
 // What is computed in one dtype, bf16 or float32: of activations, and of weights that are no integers.
-struct MapOps {
+struct LayerOps {
   void (*pack_linear)(const PackArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
-  void (*largest)(const LargestArgs&, Pool&);
+  void (*argmax)(const ArgmaxArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
   void (*route)(const RouteArgs&, Pool&);
   void (*expert_rows)(const ExpertRowsArgs&, Pool&);
@@ -216,9 +216,9 @@ struct MapOps {
 
 struct Ops {
   const char* name;
-  MapOps bfloat16;        // weights may be integers where it is not said otherwise
-  const MapOps* float32;  // no integers
-  void (*quantise)(const PackIntegersArgs&, Pool&);
+  LayerOps bfloat16;        // weights may be integers where it is not said otherwise
+  const LayerOps* float32;  // no integers
+  void (*quantize)(const PackIntegersArgs&, Pool&);
   void (*pack_integers)(const PackIntegersArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
   void (*sum)(const SumArgs&);
@@ -235,10 +235,10 @@ std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_ga
 std::int64_t packed_integers_size(const PackIntegersArgs& args);                       // bytes
 std::int64_t packed_scales_size(const PackIntegersArgs& args);                         // floats, of offsets too
 
-extern const MapOps float32_ops_portable;
+extern const LayerOps float32_ops_portable;
 extern const Ops ops_portable;
 #if defined(__x86_64__)
-extern const MapOps float32_ops_avx2, float32_ops_avx512;
+extern const LayerOps float32_ops_avx2, float32_ops_avx512;
 extern const Ops ops_avx2, ops_avx2_vnni, ops_avx512_vnni, ops_avx512, ops_amx;
 #endif
 

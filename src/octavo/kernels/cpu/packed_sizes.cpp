@@ -14,7 +14,7 @@ static std::int64_t num_panels(const PackIntegersArgs& args) {
 }
 
 std::int64_t packed_integers_size(const PackIntegersArgs& args) {
-  const std::int64_t k_tile_bytes = 256 * args.form.bits + (args.form.is_nested ? 64 : 0);
+  const std::int64_t k_tile_bytes = 256 * args.form.bits + (args.form.is_two_level ? 64 : 0);
   return num_panels(args) * ((args.in_size + 63) / 64) * k_tile_bytes;
 }
 

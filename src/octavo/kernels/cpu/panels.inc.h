@@ -29,17 +29,17 @@ static void pack_linear(const PackArgs& args, Pool& pool) {
   });
 }
 
-// All rows as left tiles [row tiles][num_k][16][32], normalised where that is asked for. Rows that are not there are
+// All rows as left tiles [row tiles][num_k][16][32], normalized where that is asked for. Rows that are not there are
 // zeros where products read them.
 static void pack_rows(const RowsArgs& args, LeftElement* left, Pool& pool) {
   const std::int64_t num_k = ceil_div(args.size, 32);
   pool.run(ceil_div(args.rows, 16), [&](std::int64_t tile) {
     void* memory = args.fused.norm_weight ? thread_scratch().bytes(args.size * sizeof(Element)) : nullptr;
-    Element* normalised = static_cast<Element*>(memory);
+    Element* normalized = static_cast<Element*>(memory);
     for (std::int64_t line = 0; line < (kReadsWholeTiles ? 16 : smaller(16, args.rows - tile * 16)); ++line) {
       const std::int64_t row = tile * 16 + line;
       const Element* from = static_cast<const Element*>(args.x) + row * args.size;
-      if (normalised && row < args.rows) normalise_row(args, row, normalised), from = normalised;
+      if (normalized && row < args.rows) normalize_row(args, row, normalized), from = normalized;
       pack_row(from, row < args.rows ? args.size : 0, num_k, left + tile * num_k * kTileElements + line * 32);
     }
   });

@@ -1,4 +1,4 @@
-// One linear map of rows. Included inside namespace octavo::OCTAVO_LEVEL.
+// One linear layer of rows. Included inside namespace octavo::OCTAVO_LEVEL.
 
 // Where a map's results go.
 struct Destination {

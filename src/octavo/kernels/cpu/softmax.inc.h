@@ -53,7 +53,7 @@ template <class Join>
 static inline f32x16 join_lanes(const f32x16* rows, const Join& join) {
   f32x16 half[16];
   __builtin_memcpy(half, rows, sizeof half);
-  // Each round joins neighbours within vectors and halves their number: row r's lanes end up as lane r.
+  // Each round joins neighbors within vectors and halves their number: row r's lanes end up as lane r.
   for (int count = 8; count > 0; count /= 2)
     for (int i = 0; i < count; ++i)
       half[i] = join(shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(half[2 * i], half[2 * i + 1]),

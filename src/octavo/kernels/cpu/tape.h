@@ -41,9 +41,9 @@ class Tape {
 
   std::size_t size() const { return calls_.size(); }
 
-  void replay(const Ops& ops, const MapOps& maps, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
+  void replay(const Ops& ops, const LayerOps& layer_ops, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
     for (const Call& call : calls_) {
-      std::visit([&](auto args) { make(ops, maps, pool, set(args, num_rows, step)); }, call);
+      std::visit([&](auto args) { make(ops, layer_ops, pool, set(args, num_rows, step)); }, call);
       if (std::holds_alternative<KeepRowsArgs>(call)) num_rows = step.num_kept;
     }
   }
@@ -69,22 +69,22 @@ class Tape {
     return args;
   }
 
-  static auto op_of(const Ops&, const MapOps& maps, const LinearArgs&) { return maps.linear; }
-  static auto op_of(const Ops&, const MapOps& maps, const MlpArgs&) { return maps.mlp; }
-  static auto op_of(const Ops&, const MapOps& maps, const MoeArgs&) { return maps.moe; }
-  static auto op_of(const Ops&, const MapOps& maps, const NormArgs&) { return maps.rms_norm; }
-  static auto op_of(const Ops& ops, const MapOps&, const AttentionArgs&) { return ops.attention; }
+  static auto op_of(const Ops&, const LayerOps& layer_ops, const LinearArgs&) { return layer_ops.linear; }
+  static auto op_of(const Ops&, const LayerOps& layer_ops, const MlpArgs&) { return layer_ops.mlp; }
+  static auto op_of(const Ops&, const LayerOps& layer_ops, const MoeArgs&) { return layer_ops.moe; }
+  static auto op_of(const Ops&, const LayerOps& layer_ops, const NormArgs&) { return layer_ops.rms_norm; }
+  static auto op_of(const Ops& ops, const LayerOps&, const AttentionArgs&) { return ops.attention; }
 
   template <class Args>
-  static void make(const Ops& ops, const MapOps& maps, Pool& pool, const Args& args) {
+  static void make(const Ops& ops, const LayerOps& layer_ops, Pool& pool, const Args& args) {
     const std::lock_guard<std::mutex> lock(pool.mutex());
-    op_of(ops, maps, args)(args, pool);
+    op_of(ops, layer_ops, args)(args, pool);
   }
   // Without the pool: other ranks may be threads of this process, and want it before they come.
-  static void make(const Ops&, const MapOps&, Pool&, const AllReduceArgs& args) {
+  static void make(const Ops&, const LayerOps&, Pool&, const AllReduceArgs& args) {
     args.collective->all_reduce(args.x, args.rows * args.size, args.is_float32);
   }
-  static void make(const Ops&, const MapOps&, Pool&, const KeepRowsArgs& args) {
+  static void make(const Ops&, const LayerOps&, Pool&, const KeepRowsArgs& args) {
     const auto size = static_cast<std::size_t>(args.row_bytes);
     if (!args.kept) std::memcpy(args.out, args.x, size * static_cast<std::size_t>(args.num_kept));
     for (std::int64_t i = 0; args.kept && i < args.num_kept; ++i)

@@ -49,7 +49,7 @@ static inline void multiply_2x2(float* result, const bf16* left0, const bf16* le
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
-    other.beside(k);
+    other.alongside(k);
   }
   _tile_stored(0, result, 64);
   _tile_stored(1, result + kResultElements, 64);
@@ -73,7 +73,7 @@ static inline void multiply_1x2(float* result, const bf16* left, const bf16* rig
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, right + (2 * k + 1) * kTileElements, 64);
     _tile_dpbf16ps(1, 4, 7);
-    other.beside(k);
+    other.alongside(k);
   }
   _tile_stored(0, result, 64);
   _tile_stored(1, result + kResultElements, 64);

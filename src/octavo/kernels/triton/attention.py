@@ -157,8 +157,8 @@ def _join_kernel(
     part = (tl.program_id(0).to(tl.int64) * H + head) * num_splits
     if tokens is not None:
         token, request = tl.load(tokens + 2 * token), tl.load(tokens + 2 * token + 1)
-    behind = tl.load(query_start_loc + request + 1) - token  # tokens of the request, with this one, up to its last
-    position = tl.load(seq_lens + request) - behind
+    num_left = tl.load(query_start_loc + request + 1) - token  # tokens of the request, with this one, up to its last
+    position = tl.load(seq_lens + request) - num_left
     columns = tl.arange(0, E_BLOCK)
     mixed = tl.zeros([E_BLOCK], dtype=tl.float32)
     largest = tl.max(mixed, axis=0) + float("-inf")

@@ -11,7 +11,7 @@ class DeterministicKernels(TritonKernels):
     """See `Kernels`. Experts' tiles are the same for any number of rows, and a token is routed by a program alone."""
 
     name = "triton-deterministic"
-    is_row_invariant = True
+    is_batch_invariant = True
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return matmul(x, packed.weight, packed.bias)

@@ -1,8 +1,8 @@
-"""A token for each row of logits: the arg-max of log p + Gumbel noise, in one pass that writes no noise down.
+"""A token for each row of logits: the argmax of log p + Gumbel noise, in one pass that writes no noise down.
 
 Filtered rows have a threshold (`threshold.py`); where no logit of a block reaches it, no noise is computed.
 
-Philox4x32-10 (Salmon et al., SC 2011) gives four words for four neighbours: counter (id >> 2, output index, 0, 0), word
+Philox4x32-10 (Salmon et al., SC 2011) gives four words for four neighbors: counter (id >> 2, output index, 0, 0), word
 id & 3. Scores are float64, of the same operations in the same order as `sampling/noise.py` and `sampling/mass.py`;
 only the two logarithms are the device's own. Torch calls the same ones on a GPU.
 
@@ -46,7 +46,7 @@ def _has_any(
 @triton.jit
 def _draw_kernel(
     logits: tl.tensor,  # [L, V] float32
-    largest: tl.tensor,  # [L] float32
+    max_logit: tl.tensor,  # [L] float32
     temperatures: tl.tensor,  # [L] float64; 0: nothing is drawn
     seed_low: tl.tensor,  # [L] int64
     seed_high: tl.tensor,  # [L] int64
@@ -62,7 +62,7 @@ def _draw_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature, peak = tl.load(temperatures + row), tl.load(largest + row).to(tl.float64)
+    temperature, peak = tl.load(temperatures + row), tl.load(max_logit + row).to(tl.float64)
     if (temperature > 0.0) & (tl.abs(peak) < float("inf")):
         key_low, key_high = tl.load(seed_low + row).to(tl.uint32), tl.load(seed_high + row).to(tl.uint32)
         output_index = tl.load(output_indices + row).to(tl.uint32)
@@ -92,7 +92,7 @@ def _draw_kernel(
 
 def draw(
     logits: torch.Tensor,
-    largest: torch.Tensor,
+    max_logit: torch.Tensor,
     temperatures: torch.Tensor,
     seed_low: torch.Tensor,
     seed_high: torch.Tensor,
@@ -112,12 +112,12 @@ def draw(
     if num_rows:
         _draw_kernel[num_rows, num_parts](
             logits.contiguous(),
-            largest,
+            max_logit,
             temperatures,
             seed_low,
             seed_high,
             output_indices,
-            largest if thresholds is None else thresholds,
+            max_logit if thresholds is None else thresholds,
             temperatures if log_min_p is None else log_min_p,
             scores,
             ids,

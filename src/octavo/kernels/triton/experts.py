@@ -17,7 +17,7 @@ from triton import language as tl
 
 from octavo.kernels.triton.activation import constants, gated, squared
 from octavo.kernels.triton.arguments import aligned
-from octavo.kernels.triton.grouped_rows import most_blocks, rows_of_block, sort_by_group
+from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.types import Activation, PackedExperts, PackedLinear
 
 _ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile: rows, outputs, inputs
@@ -38,8 +38,8 @@ class TritonExperts(PackedExperts):
 def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> TritonExperts:
     """Put experts together: gate_up of [2 * I, D], or [I, D] without gates, down of [D, I]."""
     assert all(linear.bias is None for linear in (*gate_up, *down)), "experts have no biases"
-    maps = *gate_up, *down
-    assert all(linear.weight.is_contiguous() and linear.weight.data_ptr() % _ALIGNMENT == 0 for linear in maps)
+    linears = *gate_up, *down
+    assert all(linear.weight.is_contiguous() and linear.weight.data_ptr() % _ALIGNMENT == 0 for linear in linears)
     sizes, device = [linear.weight.shape[1] for linear in down], down[0].weight.device
     return TritonExperts(
         gate_up=tuple(gate_up),
@@ -131,9 +131,9 @@ def expert_rows(
     x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(experts.down))
     order, bounds = sort_by_group(expert_ids, num_experts)
     middle, out = x.new_empty(num_pairs, experts.largest_size), x.new_empty(num_pairs, x.shape[1])
-    maps = (x, experts.gate_up_addresses, middle), (middle, experts.down_addresses, out)
-    num_blocks = most_blocks(num_pairs, num_experts, _ROWS)
-    for is_into, (inputs, addresses, outputs) in zip((True, False), maps, strict=True):
+    linears = (x, experts.gate_up_addresses, middle), (middle, experts.down_addresses, out)
+    num_blocks = max_blocks(num_pairs, num_experts, _ROWS)
+    for is_into, (inputs, addresses, outputs) in zip((True, False), linears, strict=True):
         _experts_kernel[num_blocks, triton.cdiv(outputs.shape[1], _COLUMNS)](
             inputs,
             token_ids,

@@ -37,6 +37,6 @@ def sort_by_group(group_ids: torch.Tensor, num_groups: int) -> tuple[torch.Tenso
     return order, torch.searchsorted(ordered, torch.arange(num_groups + 1, device=ordered.device, dtype=ordered.dtype))
 
 
-def most_blocks(num_rows: int, num_groups: int, rows: int) -> int:
+def max_blocks(num_rows: int, num_groups: int, rows: int) -> int:
     """Return how many blocks there can be: full ones, and one begun for each group; no more than rows."""
     return min(num_rows, num_rows // rows + num_groups)

@@ -103,7 +103,7 @@ def rotate_and_write(
     num_heads: int,
     block_size: int,
 ) -> torch.Tensor:  # [T, H, E]
-    """Normalise and rotate queries and keys, store keys and values in their slots, return the queries."""
+    """Normalize and rotate queries and keys, store keys and values in their slots, return the queries."""
     qkv, (_, num_kv_heads, head_dim) = aligned(qkv), key_pool.shape
     query = qkv.new_empty(len(qkv), num_heads, head_dim)
     query_norm, key_norm, eps = norms or (None, None, 0.0)

@@ -1,4 +1,4 @@
-"""Octavo's kernels for GPUs: Triton for what is small and fused, cuBLAS (torch's matmul) for linear maps.
+"""Octavo's kernels for GPUs: Triton for what is small and fused, cuBLAS (torch's matmul) for linear layers.
 
 Legend: T = tokens, K = input size, N = output size.
 """
@@ -18,10 +18,10 @@ class TritonKernels(Kernels):
     """See `Kernels`. bfloat16, float16 and float32. Nothing here waits for the device, so steps can be captured."""
 
     name = "triton"
-    is_row_invariant = False  # cuBLAS chooses its way through a matmul by the number of rows
+    is_batch_invariant = False  # cuBLAS chooses its way through a matmul by the number of rows
     captures_experts = True
 
-    def largest_logits(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         """Found before anything is widened: half the bytes."""
         values, ids = self.linear(x, packed).max(-1)
         return values.float(), ids

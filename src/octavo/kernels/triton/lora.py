@@ -11,7 +11,7 @@ import triton
 from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
-from octavo.kernels.triton.grouped_rows import most_blocks, rows_of_block, sort_by_group
+from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.types import LoraAdapters
 
 _ROWS, _INPUTS, _OUTPUTS = 16, 64, 128
@@ -104,7 +104,7 @@ def add_lora(
     order, bounds = sort_by_group(adapter_ids, num_adapters)
     num_splits = triton.cdiv(in_size, _SPLIT)
     parts = torch.empty(num_splits, num_rows, rank, dtype=torch.float32, device=x.device)
-    num_blocks = most_blocks(num_rows, num_adapters, _ROWS)
+    num_blocks = max_blocks(num_rows, num_adapters, _ROWS)
     sizes = {
         "A": num_adapters,
         "GROUPS": triton.next_power_of_2(num_adapters),

@@ -18,7 +18,7 @@ from triton import language as tl
 
 from octavo.kernels.quantization import Float8Format
 from octavo.kernels.triton.activation import activate
-from octavo.kernels.triton.grouped_rows import most_blocks, rows_of_block, sort_by_group
+from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.triton.integer_rows import activated_integer_rows, integer_rows
 from octavo.kernels.triton.low_bit_matmul import padded_rows, tiling_for
 from octavo.kernels.triton.low_bit_sum import Form, finished, form_of, split_sum
@@ -72,23 +72,23 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
     )
 
 
-def _of_few_bits(maps: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
-    found = tuple(linear for linear in maps if isinstance(linear, LowBitLinear))
-    assert len(found) == len(maps), "experts are of few bits"
+def _of_few_bits(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
+    found = tuple(linear for linear in linears if isinstance(linear, LowBitLinear))
+    assert len(found) == len(linears), "experts are of few bits"
     assert all(linear.bias is None for linear in found), "experts have no biases"
     return found
 
 
-def _addresses(maps: Sequence[LowBitLinear]) -> torch.Tensor:
+def _addresses(linears: Sequence[LowBitLinear]) -> torch.Tensor:
     """Return [4, X] int64: of weights, scales, offsets and multipliers; of scales again where there is nothing."""
     parts = [
-        [linear.weight for linear in maps],
-        [linear.scales for linear in maps],
-        [linear.scales if linear.offsets is None else linear.offsets for linear in maps],
-        [linear.scales if linear.multipliers is None else linear.multipliers for linear in maps],
+        [linear.weight for linear in linears],
+        [linear.scales for linear in linears],
+        [linear.scales if linear.offsets is None else linear.offsets for linear in linears],
+        [linear.scales if linear.multipliers is None else linear.multipliers for linear in linears],
     ]
     assert all(part.is_contiguous() and part.data_ptr() % _ALIGNMENT == 0 for of_maps in parts for part in of_maps)
-    return torch.tensor([[part.data_ptr() for part in of_maps] for of_maps in parts], device=maps[0].weight.device)
+    return torch.tensor([[part.data_ptr() for part in of_maps] for of_maps in parts], device=linears[0].weight.device)
 
 
 @triton.jit
@@ -207,9 +207,9 @@ def _launch(
     num_pairs, num_experts = len(pairs[0]), len(experts.down)
     # As many rows as an expert has on average: one that has more takes several blocks of them.
     tiling = tiling_for(triton.cdiv(num_pairs, num_experts), x.dtype, one_tiling=one_tiling)
-    most_outputs = experts.num_parts * experts.largest_size if is_into else experts.hidden_size
+    max_outputs = experts.num_parts * experts.largest_size if is_into else experts.hidden_size
     addresses = experts.gate_up_addresses if is_into else experts.down_addresses
-    grid = most_blocks(num_pairs, num_experts, tiling.rows), triton.cdiv(most_outputs, tiling.outputs)
+    grid = max_blocks(num_pairs, num_experts, tiling.rows), triton.cdiv(max_outputs, tiling.outputs)
     _low_bit_experts_kernel[grid](
         x,
         addresses if row_scales is None else row_scales,  # where there is nothing, any address will do

@@ -23,7 +23,7 @@ _JOINED = 1024  # elements of a program that adds splits up
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class MatmulTiling:
     """What a program computes: so many rows by so many outputs."""
 
     rows: int
@@ -31,10 +31,10 @@ class Tiling:
     num_warps: int = 4
 
 
-FEW, SOME, MANY = Tiling(16, 64), Tiling(64, 128), Tiling(128, 128, num_warps=8)
-_FLOAT32 = Tiling(32, 64)  # three products of TF32 take more registers
-_MOST_FEW = FEW.rows
-_MOST_SOME = 256  # rows: up to here they cost less than reading the weights
+FEW, SOME, MANY = MatmulTiling(16, 64), MatmulTiling(64, 128), MatmulTiling(128, 128, num_warps=8)
+_FLOAT32 = MatmulTiling(32, 64)  # three products of TF32 take more registers
+_MAX_FEW = FEW.rows
+_MAX_SOME = 256  # rows: up to here they cost less than reading the weights
 
 
 @triton.jit
@@ -135,13 +135,13 @@ def padded_rows(x: torch.Tensor, padded_size: int) -> torch.Tensor:
     return aligned(x if x.shape[1] == padded_size else F.pad(x, (0, padded_size - x.shape[1])))
 
 
-def tiling_for(num_rows: int, dtype: torch.dtype, *, one_tiling: bool) -> Tiling:
+def tiling_for(num_rows: int, dtype: torch.dtype, *, one_tiling: bool) -> MatmulTiling:
     """Return how so many rows of a dtype are cut; with `one_tiling` any number of them alike."""
-    if num_rows <= _MOST_FEW and not one_tiling:
+    if num_rows <= _MAX_FEW and not one_tiling:
         return FEW
     if dtype == torch.float32:
         return _FLOAT32
-    return SOME if num_rows <= _MOST_SOME or one_tiling else MANY
+    return SOME if num_rows <= _MAX_SOME or one_tiling else MANY
 
 
 def _launch(

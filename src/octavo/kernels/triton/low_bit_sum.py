@@ -21,7 +21,7 @@ class Form:
 
     is_halved: bool  # 4 bits
     is_float: bool
-    is_nested: bool
+    is_two_level: bool
     group_size: int  # more than a step: all inputs share a scale
     has_offsets: bool
     scales_inside: bool  # sums of a split are scaled, and so floats
@@ -33,7 +33,7 @@ def form_of(packed: LowBitLinear) -> Form:
     return Form(
         is_halved=form.bits == 4,
         is_float=isinstance(form, Float8Format),
-        is_nested=form.is_nested,
+        is_two_level=form.is_two_level,
         group_size=form.group_size or 2 * STEP,
         has_offsets=packed.offsets is not None,
         scales_inside=form.group_size is not None or packed.offsets is not None,
@@ -60,7 +60,7 @@ def _factors(
         # Sign, then exponent and mantissa where float16 has them.
         wide = raw.to(tl.int16)
         found = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
-    elif FORM.is_nested:
+    elif FORM.is_two_level:
         of_output = tl.load(multipliers + (block * 2 + HALF) * num_outputs + outputs).to(tl.int32)
         found = ((raw.to(tl.int32) * of_output[:, None] + 4) >> 3).to(tl.int8)
     else:

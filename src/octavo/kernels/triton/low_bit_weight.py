@@ -28,7 +28,7 @@ class LowBitLinear(PackedLinear):
     in_size: int  # K
     scales: torch.Tensor  # [G, N] float32
     offsets: torch.Tensor | None  # [G, N] float32
-    multipliers: torch.Tensor | None  # [P / 32, N] int8, of nested integers
+    multipliers: torch.Tensor | None  # [P / 32, N] int8, of two-level integers
 
     @property
     def padded_size(self) -> int:

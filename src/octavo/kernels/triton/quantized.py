@@ -1,4 +1,4 @@
-"""Kernels for GPUs whose linear maps have weights in few bits: `quantization=` on a GPU."""
+"""Kernels for GPUs whose linear layers have weights in few bits: `quantization=` on a GPU."""
 
 from collections.abc import Sequence
 from typing import TypeGuard
@@ -21,13 +21,13 @@ class QuantizedKernels(TritonKernels):
     """See `Kernels`. Sums of integers are exact, so rows depend on no other; floats need one tiling for that."""
 
     packing_copies = True  # few bits are not what an embedding's rows were
-    largest_logits = Kernels.largest_logits  # logits are not rounded to the dtype first
+    logits_argmax = Kernels.logits_argmax  # logits are not rounded to the dtype first
 
     def __init__(self, quantization: Quantization, *, deterministic: bool) -> None:
         self._linear_form, self._logits_form = quantization.linear, quantization.logits
         has_floats = not isinstance(quantization.linear, IntegerFormat)
         self._one_tiling = deterministic
-        self.is_row_invariant = deterministic or not has_floats
+        self.is_batch_invariant = deterministic or not has_floats
         self.name = f"triton-{quantization.name}" + "-deterministic" * (deterministic and has_floats)
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
@@ -37,10 +37,10 @@ class QuantizedKernels(TritonKernels):
         return _packed(weight, bias, self._logits_form)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._map(x, packed, x.dtype)
+        return self._linear(x, packed, x.dtype)
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._map(x, packed, torch.float32)
+        return self._linear(x, packed, torch.float32)
 
     def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         if not _is_of_integers(packed):
@@ -79,7 +79,7 @@ class QuantizedKernels(TritonKernels):
         assert isinstance(experts, LowBitExperts)
         return expert_rows(x, token_ids, expert_ids, experts, activation, one_tiling=self._one_tiling)
 
-    def _map(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
+    def _linear(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
         if _is_of_integers(packed):
             return integer_linear(x, packed, dtype)
         assert isinstance(packed, LowBitLinear)

@@ -19,7 +19,7 @@ _LEAST = tl.constexpr(-(2**63))
 @triton.jit
 def _rate_kernel(
     logits: tl.tensor,  # [L, V] float32
-    largest: tl.tensor,  # [L] float32
+    max_logit: tl.tensor,  # [L] float32
     chosen: tl.tensor,  # [L] float32, the logit of the token whose rank is wanted
     is_wanted: tl.tensor,  # [L] int64; below 0: nothing is
     totals: tl.tensor,  # [L] int64, zeros at first, out: masses
@@ -31,7 +31,7 @@ def _rate_kernel(
     PART: tl.constexpr,
 ) -> None:
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    peak = tl.load(largest + row)
+    peak = tl.load(max_logit + row)
     if (tl.load(is_wanted + row) >= 0) & (tl.abs(peak) < float("inf")):
         ids = part * PART + tl.arange(0, PART)
         is_id = ids < vocab_size
@@ -49,7 +49,7 @@ def _rate_kernel(
 
 
 def rate(
-    logits: torch.Tensor, largest: torch.Tensor, chosen: torch.Tensor, is_wanted: torch.Tensor, count: int
+    logits: torch.Tensor, max_logit: torch.Tensor, chosen: torch.Tensor, is_wanted: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return masses [L], ranks [L] and the largest `count` keys [L, count], best first, all int64.
 
@@ -62,7 +62,7 @@ def rate(
     ranks, candidates = torch.ones_like(totals), totals.new_zeros(num_rows, num_parts, count)
     _rate_kernel[num_rows, num_parts](
         logits.contiguous(),
-        largest,
+        max_logit,
         chosen,
         is_wanted,
         totals,

@@ -1,6 +1,6 @@
 """Root mean square norm, with or without the sum before it, in one launch.
 
-Legend: T = rows, D = size normalised over.
+Legend: T = rows, D = size normalized over.
 """
 
 import torch

@@ -18,7 +18,7 @@ def _route_kernel(
     X: tl.constexpr,
     C: tl.constexpr,
     TOP_K: tl.constexpr,
-    RENORMALISES: tl.constexpr,
+    RENORMALIZES: tl.constexpr,
     X_BLOCK: tl.constexpr,
     C_BLOCK: tl.constexpr,
 ) -> None:
@@ -40,7 +40,7 @@ def _route_kernel(
         left = tl.where(numbers == number, float("-inf"), left)
     first = tl.max(of_all, axis=0)
     powers = tl.exp(chosen - first)
-    total = tl.sum(powers, axis=0) if RENORMALISES else tl.sum(tl.exp(of_all - first), axis=0)
+    total = tl.sum(powers, axis=0) if RENORMALIZES else tl.sum(tl.exp(of_all - first), axis=0)
     shares = powers / total
     if HAS_SHARED:
         is_shared = places == TOP_K
@@ -63,7 +63,7 @@ def route(logits: torch.Tensor, routing: Routing) -> Routes:
         X=routing.num_experts,
         C=num_choices,
         TOP_K=routing.top_k,
-        RENORMALISES=routing.renormalises,
+        RENORMALIZES=routing.renormalizes,
         X_BLOCK=triton.next_power_of_2(routing.num_experts),
         C_BLOCK=triton.next_power_of_2(num_choices),
         num_warps=1,

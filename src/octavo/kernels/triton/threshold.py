@@ -15,7 +15,7 @@ from triton import language as tl
 
 _WAYS, _PASSES = 16, 8  # 16 ** 8 = 2 ** 32
 _BLOCK, _WARPS = 256, 8  # ids at a time, one a thread: 16 sums each are in registers
-_FEWEST_IDS, _MOST_IDS = 1024, 16384  # of a program
+_FEWEST_IDS, _MAX_IDS = 1024, 16384  # of a program
 _PROGRAMS = 1024  # that fill a GPU
 _STATE_SIZE = 4
 
@@ -60,7 +60,7 @@ def _is_limited(temperature: tl.tensor, limit: tl.tensor, peak: tl.tensor, off: 
 @triton.jit
 def _measure_kernel(
     logits: tl.tensor,  # [L, V] float32
-    largest: tl.tensor,  # [L] float32
+    max_logit: tl.tensor,  # [L] float32
     temperatures: tl.tensor,  # [L] float64; 0: nothing is drawn
     limits: tl.tensor,  # [L] int64 of tokens, or float64 of the whole mass; `off` and more: no limit
     floors: tl.tensor,  # [L] float32, the least logit that counts
@@ -76,7 +76,7 @@ def _measure_kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     row, part, ways = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, 16)
-    temperature, limit, peak = tl.load(temperatures + row), tl.load(limits + row), tl.load(largest + row)
+    temperature, limit, peak = tl.load(temperatures + row), tl.load(limits + row), tl.load(max_logit + row)
     if _is_limited(temperature, limit, peak, off):
         if IS_FIRST:
             low, high = key_of(tl.load(floors + row)) - 1, key_of(peak)
@@ -112,7 +112,7 @@ def _measure_kernel(
 
 @triton.jit
 def _threshold_kernel(
-    largest: tl.tensor,  # [L] float32
+    max_logit: tl.tensor,  # [L] float32
     temperatures: tl.tensor,  # [L] float64
     limits: tl.tensor,  # [L]
     floors: tl.tensor,  # [L] float32
@@ -124,7 +124,7 @@ def _threshold_kernel(
 ) -> None:
     row, ways = tl.program_id(0).to(tl.int64), tl.arange(0, 16)
     limit, threshold = tl.load(limits + row), tl.load(floors + row)
-    if _is_limited(tl.load(temperatures + row), limit, tl.load(largest + row), off):
+    if _is_limited(tl.load(temperatures + row), limit, tl.load(max_logit + row), off):
         _, high, _, _ = _narrowed(states + row * 4, sums + row * 16, limit, ways, BY_MASS=BY_MASS)
         threshold = _logit(high)
     tl.store(thresholds + row, threshold)
@@ -132,7 +132,7 @@ def _threshold_kernel(
 
 def thresholds(
     logits: torch.Tensor,
-    largest: torch.Tensor,
+    max_logit: torch.Tensor,
     temperatures: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
@@ -142,14 +142,14 @@ def thresholds(
     logits are [L, V] float32, largest [L] theirs; temperatures and top_p [L] float64, top_k [L] int64: V or more is
     off, as 1 is for top-p, which is of what top-k leaves. Rows of temperature 0 get -inf.
     """
-    floors = torch.full_like(largest, -torch.inf)
-    floors = _least(logits, largest, temperatures, top_k, floors, logits.shape[1])
-    return _least(logits, largest, temperatures, top_p, floors, 1)
+    floors = torch.full_like(max_logit, -torch.inf)
+    floors = _least(logits, max_logit, temperatures, top_k, floors, logits.shape[1])
+    return _least(logits, max_logit, temperatures, top_p, floors, 1)
 
 
 def _least(
     logits: torch.Tensor,
-    largest: torch.Tensor,
+    max_logit: torch.Tensor,
     temperatures: torch.Tensor,
     limits: torch.Tensor,
     floors: torch.Tensor,
@@ -162,12 +162,12 @@ def _least(
     found, by_mass = torch.empty_like(floors), limits.is_floating_point()
     part = _part_size(num_rows, vocab_size)
     grid = num_rows, triton.cdiv(vocab_size, part)
-    wishes = largest, temperatures, limits, floors
+    row_args = max_logit, temperatures, limits, floors
     logits = logits.contiguous()
     for last, at in pairwise((0, *range(_PASSES))):
         _measure_kernel[grid](
             logits,
-            *wishes,
+            *row_args,
             states[last],
             sums[last],
             states[at],
@@ -181,11 +181,11 @@ def _least(
             num_warps=_WARPS,
             enable_fp_fusion=False,
         )
-    _threshold_kernel[(num_rows,)](*wishes, states[-1], sums[-1], found, off, BY_MASS=by_mass, enable_fp_fusion=False)
+    _threshold_kernel[(num_rows,)](*row_args, states[-1], sums[-1], found, off, BY_MASS=by_mass, enable_fp_fusion=False)
     return found
 
 
 def _part_size(num_rows: int, vocab_size: int) -> int:
     """Return how many ids a program looks at: few where rows are few, so that all of a GPU has work."""
     wanted = num_rows * vocab_size // _PROGRAMS
-    return max(_FEWEST_IDS, min(_MOST_IDS, int(triton.next_power_of_2(max(1, wanted)))))
+    return max(_FEWEST_IDS, min(_MAX_IDS, int(triton.next_power_of_2(max(1, wanted)))))

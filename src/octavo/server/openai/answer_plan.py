@@ -17,7 +17,7 @@ from octavo.server.openai.parsers.registry import (
 )
 from octavo.server.openai.protocol import ChatCompletionRequest
 from octavo.server.openai.tools import ToolUse, tool_use
-from octavo.structured_output import MAX_THOUGHT_TOKENS, StructuredOutput, Thoughts
+from octavo.structured_output import MAX_REASONING_TOKENS, StructuredOutput, Thoughts
 from octavo.tokenizer.tokenizer import Tokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -46,7 +46,7 @@ class AnswerFormats:
         self.special_tokens = frozenset(map(tokenizer.token_text, tokenizer.special_token_ids))
 
     @property
-    def thought_tags_are_tokens(self) -> bool:
+    def reasoning_tags_are_tokens(self) -> bool:
         """Whether the tags of reasoning are one token each, so that a grammar can recognize them."""
         tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
@@ -82,7 +82,7 @@ class AnswerPlan:
         """
         tools = tool_use(request, formats.tool_calls)
         if tools is not None:
-            params = params.replace(structured_output=tools.form(params.structured_output))
+            params = params.replace(structured_output=tools.constraint(params.structured_output))
         marks = _marks(formats, tools)
         hidden: frozenset[str] = frozenset()
         if marks & formats.special_tokens and params.skip_special_tokens:
@@ -105,15 +105,17 @@ class AnswerPlan:
             ApiError: 400; a budget that cannot be kept.
         """
         starts_inside = self.formats.starts_inside(prompt_token_ids)
-        form, reasoning = self.params.structured_output, self.formats.reasoning
-        if reasoning is None or starts_inside is None or (form is None and self.thinking_budget is None):
+        constraint, reasoning = self.params.structured_output, self.formats.reasoning
+        if reasoning is None or starts_inside is None or (constraint is None and self.thinking_budget is None):
             return replace(self, starts_inside=starts_inside)
-        if self.formats.thought_tags_are_tokens:
+        if self.formats.reasoning_tags_are_tokens:
             thoughts = Thoughts(
                 begin=reasoning.begin, end=reasoning.end, is_open=starts_inside, max_tokens=self.thinking_budget
             )
-            form = StructuredOutput(thoughts=thoughts) if form is None else replace(form, thoughts=thoughts)
-            return replace(self, starts_inside=starts_inside, params=self.params.replace(structured_output=form))
+            constraint = (
+                StructuredOutput(thoughts=thoughts) if constraint is None else replace(constraint, thoughts=thoughts)
+            )
+            return replace(self, starts_inside=starts_inside, params=self.params.replace(structured_output=constraint))
         if self.thinking_budget is not None:
             text = f"This model's tokenizer has no token {reasoning.end!r}, so thoughts cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
@@ -165,8 +167,8 @@ def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> 
     if formats.reasoning is None:
         text = "This model is not known to think; see the server's --reasoning-parser."
         raise bad_request(text, param, "unsupported_parameter")
-    if not 0 <= budget <= MAX_THOUGHT_TOKENS:
-        raise bad_request(f"{param}={budget}: from 0 to {MAX_THOUGHT_TOKENS}.", param)
+    if not 0 <= budget <= MAX_REASONING_TOKENS:
+        raise bad_request(f"{param}={budget}: from 0 to {MAX_REASONING_TOKENS}.", param)
     return budget
 
 
@@ -194,7 +196,7 @@ class ReasoningTokens:
 
     def push(self, token_ids: Sequence[int]) -> None:
         """Count tokens whose text the parser has read."""
-        if self._has_ended or self._parser.has_thoughts is False:
+        if self._has_ended or self._parser.has_reasoning is False:
             return
         for token_id in token_ids:
             self._num_tokens += 1
@@ -207,4 +209,4 @@ class ReasoningTokens:
     @property
     def num_tokens(self) -> int:
         """Reasoning tokens so far; 0 for an answer without reasoning."""
-        return self._num_tokens if self._parser.has_thoughts else 0
+        return self._num_tokens if self._parser.has_reasoning else 0

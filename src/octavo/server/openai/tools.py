@@ -41,7 +41,7 @@ class ToolUse:
     is_parallel: bool  # whether one answer may call more than once
     own_parser: type[ToolCallParser]  # of the model
 
-    def form(self, answer: StructuredOutput | None) -> StructuredOutput | None:
+    def constraint(self, answer: StructuredOutput | None) -> StructuredOutput | None:
         """Return the constraint on the whole answer; `answer` is the one on replies that are not calls.
 
         Raises:
@@ -55,15 +55,15 @@ class ToolUse:
         is_free = not (self.strict or self.is_subset)
         if is_free and self.is_parallel:
             return None
-        form = may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
-        if form is None and not is_free:
+        constraint = may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
+        if constraint is None and not is_free:
             logger.warning("%s cannot hold calls in free text to these schemas", self.own_parser.__name__)
-        return form
+        return constraint
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
         """Return the parser for answers under the final constraint in `params`."""
-        form = params.structured_output
-        is_free = form is None or form.kind != "tags" or form.free_text
+        constraint = params.structured_output
+        is_free = constraint is None or constraint.kind != "tags" or constraint.free_text
         return self.own_parser if is_free else forced_parser(self.own_parser, self.schemas)
 
 

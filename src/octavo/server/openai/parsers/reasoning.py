@@ -17,7 +17,7 @@ class ReasoningParser(GeneratorParser):
     def __init__(self, begin: str, end: str, *, starts_inside: bool) -> None:
         super().__init__()
         self._begin, self._end, self._starts_inside = begin, end, starts_inside
-        self.has_thoughts: bool | None = None  # None until known
+        self.has_reasoning: bool | None = None  # None until known
         self._is_over = False  # the rest is the answer
 
     def push(self, text: str) -> Sequence[Delta]:
@@ -30,16 +30,16 @@ class ReasoningParser(GeneratorParser):
         reader.mark()
         yield from reader.skip_space()
         begins = yield from reader.takes(self._begin)  # some models repeat the tag that the prompt ended in
-        self.has_thoughts = begins or self._starts_inside
-        if self.has_thoughts:
+        self.has_reasoning = begins or self._starts_inside
+        if self.has_reasoning:
             reader.unmark()
-            yield from self._read_thoughts()
+            yield from self._read_reasoning()
         else:
             reader.rewind()
         self._is_over = True
         self._content(reader.rest)
 
-    def _read_thoughts(self) -> Steps[None]:
+    def _read_reasoning(self) -> Steps[None]:
         reader = self._reader
         yield from reader.skip_space()
         if not (yield from copy_until(reader, (self._end,), self._reasoning)):

@@ -7,8 +7,8 @@ from tests.breadth import each
 from tests.kernels.conftest import native
 from tests.kernels.levels import LEVELS
 
-from octavo.sampling.draw import TorchDraws
-from octavo.sampling.native_draw import NativeDraws, draw_rows
+from octavo.sampling.backend import TorchSamplerBackend
+from octavo.sampling.native_backend import NativeSamplerBackend, draw_rows
 from octavo.sampling.noise import NoiseKeys, gumbel_for_all
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
@@ -41,10 +41,10 @@ def random(seed: int, *shape: int) -> torch.Tensor:
 
 def assert_like_the_definition(level: str, logits: torch.Tensor, params: list[SamplingParams]) -> None:
     records, indices = records_of(params, logits.shape[1]), np.arange(len(params), dtype=np.int32)
-    expected = TorchDraws().draw(logits, records, indices)
-    drawn = NativeDraws(native(level, 3)).draw(logits, records, indices)
-    torch.testing.assert_close(drawn.largest, expected.largest, rtol=0, atol=0, equal_nan=True)
-    is_finite = expected.largest.isfinite()
+    expected = TorchSamplerBackend().draw(logits, records, indices)
+    drawn = NativeSamplerBackend(native(level, 3)).draw(logits, records, indices)
+    torch.testing.assert_close(drawn.max_logit, expected.max_logit, rtol=0, atol=0, equal_nan=True)
+    is_finite = expected.max_logit.isfinite()
     assert torch.equal(drawn.token_ids[is_finite], expected.token_ids[is_finite])
 
 
@@ -94,12 +94,12 @@ def test_what_is_not_finite_shows_in_its_row(level: str, value: float) -> None:
 def test_a_row_alone_is_that_row_in_any_batch_on_any_number_of_threads(level: str) -> None:
     logits, indices = random(5, 10, 20_011) * 3, np.arange(10, dtype=np.int32)
     records = records_of([SamplingParams(seed=row, **FILTERS[row]) for row in range(10)], 20_011)  # type: ignore[arg-type]
-    together, largest = native(level, 2).draw(logits, draw_rows(records, indices))
+    together, max_logit = native(level, 2).draw(logits, draw_rows(records, indices))
     for num_threads in (1, 2, 3):
         for row in range(10):
             one = slice(row, row + 1)
             token_id, value = native(level, num_threads).draw(logits[one], draw_rows(records[one], indices[one]))
-            assert (int(token_id), float(value)) == (int(together[row]), float(largest[row]))
+            assert (int(token_id), float(value)) == (int(together[row]), float(max_logit[row]))
 
 
 def noise_of(seed: int, vocab_size: int) -> torch.Tensor:
@@ -113,8 +113,8 @@ def assert_too_close(level: str, logits: torch.Tensor, params: SamplingParams) -
     """The kernels hand the row back, and the definition draws it."""
     records, indices = records_of([params], len(logits)), np.zeros(1, dtype=np.int32)
     assert native(level, 2).draw(logits[None], draw_rows(records, indices))[0].tolist() == [-1]
-    expected = TorchDraws().draw(logits[None], records, indices).token_ids
-    assert torch.equal(NativeDraws(native(level, 2)).draw(logits[None], records, indices).token_ids, expected)
+    expected = TorchSamplerBackend().draw(logits[None], records, indices).token_ids
+    assert torch.equal(NativeSamplerBackend(native(level, 2)).draw(logits[None], records, indices).token_ids, expected)
 
 
 @pytest.mark.parametrize("level", LEVELS)

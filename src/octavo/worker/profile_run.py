@@ -12,15 +12,15 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.models.interfaces import CausalLM
-from octavo.sampling.device_draw import FLOAT_WISHES, INTEGER_WISHES, Wishes
-from octavo.sampling.device_edits import Context
+from octavo.sampling.device_draw import FLOAT_COLUMNS, INTEGER_COLUMNS, SamplingMetadata
+from octavo.sampling.device_logits_processors import Context
 from octavo.worker.device_sampling import sample
-from octavo.worker.edit_record import EditRecord
 from octavo.worker.graph_key import Ending
 from octavo.worker.kv_cache import allocate_kv_caches
+from octavo.worker.logits_processor_record import LogitsProcessorRecord
 
 
-class LargestSteps:
+class ProfileRun:
     """Two steps over a few blocks of scratch KV memory, which all requests share and whose contents mean nothing."""
 
     def __init__(self, model: CausalLM, config: EngineConfig, spec: KVCacheSpec, layout: KVLayout) -> None:
@@ -53,14 +53,14 @@ class LargestSteps:
         (num_rows, vocab_size), device = logits.shape, self._device
         ones = torch.ones(num_rows, dtype=torch.int64, device=device)
         halves = ones.double() / 2
-        wishes = Wishes(**dict.fromkeys(INTEGER_WISHES, ones), **dict.fromkeys(FLOAT_WISHES, halves))
+        metadata = SamplingMetadata(**dict.fromkeys(INTEGER_COLUMNS, ones), **dict.fromkeys(FLOAT_COLUMNS, halves))
         max_tokens = self._config.model.max_model_len
         token_ids = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
         context = Context(token_ids=token_ids, rows=ones, num_tokens=ones, max_tokens=max_tokens)
-        ending = Ending("drawn", is_edited=True, is_filtered=True, is_rated=True)
-        edits = EditRecord(2, vocab_size, device).edits
-        edits.masks.fill_(-1)  # a token for every bit
-        sample(logits, wishes, ending, context, edits)
+        ending = Ending("drawn", has_processors=True, is_filtered=True, is_rated=True)
+        processors = LogitsProcessorRecord(2, vocab_size, device).processors
+        processors.masks.fill_(-1)  # a token for every bit
+        sample(logits, metadata, ending, context, processors)
 
     def _batch(self, lens: list[int], bound: int | None) -> ForwardBatch:
         """Return a step of prompts of these lengths [R], whose tables all name the same blocks."""
@@ -82,9 +82,7 @@ class LargestSteps:
         )
 
 
-def measured_peaks(
-    steps: LargestSteps, peak_bytes: Callable[[Callable[[], None]], int | None]
-) -> tuple[int, int] | None:
+def measured_peaks(steps: ProfileRun, peak_bytes: Callable[[Callable[[], None]], int | None]) -> tuple[int, int] | None:
     """Return what prefill and decode take at most beside what is there; None where the device does not count."""
     prefill, decode = peak_bytes(steps.prefill), peak_bytes(steps.decode)
     return None if prefill is None or decode is None else (prefill, decode)

@@ -13,7 +13,7 @@ from octavo.kernels.quantization import IntegerFormat, Quantization
 VOCAB_SIZES = [1, 31, 64, 1000, 5003]  # less than a panel, odd, many groups of panels
 # What weights are kept in.
 INTEGERS = [IntegerFormat(bits=8, group_size=None), IntegerFormat(bits=4, group_size=32)]
-INTEGERS.append(IntegerFormat(bits=4, group_size=None, is_nested=True))
+INTEGERS.append(IntegerFormat(bits=4, group_size=None, is_two_level=True))
 KEPT: list[torch.dtype | IntegerFormat] = [*NATIVE_DTYPES, *INTEGERS]
 
 pytestmark = [
@@ -36,7 +36,7 @@ def make_kernels(level: str, num_threads: int, kept: torch.dtype | IntegerFormat
 
 def assert_like_max(kernels: NativeKernels, x: torch.Tensor, weight: torch.Tensor) -> None:
     packed = kernels.pack_logits_linear(weight, None)
-    values, ids = kernels.largest_logits(x, packed)
+    values, ids = kernels.logits_argmax(x, packed)
     expected_values, expected_ids = kernels.logits_linear(x, packed).max(-1)
     torch.testing.assert_close(values, expected_values, rtol=0, atol=0, equal_nan=True)
     is_finite = expected_values.isfinite()
@@ -72,7 +72,7 @@ def test_what_pads_a_panel_never_leads(level: str, kept: torch.dtype | IntegerFo
 def test_what_is_not_finite_stays_in_its_row(level: str, kept: torch.dtype | IntegerFormat, value: float) -> None:
     kernels, x, weight = make_kernels(level, 2, kept), random(kept, 8, 33, 32), random(kept, 9, 2000, 32)
     x[5, 3] = value
-    values, _ = kernels.largest_logits(x, kernels.pack_logits_linear(weight, None))
+    values, _ = kernels.logits_argmax(x, kernels.pack_logits_linear(weight, None))
     assert values.isfinite().logical_not().nonzero().flatten().tolist() == [5]
     assert_like_max(kernels, x, weight)
 
@@ -83,5 +83,5 @@ def test_a_late_nan_is_not_overtaken(level: str, kept: torch.dtype | IntegerForm
     weight = random(kept, 10, 2000, 32)
     weight[7] = float("nan")
     kernels = make_kernels(level, 2, kept)
-    values, _ = kernels.largest_logits(random(kept, 11, 3, 32), kernels.pack_logits_linear(weight, None))
+    values, _ = kernels.logits_argmax(random(kept, 11, 3, 32), kernels.pack_logits_linear(weight, None))
     assert bool(values.isnan().all())

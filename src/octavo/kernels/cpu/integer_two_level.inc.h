@@ -8,9 +8,9 @@
 // of 16 outputs. Of the word 8 * b + j, nibble 0 is output 4 * b + j / 4 and nibble 1 the output two behind, both k = j % 4
 // of the first quad; nibbles 2 and 3 are the same of the second. So two vectors of words, narrowed, are a line of bytes.
 
-constexpr std::int64_t kNestedGroup = 32, kNestedTileBytes = 512, kNestedBytes = 2 * kNestedTileBytes + 64;
+constexpr std::int64_t kTwoLevelGroup = 32, kTwoLevelTileBytes = 512, kTwoLevelBytes = 2 * kTwoLevelTileBytes + 64;
 
-static inline std::int32_t nested_value(std::int32_t q, std::int32_t m) { return (q * m + 4) >> 3; }
+static inline std::int32_t two_level_value(std::int32_t q, std::int32_t m) { return (q * m + 4) >> 3; }
 
 // m of 16 outputs, as their words want it: nibbles 0 and 2, and nibbles 1 and 3.
 struct Multipliers {
@@ -56,7 +56,7 @@ static inline Multipliers load_multipliers(const std::uint8_t* from) {
 }
 
 // (4096 * q * m + 2^14) >> 15
-static inline i16x32 nested_values(i16x32 words, int shift, i16x32 m) {
+static inline i16x32 two_level_values(i16x32 words, int shift, i16x32 m) {
   const i16x32 nibbles = (words << shift) & static_cast<std::int16_t>(0xf000);
   return {(i16x32::Half)_mm256_mulhrs_epi16((__m256i)nibbles.low, (__m256i)m.low),
           (i16x32::Half)_mm256_mulhrs_epi16((__m256i)nibbles.high, (__m256i)m.high)};
@@ -72,7 +72,7 @@ static inline Multipliers load_multipliers(const std::uint8_t* from) {
   return {load<i16x32>(lanes[0]), load<i16x32>(lanes[1])};
 }
 
-static inline i16x32 nested_values(i16x32 words, int shift, i16x32 m) {
+static inline i16x32 two_level_values(i16x32 words, int shift, i16x32 m) {
   return (((i16x32)((words << shift) & static_cast<std::int16_t>(0xf000)) >> 12) * m + 4) >> 3;
 }
 
@@ -95,19 +95,19 @@ static inline i8x64 narrow_words(i16x32 even, i16x32 odd) {
 
 static inline ExpandedLine expand_line(const std::uint8_t* from, const Multipliers& m) {
   const i16x32 words = load<i16x32>(from);
-  return {narrow_words(nested_values(words, 12, m.even), nested_values(words, 8, m.odd)),
-          narrow_words(nested_values(words, 4, m.even), nested_values(words, 0, m.odd))};
+  return {narrow_words(two_level_values(words, 12, m.even), two_level_values(words, 8, m.odd)),
+          narrow_words(two_level_values(words, 4, m.even), two_level_values(words, 0, m.odd))};
 }
 
 #endif
 
 // One k tile: [2 tiles][16 quads][16 outputs][4].
-static inline void expand_nested(const std::uint8_t* from, std::uint8_t* to) {
+static inline void expand_two_level(const std::uint8_t* from, std::uint8_t* to) {
   for (std::int64_t tile = 0; tile < 2; ++tile) {
     for (std::int64_t group = 0; group < 2; ++group) {
-      const Multipliers m = load_multipliers(from + 2 * kNestedTileBytes + group * 32 + tile * 16);
+      const Multipliers m = load_multipliers(from + 2 * kTwoLevelTileBytes + group * 32 + tile * 16);
       for (std::int64_t line = group * 4; line < group * 4 + 4; ++line) {
-        const ExpandedLine expanded = expand_line(from + tile * kNestedTileBytes + line * 64, m);
+        const ExpandedLine expanded = expand_line(from + tile * kTwoLevelTileBytes + line * 64, m);
 #if defined(OCTAVO_HAS_AVX512)
         __builtin_memcpy(to + tile * 1024 + line * 128, &expanded, sizeof expanded);
 #else  // what is a pair of vectors would be copied through the stack
@@ -120,7 +120,7 @@ static inline void expand_nested(const std::uint8_t* from, std::uint8_t* to) {
 }
 
 // Puts 64 q of an output into its column of a tile of zeros.
-static inline void put_nested_column(std::uint8_t* tile, std::int64_t column, const std::int8_t* values) {
+static inline void put_two_level_column(std::uint8_t* tile, std::int64_t column, const std::int8_t* values) {
   for (std::int64_t k = 0; k < 64; ++k) {
     const std::int64_t word = column / 4 * 8 + column % 2 * 4 + k % 4, nibble = k / 4 % 2 * 2 + column % 4 / 2;
     tile[k / 8 * 64 + word * 2 + nibble / 2] |= static_cast<std::uint8_t>((values[k] & 15) << (nibble % 2 * 4));

@@ -1,4 +1,4 @@
-"""Logits processors of one row. Most rows need none and have no `RowEdits`.
+"""Logits processors of one row. Most rows need none and have no `RowLogitsProcessors`.
 
 Legend: V = vocabulary size, N = token ids in a list.
 """
@@ -14,7 +14,7 @@ from octavo.sampling.penalties import OutputPenalty, RepetitionPenalty
 from octavo.sampling_params import SamplingParams
 
 
-class RowEdits:
+class RowLogitsProcessors:
     """The logits processors of one row, in order: penalties, bias, allowed ids, bad words, min_tokens."""
 
     def __init__(
@@ -38,7 +38,7 @@ class RowEdits:
         self._min_tokens = params.min_tokens
 
     @staticmethod
-    def wanted(params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]]) -> bool:
+    def are_needed(params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]]) -> bool:
         """Return whether these parameters change any logits."""
         return bool(
             params.repetition_penalty != 1.0

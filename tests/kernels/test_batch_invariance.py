@@ -5,7 +5,7 @@ import torch
 from tests.breadth import each, pick
 from tests.kernels.conftest import NATIVE_DTYPES, native
 from tests.kernels.levels import LEVELS
-from tests.kernels.ops import CASES, MOST_ROWS, Case
+from tests.kernels.ops import CASES, MAX_ROWS, Case
 
 from octavo.kernels import onednn
 from octavo.kernels.cpu_float32 import Float32CpuKernels
@@ -21,7 +21,7 @@ def rows_that_differ(kernels: Kernels, case: Case, dtype: torch.dtype = torch.fl
     """Return the (first row, number of rows) that give other bits than all rows at once."""
     op = case.make(dtype)
     with torch.inference_mode():
-        whole = op(kernels, slice(0, MOST_ROWS))
+        whole = op(kernels, slice(0, MAX_ROWS))
         return [
             (start, size)
             for size in (1, 2, 3, 5, 7, 8, 10, 15, 16, 17, 31, 64, 100, 129, 255)
@@ -52,7 +52,7 @@ def test_threads_do_not_show(case: Case) -> None:
     for num_threads in THREADS:
         torch.set_num_threads(num_threads)
         with torch.inference_mode():
-            results.append(op(Float32CpuKernels(), slice(0, MOST_ROWS)))
+            results.append(op(Float32CpuKernels(), slice(0, MAX_ROWS)))
     assert all(torch.equal(result, results[0]) for result in results)
 
 
@@ -62,7 +62,7 @@ def test_threads_do_not_show(case: Case) -> None:
 def test_native_threads_do_not_show(case: Case, level: str, dtype: torch.dtype) -> None:
     op = case.make(dtype)
     with torch.inference_mode():
-        results = [op(native(level, num_threads, dtype), slice(0, MOST_ROWS)) for num_threads in THREADS]
+        results = [op(native(level, num_threads, dtype), slice(0, MAX_ROWS)) for num_threads in THREADS]
     assert all(torch.equal(result, results[0]) for result in results)
 
 

@@ -22,21 +22,21 @@ def llm(request: pytest.FixtureRequest, checkpoint: GetCheckpoint) -> Iterator[L
         made.engine.check_integrity()
 
 
-def params(budget: int, form: StructuredOutput | None = None, **options: Any) -> SamplingParams:
+def params(budget: int, constraint: StructuredOutput | None = None, **options: Any) -> SamplingParams:
     thoughts = Thoughts(is_open=True, max_tokens=budget)
-    if form is None:
-        form = StructuredOutput(thoughts=thoughts)
+    if constraint is None:
+        constraint = StructuredOutput(thoughts=thoughts)
     else:
-        form = StructuredOutput(choice=form.choice, thoughts=thoughts)
-    return SamplingParams(**{"max_tokens": 40, "structured_output": form, **options})
+        constraint = StructuredOutput(choice=constraint.choice, thoughts=thoughts)
+    return SamplingParams(**{"max_tokens": 40, "structured_output": constraint, **options})
 
 
 def test_budgets_and_forms_are_kept_in_any_company(llm: LLM) -> None:
     choice = StructuredOutput(choice=["yes", "no"])
     wanted = [
-        params(budget, form, seed=budget, temperature=temperature)
+        params(budget, constraint, seed=budget, temperature=temperature)
         for budget in (0, 1, 3, 9)
-        for form in (None, choice)
+        for constraint in (None, choice)
         for temperature in (0.0, 2.0)
     ]
     free = SamplingParams(max_tokens=30, seed=5)

@@ -10,15 +10,15 @@ from octavo.contracts.engine import EngineCoreOutputs, FinishedRequest, TokenLog
 from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput
 from octavo.contracts.stats import ExpertLoad, SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.scheduler.draft import StepInFlight
 from octavo.scheduler.running import RowIndices, RunningRows
+from octavo.scheduler.step_builder import StepInFlight
 
 _ValueT = TypeVar("_ValueT")
 _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepNews:
+class StepUpdate:
     """Rows that got new tokens in a step, R' of them. Requests that ended or were preempted meanwhile are left out."""
 
     req_ids: tuple[str, ...]  # [R']
@@ -32,24 +32,24 @@ class StepNews:
     expert_load: ExpertLoad | None = None
 
     @classmethod
-    def of(cls, step: StepInFlight, answer: ModelRunnerOutput, running: RunningRows) -> Self:
+    def of(cls, step: StepInFlight, model_output: ModelRunnerOutput, running: RunningRows) -> Self:
         """Match the answer with the rows as they are now."""
-        order = step.output
-        assert answer.req_ids is order.req_ids or answer.req_ids == order.req_ids
-        has_token = answer.num_sampled > 0
-        _check_complete(order, answer, has_token)
-        rows, req_ids, token_ids = step.rows, order.req_ids, answer.sampled_token_ids[:, 0]
-        drafts, several = order.scheduled_spec_decode_tokens, None
+        scheduler_output = step.output
+        assert model_output.req_ids is scheduler_output.req_ids or model_output.req_ids == scheduler_output.req_ids
+        has_token = model_output.num_sampled > 0
+        _check_complete(scheduler_output, model_output, has_token)
+        rows, req_ids, token_ids = step.rows, scheduler_output.req_ids, model_output.sampled_token_ids[:, 0]
+        drafts, several = scheduler_output.scheduled_spec_decode_tokens, None
         is_current = running.generation[rows] == step.generations
-        is_news = has_token & is_current
-        if np.count_nonzero(is_news) < len(rows):
-            rows, token_ids = rows[is_news], token_ids[is_news]
-            req_ids = tuple(order.req_ids[index] for index in is_news.nonzero()[0].tolist())
+        is_new = has_token & is_current
+        if np.count_nonzero(is_new) < len(rows):
+            rows, token_ids = rows[is_new], token_ids[is_new]
+            req_ids = tuple(scheduler_output.req_ids[index] for index in is_new.nonzero()[0].tolist())
         if drafts is not None:
             several = SeveralTokens(
-                table=answer.sampled_token_ids[is_news],
-                counts=answer.num_sampled[is_news],
-                num_drafts=drafts.counts[is_news],
+                table=model_output.sampled_token_ids[is_new],
+                counts=model_output.num_sampled[is_new],
+                num_drafts=drafts.counts[is_new],
             )
             token_ids = several.last
         return cls(
@@ -58,10 +58,12 @@ class StepNews:
             last_token_ids=token_ids,
             positions=running.num_known[rows],
             several=several,
-            errors={rid: why for rid, why in answer.errors.items() if is_current[answer.req_id_to_index[rid]]},
-            logprobs=_of(req_ids, answer.logprobs),
-            prompt_logprobs=_of(req_ids, answer.prompt_logprobs),
-            expert_load=answer.expert_load,
+            errors={
+                rid: why for rid, why in model_output.errors.items() if is_current[model_output.req_id_to_index[rid]]
+            },
+            logprobs=_of(req_ids, model_output.logprobs),
+            prompt_logprobs=_of(req_ids, model_output.prompt_logprobs),
+            expert_load=model_output.expert_load,
         )
 
     @classmethod
@@ -151,7 +153,7 @@ class SeveralTokens:
         return np.arange(self.table.shape[1]) < self.counts[:, None]
 
     def append(self, rows: RowIndices, positions: Int32Array, running: RunningRows) -> None:
-        """See `StepNews.append_tokens`. The slots of rejected drafts are written again by the steps that follow."""
+        """See `StepUpdate.append_tokens`. The slots of rejected drafts are written again by the steps that follow."""
         at, offsets = self._is_new.nonzero()
         running.tokens[rows[at], positions[at] + offsets] = self.flat
         running.num_known[rows] = positions + self.counts
@@ -159,11 +161,11 @@ class SeveralTokens:
         running.num_computed[rows] -= self.num_drafts - (self.counts - 1)
 
 
-def _check_complete(order: SchedulerOutput, answer: ModelRunnerOutput, has_token: BoolArray) -> None:
+def _check_complete(scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput, has_token: BoolArray) -> None:
     """Assert tokens for each row that samples, and none for a request that failed, in whichever row."""
-    expected = order.samples
-    if answer.errors:
-        expected = expected & [req_id not in answer.errors for req_id in order.req_ids]
+    expected = scheduler_output.samples
+    if model_output.errors:
+        expected = expected & [req_id not in model_output.errors for req_id in scheduler_output.req_ids]
     assert not np.count_nonzero(has_token != expected), "at least one token for each row that samples"
 
 

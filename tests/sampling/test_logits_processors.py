@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampling import reference
 
-from octavo.sampling.edits import BadWords, RowEdits
+from octavo.sampling.logits_processors import BadWords, RowLogitsProcessors
 from octavo.sampling.penalties import TokenCounts
 from octavo.sampling_params import SamplingParams
 
@@ -18,7 +18,7 @@ VOCAB = 12
 IDS = st.integers(0, VOCAB - 1)
 
 
-def edit(
+def process_logits(
     params: SamplingParams,
     *,
     prompt: Sequence[int] = (),
@@ -29,7 +29,7 @@ def edit(
     bad_words_token_ids: Sequence[Sequence[int]] = (),
 ) -> list[float]:
     """Edit `logits` for a row that was added with `resumed_at` output tokens and saw the others one by one."""
-    edits = RowEdits(
+    processors = RowLogitsProcessors(
         params,
         stop_token_ids=[*eos_token_ids, *params.stop_token_ids],
         bad_words_token_ids=bad_words_token_ids,
@@ -38,29 +38,31 @@ def edit(
         device=torch.device("cpu"),
     )
     for token_id in output[resumed_at:]:
-        edits.append(token_id)
+        processors.append(token_id)
     row = torch.tensor(logits)
-    edits.apply(row, len(output))
+    processors.apply(row, len(output))
     return row.tolist()
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    edited = edit(SamplingParams(repetition_penalty=2.0), prompt=[0, 1], output=[1, 3], logits=[4.0, -4.0, 4.0, 0.0])
-    assert edited == [2.0, -8.0, 4.0, 0.0]
+    processed = process_logits(
+        SamplingParams(repetition_penalty=2.0), prompt=[0, 1], output=[1, 3], logits=[4.0, -4.0, 4.0, 0.0]
+    )
+    assert processed == [2.0, -8.0, 4.0, 0.0]
 
 
 def test_presence_counts_once_and_frequency_each_time_in_the_output_only() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
-    assert edit(params, prompt=[0, 0], output=[1, 2, 2], logits=[0.0] * 4) == [0.0, -0.75, -1.0, 0.0]
+    assert process_logits(params, prompt=[0, 0], output=[1, 2, 2], logits=[0.0] * 4) == [0.0, -0.75, -1.0, 0.0]
 
 
 def test_bias_is_added() -> None:
-    assert edit(SamplingParams(logit_bias={1: 2.5, 3: -100.0}), logits=[1.0] * 4) == [1.0, 3.5, 1.0, -99.0]
+    assert process_logits(SamplingParams(logit_bias={1: 2.5, 3: -100.0}), logits=[1.0] * 4) == [1.0, 3.5, 1.0, -99.0]
 
 
 def test_only_allowed_ids_remain() -> None:
     params = SamplingParams(allowed_token_ids=[2, 0, 2])
-    assert edit(params, logits=[1.0, 2.0, 3.0]) == [1.0, -math.inf, 3.0]
+    assert process_logits(params, logits=[1.0, 2.0, 3.0]) == [1.0, -math.inf, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +80,8 @@ def test_a_bad_word_is_banned_at_its_last_token(known: list[int], banned: list[i
 @pytest.mark.parametrize(("num_output", "is_banned"), [(0, True), (2, True), (3, False), (4, False)])
 def test_min_tokens_bans_the_ends_until_reached(num_output: int, is_banned: bool) -> None:
     params = SamplingParams(min_tokens=3, stop_token_ids=[5])
-    edited = edit(params, output=[1] * num_output, eos_token_ids=[4])
-    assert [edited[token_id] == -math.inf for token_id in (4, 5, 6)] == [is_banned, is_banned, False]
+    processed = process_logits(params, output=[1] * num_output, eos_token_ids=[4])
+    assert [processed[token_id] == -math.inf for token_id in (4, 5, 6)] == [is_banned, is_banned, False]
 
 
 @given(
@@ -107,7 +109,7 @@ def test_all_edits_together_are_the_reference_however_the_row_came_to_its_tokens
     params: SamplingParams,
     bad_words: list[list[int]],
 ) -> None:
-    edited = edit(
+    processed = process_logits(
         params,
         prompt=prompt,
         output=output,
@@ -116,10 +118,10 @@ def test_all_edits_together_are_the_reference_however_the_row_came_to_its_tokens
         eos_token_ids=[3],
         bad_words_token_ids=bad_words,
     )
-    expected = reference.edit(
+    expected = reference.process_logits(
         logits, params, prompt=prompt, output=output, eos_token_ids=[3], bad_words_token_ids=bad_words
     )
-    assert edited == pytest.approx(expected, rel=1e-6, abs=1e-5)
+    assert processed == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
 def test_counts_grow_past_their_first_columns() -> None:

@@ -31,10 +31,10 @@ class StepInFlight:
     """What is needed to read a step's answer, even if rows have changed hands since."""
 
     output: SchedulerOutput
-    booked_s: float  # when it was made
+    scheduled_s: float  # when it was made
     rows: RowIndices  # [R] `output.rows` as an index
     generations: NDArray[np.int64]  # [R] of each row when the step was made
-    named_blocks: list[int]  # findable on the promise of this step, or one before, to fill them
+    hashed_blocks: list[int]  # findable on the promise of this step, or one before, to fill them
     admitted: dict[str, AdmittedRequest]
 
     def requests(self, running: RunningRows) -> list[Request]:
@@ -43,15 +43,15 @@ class StepInFlight:
         return [running.request_at(row) for row in self.rows[is_current].tolist()]
 
 
-class StepDraft:
+class StepBuilder:
     """Made anew for every step by the scheduler, which decides; this one keeps the books.
 
-    Blocks of a prompt get their names as they are filled; those of an output when the request gives them up.
+    Blocks of a prompt get their hashes as they are filled; those of an output when the request gives them up.
     """
 
-    def __init__(self, running: RunningRows, blocks: BlockManager, *, tells_tokens: bool) -> None:
+    def __init__(self, running: RunningRows, blocks: BlockManager, *, sends_tokens: bool) -> None:
         self.num_tokens = 0
-        self._tells_tokens = tells_tokens
+        self._sends_tokens = sends_tokens
         self._running = running
         self._blocks = blocks
         self._rows = running.active
@@ -59,7 +59,7 @@ class StepDraft:
         self._counts = _NOTHING
         self._new_block_rows: list[int] = []
         self._new_block_ids: list[int] = []
-        self._named_blocks: list[int] = []
+        self._hashed_blocks: list[int] = []
         self._admitted: list[Request] = []
         self._admitted_counts: list[int] = []
         self._trials: Trials | None = None
@@ -69,7 +69,7 @@ class StepDraft:
         self._rows, self._req_ids, self._counts = rows, self._running.req_ids_of(rows), counts
         self.num_tokens += int(counts.sum())
         for index in (counts > 1).nonzero()[0].tolist():
-            self._name_prompt_blocks(int(rows[index]), int(counts[index]))
+            self._hash_prompt_blocks(int(rows[index]), int(counts[index]))
 
     def add_blocks(self, row: int, count: int) -> None:
         """Give a running row more blocks, next to its last one where possible."""
@@ -90,7 +90,7 @@ class StepDraft:
         self._admitted.append(request)
         self._admitted_counts.append(count)
         self.num_tokens += count
-        self._name_prompt_blocks(request.row, count)
+        self._hash_prompt_blocks(request.row, count)
         return count
 
     @property
@@ -103,14 +103,14 @@ class StepDraft:
         self._trials = trials
         self.num_tokens += len(trials.token_ids)
 
-    def book(
+    def build(
         self,
         step: int,
         forgotten_req_ids: list[str],
         now_s: float,
         make_masks: Callable[[RowIndices, BoolArray, Trials | None], TokenMasks | None],
     ) -> StepInFlight:
-        """Close the draft: write the order, and count its tokens as computed.
+        """Finish the step: write the scheduler output, and count its tokens as computed.
 
         `make_masks` says what rows [R], of which some sample [R], may sample, behind each draft, too.
         """
@@ -146,10 +146,10 @@ class StepDraft:
         )
         return StepInFlight(
             output=output,
-            booked_s=now_s,
+            scheduled_s=now_s,
             rows=rows,
             generations=running.generation[rows],
-            named_blocks=self._named_blocks,
+            hashed_blocks=self._hashed_blocks,
             admitted=admitted,
         )
 
@@ -162,9 +162,9 @@ class StepDraft:
         return np.concatenate([self._rows, rows]), self._req_ids + req_ids, np.concatenate([self._counts, counts])
 
     def _diffs(self) -> CachedRequestData:
-        if not (self._new_block_rows or self._tells_tokens):
+        if not (self._new_block_rows or self._sends_tokens):
             return _NO_DIFFS
-        rows = self._rows[self._counts == 1] if self._tells_tokens else _NO_ROWS  # all that decode are among these
+        rows = self._rows[self._counts == 1] if self._sends_tokens else _NO_ROWS  # all that decode are among these
         positions = self._running.num_computed[rows] - 1  # as counted when this step is done
         return CachedRequestData(
             rows=np.array(self._new_block_rows, dtype=np.int32),
@@ -199,24 +199,24 @@ class StepDraft:
             if request.num_preemptions == 0
         }
 
-    def _name_prompt_blocks(self, row: int, count: int) -> None:
+    def _hash_prompt_blocks(self, row: int, count: int) -> None:
         """Make the blocks findable that a chunk of `count` tokens fills."""
         num_tokens = min(int(self._running.num_computed[row]) + count, int(self._running.num_known[row]))
-        self._named_blocks += name_full_blocks(row, num_tokens, self._running, self._blocks)
+        self._hashed_blocks += hash_full_blocks(row, num_tokens, self._running, self._blocks)
 
 
-def name_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: BlockManager) -> list[int]:
-    """Name the blocks that the first `num_tokens` tokens of a row fill; return those that now bear their names.
+def hash_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: BlockManager) -> list[int]:
+    """Hash the blocks that the first `num_tokens` tokens of a row fill; return those now found by their hashes.
 
-    All of these tokens are known: a token in flight never enters a name.
+    All of these tokens are known: a token in flight never enters a hash.
     """
-    start, end = int(running.num_named[row]), num_tokens - num_tokens % blocks.block_size
+    start, end = int(running.num_hashed[row]), num_tokens - num_tokens % blocks.block_size
     if start >= end or not blocks.enable_prefix_caching:
         return []
-    running.last_hash[row], bearers = blocks.name_blocks(
+    running.last_hash[row], hashed = blocks.hash_blocks(
         running.block_ids[row][start // blocks.block_size : end // blocks.block_size],
         running.last_hash[row],
         running.tokens[row, start:end],
     )
-    running.num_named[row] = end
-    return bearers
+    running.num_hashed[row] = end
+    return hashed

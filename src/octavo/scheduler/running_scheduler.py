@@ -14,7 +14,7 @@ from octavo.scheduler.running import RowIndices, RunningRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class RunningTokens:
     """The part of a step that belongs to running rows."""
 
     rows: RowIndices  # [R]
@@ -23,7 +23,7 @@ class Share:
     num_missing: list[int]  # blocks that each of those lacks
 
 
-class RunningShares:
+class RunningScheduler:
     """Owned by the scheduler. With several batches in flight it deals the rows out, so that each batch gets some.
 
     In a pipeline only the last stage samples, so a row whose last token is in flight sits out until its value is known:
@@ -38,11 +38,11 @@ class RunningShares:
         self._has_drafts = has_drafts
 
     @property
-    def tells_tokens(self) -> bool:
+    def sends_tokens(self) -> bool:
         """True where some ranks only learn by the next order what was sampled."""
         return self._num_batches > 1
 
-    def next(self, budget: int) -> Share:
+    def next(self, budget: int) -> RunningTokens:
         """Return what running rows would compute in a step of at most `budget` tokens that is made now."""
         running = self._running
         rows = running.active
@@ -51,7 +51,7 @@ class RunningShares:
             rows, counts = rows[counts > 0], counts[counts > 0]
         num_over = running.num_computed[rows] + counts - running.num_slots[rows]
         short = (num_over > 0).nonzero()[0]
-        return Share(
+        return RunningTokens(
             rows=rows,
             counts=counts,
             short_rows=rows[short].tolist(),
@@ -71,11 +71,11 @@ class RunningShares:
             num_known = running.num_known[rows]
         # The last token of a request is never computed: nothing is sampled from it.
         wanted = np.minimum(num_known, running.limit[rows] - 1) - running.num_computed[rows]
-        return wanted if self._num_batches == 1 else self._dealt(wanted)
+        return wanted if self._num_batches == 1 else self._balanced(wanted)
 
-    def _dealt(self, wanted: Int32Array) -> Int32Array:
+    def _balanced(self, wanted: Int32Array) -> Int32Array:
         """Leave to other batches what is more than this one's part of the rows that want a single token."""
-        most = -(-len(wanted) // self._num_batches)
+        max_single = -(-len(wanted) // self._num_batches)
         is_single = wanted == 1
-        wanted[is_single & (np.cumsum(is_single) > most)] = 0
+        wanted[is_single & (np.cumsum(is_single) > max_single)] = 0
         return wanted

@@ -24,17 +24,17 @@ _DEVICE_SLICE = 2**26
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class SampledTokens:
     """The result for S rows. Tokens of rows whose maximum logit is not finite are undefined."""
 
     token_ids: Tensor  # [S] int64
-    largest: Tensor  # [S] float32; NaN if any logit is NaN
+    max_logit: Tensor  # [S] float32; NaN if any logit is NaN
 
 
-class Draws(Protocol):
-    """A sampler backend. All backends return the same tokens as `TorchDraws`."""
+class SamplerBackend(Protocol):
+    """A sampler backend. All backends return the same tokens as `TorchSamplerBackend`."""
 
-    def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> Drawn:
+    def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> SampledTokens:
         """Sample from each row of `logits` [S, V] float32 as `records` [S] say, for output tokens `output_indices` [S].
 
         Ties go to the lowest id. For records, see `sampling/rows.py`.
@@ -42,21 +42,21 @@ class Draws(Protocol):
         ...
 
 
-class TorchDraws:
-    """The reference backend (see `Draws`): torch ops, on any device with float64."""
+class TorchSamplerBackend:
+    """The reference backend (see `SamplerBackend`): torch ops, on any device with float64."""
 
-    def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> Drawn:
-        largest, token_ids = logits.max(-1)  # on ties, max returns the lowest id
-        is_drawn = (records["temperature"] != 0.0) & largest.isfinite().cpu().numpy()
+    def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> SampledTokens:
+        max_logit, token_ids = logits.max(-1)  # on ties, max returns the lowest id
+        is_drawn = (records["temperature"] != 0.0) & max_logit.isfinite().cpu().numpy()
         on_cpu, is_filtered = logits.device.type == "cpu", records["is_filtered"]
         for is_alike, cpu_slice in (
             (is_drawn & is_filtered, _CPU_FILTERED_SLICE),
             (is_drawn & ~is_filtered, _CPU_SLICE),
         ):
             for part in slices_of(is_alike, (cpu_slice if on_cpu else _DEVICE_SLICE) // logits.shape[1]):
-                wishes = _Wishes.of(records[part], output_indices[part], logits.device)
-                token_ids[part] = _draw(take_rows(logits, part), wishes)
-        return Drawn(token_ids=token_ids, largest=largest)
+                metadata = _SamplingMetadata.of(records[part], output_indices[part], logits.device)
+                token_ids[part] = _draw(take_rows(logits, part), metadata)
+        return SampledTokens(token_ids=token_ids, max_logit=max_logit)
 
 
 def slices_of(is_wanted: BoolArray, size: int) -> Iterator[NDArray[np.int64]]:
@@ -73,7 +73,7 @@ def take_rows(logits: Tensor, part: NDArray[np.int64]) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Wishes:
+class _SamplingMetadata:
     """Sampling metadata of S rows on the device: all of them filtered, or none."""
 
     is_filtered: bool
@@ -103,10 +103,10 @@ class _Wishes:
         )
 
 
-def _draw(logits: Tensor, wishes: _Wishes) -> Tensor:
+def _draw(logits: Tensor, metadata: _SamplingMetadata) -> Tensor:
     """Return an int64 token [S] for each row of `logits` [S, V]; every maximum must be finite."""
-    if wishes.is_filtered:
-        return draw_filtered(logits, wishes.filters, wishes.keys)
-    scores = relative_logits(logits, wishes.filters.temperatures)  # [S, V]
-    scores += gumbel_for_all(wishes.keys, logits.shape[1])
+    if metadata.is_filtered:
+        return draw_filtered(logits, metadata.filters, metadata.keys)
+    scores = relative_logits(logits, metadata.filters.temperatures)  # [S, V]
+    scores += gumbel_for_all(metadata.keys, logits.shape[1])
     return scores.argmax(-1)

@@ -33,21 +33,21 @@ class Vocabulary:
         return f"<[{','.join(ranges)}]>"
 
 
-def whole_grammar(form: StructuredOutput, vocabulary: Vocabulary) -> str:
-    """Return the grammar of an output in `form`, including reasoning; see `grammar_text`.
+def whole_grammar(constraint: StructuredOutput, vocabulary: Vocabulary) -> str:
+    """Return the grammar of an output in `constraint`, including reasoning; see `grammar_text`.
 
     Raises:
         InvalidParameterError: a reasoning tag is not a token of this model.
         ValueError: a GBNF grammar that does not parse.
     """
-    answer = None if form.kind == "thoughts" else grammar_text(form, vocabulary.special_tokens)
-    if form.thoughts is not None:
-        return _with_thoughts(answer, form.thoughts, vocabulary)
+    answer = None if constraint.kind == "thoughts" else grammar_text(constraint, vocabulary.special_tokens)
+    if constraint.thoughts is not None:
+        return _with_reasoning(answer, constraint.thoughts, vocabulary)
     assert answer is not None
     return answer
 
 
-def _with_thoughts(answer: str | None, thoughts: Thoughts, vocabulary: Vocabulary) -> str:
+def _with_reasoning(answer: str | None, thoughts: Thoughts, vocabulary: Vocabulary) -> str:
     """Return the grammar of reasoning and then `answer` (None: anything). Optional unless already open."""
     begin = _token("begin", thoughts.begin, vocabulary)
     end = _token("end", thoughts.end, vocabulary)

@@ -25,7 +25,7 @@ BACKEND = LLGuidanceBackend(
 )
 CHOICE = StructuredOutput(choice=["yes", "no"])
 FREE = StructuredOutput(thoughts=Thoughts())
-FORMS = {
+CONSTRAINTS = {
     "choice": CHOICE,
     "regex": StructuredOutput(regex="(yes|no)"),
     "schema": StructuredOutput(json_schema={"enum": ["yes", "no"]}),
@@ -35,16 +35,18 @@ FORMS = {
 }
 
 
-def draw_answer(form: StructuredOutput, seed: int, num_tokens: int = 200, favoured: int | None = None) -> list[int]:
-    """Tokens as a model with no idea would sample them under the mask; `favoured` often, wherever it is allowed."""
-    rng, matcher = random.Random(seed), BACKEND.compile(form).matcher()
+def draw_answer(
+    constraint: StructuredOutput, seed: int, num_tokens: int = 200, favored: int | None = None
+) -> list[int]:
+    """Tokens as a model with no idea would sample them under the mask; `favored` often, wherever it is allowed."""
+    rng, matcher = random.Random(seed), BACKEND.compile(constraint).matcher()
     words = np.zeros((1, BACKEND.num_words), dtype=np.int32)  # [1, W]
     tokens: list[int] = []
     while len(tokens) < num_tokens and not matcher.is_complete:
         assert BACKEND.fill_masks([matcher], words) == [None]
         allowed = [token for token in range(BACKEND.num_words * 32) if words[0, token // 32] >> token % 32 & 1]
         assert max(allowed) < 2048
-        token = favoured if favoured in allowed and rng.random() < 0.5 else rng.choice(allowed)
+        token = favored if favored in allowed and rng.random() < 0.5 else rng.choice(allowed)
         if token == STOP:
             return tokens
         matcher.accept(token)
@@ -52,10 +54,10 @@ def draw_answer(form: StructuredOutput, seed: int, num_tokens: int = 200, favour
     return tokens
 
 
-@given(st.sampled_from(sorted(FORMS)), st.integers(0, 6), st.booleans(), st.integers(0, 1000))
+@given(st.sampled_from(sorted(CONSTRAINTS)), st.integers(0, 6), st.booleans(), st.integers(0, 1000))
 def test_thoughts_end_in_time_and_the_answer_has_its_form(kind: str, budget: int, is_open: bool, seed: int) -> None:
     thoughts = Thoughts(is_open=is_open, max_tokens=budget)
-    tokens = draw_answer(replace(FORMS[kind], thoughts=thoughts), seed, favoured=None if is_open else BEGIN)
+    tokens = draw_answer(replace(CONSTRAINTS[kind], thoughts=thoughts), seed, favored=None if is_open else BEGIN)
     if not is_open and tokens[0] != BEGIN:
         answer = tokens
     else:
@@ -68,7 +70,7 @@ def test_thoughts_end_in_time_and_the_answer_has_its_form(kind: str, budget: int
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_answer_without_a_form_is_cut_short(seed: int) -> None:
-    tokens = draw_answer(StructuredOutput(thoughts=Thoughts(is_open=True, max_tokens=3)), seed, 40, favoured=CALL)
+    tokens = draw_answer(StructuredOutput(thoughts=Thoughts(is_open=True, max_tokens=3)), seed, 40, favored=CALL)
     assert tokens.index(END) <= 3
     assert CALL in tokens[tokens.index(END) :] or len(tokens) < 40  # anything may follow, calls too
 
@@ -108,4 +110,4 @@ def test_bad_thoughts_are_refused(field: str, value: object) -> None:
 def test_thoughts_alone_are_a_form() -> None:
     assert FREE.kind == "thoughts"
     assert replace(CHOICE, thoughts=Thoughts()).kind == "choice"
-    assert json.loads(str(FORMS["schema"].json_schema)) == {"enum": ["yes", "no"]}
+    assert json.loads(str(CONSTRAINTS["schema"].json_schema)) == {"enum": ["yes", "no"]}

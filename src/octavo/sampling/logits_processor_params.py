@@ -10,7 +10,7 @@ from octavo.sampling_params import SamplingParams
 _WORD_BITS = 32
 
 
-class AskedEdits:
+class LogitsProcessorParams:
     """The logits processors of one row, except penalties. Immutable."""
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Logits processors on the device: penalties, bias, masks and bad words, as defined by `edits.py` and `grammar.py`.
+"""Logits processors on the device: penalties, bias, masks and bad words, as defined by `logits_processors.py` and
+`grammar.py`.
 
 Output tokens are counted on the device, so tokens that the host has not received yet are included.
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from octavo.contracts.schedule import Int32Array, TokenMasks
 from octavo.kernels.triton.selection import uses_triton
-from octavo.sampling.device_draw import Wishes
+from octavo.sampling.device_draw import SamplingMetadata
 from octavo.sampling.rows import SamplingRows
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -34,8 +35,10 @@ class Context:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Edits:
-    """Logits processors with parameter lists, over all rows of the step; scalar parameters are in `Wishes`."""
+class LogitsProcessorTensors:
+    """Logits processors with parameter lists, over all rows of the step; scalar parameters are in
+    `SamplingMetadata`.
+    """
 
     masks: Tensor  # [M, W] int32; bit b of word w allows token 32 w + b
     biased: Tensor  # [B] int64: row * V + id, distinct except for biases of 0
@@ -47,26 +50,26 @@ class Edits:
 
     @classmethod
     def of(cls, arrays: Arrays, send: Callable[..., list[Tensor]]) -> Self:
-        """Copy `edit_arrays` to the device with `send`, which takes flat arrays."""
+        """Copy `processor_arrays` to the device with `send`, which takes flat arrays."""
         names = [field.name for field in fields(cls)]
         tensors = send(*(arrays[name].reshape(-1) for name in names))
         return cls(**{name: x.view(arrays[name].shape) for name, x in zip(names, tensors, strict=True)})
 
 
-def edit_arrays(
+def processor_arrays(
     rows: SamplingRows, row_ids: Int32Array, output_indices: NDArray[np.int64], masks: TokenMasks | None
 ) -> Arrays:
-    """Return the arrays of `Edits` for the worker's rows `row_ids` [L], and `mask_indices` [L] into its masks."""
+    """Return the arrays of `LogitsProcessorTensors` for the worker's rows `row_ids` [L], and `mask_indices` [L]."""
     of_grammar = {} if masks is None else dict(zip(masks.logits_rows.tolist(), masks.words, strict=True))
     words: list[NDArray[np.int32]] = []
     indices = np.full(len(row_ids), -1, dtype=np.int64)
     biases: list[tuple[int, float]] = []
     bad: list[tuple[int, tuple[int, ...]]] = []
-    is_edited = rows.records(row_ids)["is_edited"]
+    has_processors = rows.records(row_ids)["has_processors"]
     for at, (row, index) in enumerate(zip(row_ids.tolist(), output_indices.tolist(), strict=True)):
         allowed = of_grammar.get(at)
-        if is_edited[at]:
-            asked = rows.asked_of(row)
+        if has_processors[at]:
+            asked = rows.processor_params_of(row)
             allowed = _both(asked.allowed_words(index), allowed)
             biases += [(at * rows.vocab_size + token_id, bias) for token_id, bias in asked.bias.items()]
             bad += [(at, word) for word in asked.long_bad_words]
@@ -102,31 +105,33 @@ def _bad_arrays(bad: list[tuple[int, tuple[int, ...]]], vocab_size: int) -> Arra
     }
 
 
-def edit_on_device(logits: Tensor, wishes: Wishes, context: Context, edits: Edits) -> Tensor:
+def process_logits_on_device(
+    logits: Tensor, metadata: SamplingMetadata, context: Context, processors: LogitsProcessorTensors
+) -> Tensor:
     """Return a copy of logits [L, V] float32 with all logits processors applied."""
-    edit = _edit_by_triton if uses_triton(logits.device, logits.dtype) else edit_by_torch
-    edited = edit(logits, wishes, context, edits.masks)
-    flat = edited.view(-1)
-    flat.scatter_add_(0, edits.biased, edits.biases)
-    if len(edits.banned):
-        flat.scatter_add_(0, edits.banned, _bans(context, edits))
-    return edited
+    process_logits = _process_logits_by_triton if uses_triton(logits.device, logits.dtype) else process_logits_by_torch
+    processed = process_logits(logits, metadata, context, processors.masks)
+    flat = processed.view(-1)
+    flat.scatter_add_(0, processors.biased, processors.biases)
+    if len(processors.banned):
+        flat.scatter_add_(0, processors.banned, _bans(context, processors))
+    return processed
 
 
-def _edit_by_triton(logits: Tensor, wishes: Wishes, context: Context, masks: Tensor) -> Tensor:
-    from octavo.kernels.triton.edit import edit
+def _process_logits_by_triton(logits: Tensor, metadata: SamplingMetadata, context: Context, masks: Tensor) -> Tensor:
+    from octavo.kernels.triton.process_logits import process_logits
 
-    known = context.token_ids, context.rows, context.num_tokens, wishes.num_prompt_tokens
-    penalties = wishes.repetition, wishes.presence, wishes.frequency
-    return edit(logits, known, context.max_tokens, penalties, wishes.mask_indices, masks)
+    known = context.token_ids, context.rows, context.num_tokens, metadata.num_prompt_tokens
+    penalties = metadata.repetition, metadata.presence, metadata.frequency
+    return process_logits(logits, known, context.max_tokens, penalties, metadata.mask_indices, masks)
 
 
-def edit_by_torch(logits: Tensor, wishes: Wishes, context: Context, masks: Tensor) -> Tensor:
+def process_logits_by_torch(logits: Tensor, metadata: SamplingMetadata, context: Context, masks: Tensor) -> Tensor:
     """Return a copy [L, V] with penalties and masks applied. The specification of the Triton kernel."""
-    return _mask(_penalise(logits, wishes, context), wishes.mask_indices, masks)
+    return _mask(_penalize(logits, metadata, context), metadata.mask_indices, masks)
 
 
-def _penalise(logits: Tensor, wishes: Wishes, context: Context) -> Tensor:
+def _penalize(logits: Tensor, metadata: SamplingMetadata, context: Context) -> Tensor:
     """Return a copy [L, V] with penalties applied, using torch ops."""
     token_ids = context.token_ids[:, : context.max_tokens].index_select(0, context.rows).to(torch.int64)  # [L, C]
     token_ids = token_ids.clamp(max=logits.shape[1] - 1)
@@ -134,13 +139,13 @@ def _penalise(logits: Tensor, wishes: Wishes, context: Context) -> Tensor:
     is_known = places < context.num_tokens[:, None]  # [L, C]
     counts = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
     seen = counts.scatter_add(1, token_ids, is_known.to(torch.int32))  # [L, V]
-    is_output = is_known & (places >= wishes.num_prompt_tokens[:, None])
+    is_output = is_known & (places >= metadata.num_prompt_tokens[:, None])
     said = counts.scatter_add_(1, token_ids, is_output.to(torch.int32))  # [L, V]
-    factors = wishes.repetition[:, None].float()
+    factors = metadata.repetition[:, None].float()
     repeated = torch.where(logits < 0, logits * factors, logits / factors)
-    less = (said.double() * wishes.frequency[:, None] + wishes.presence[:, None]).float()
-    edited = torch.where(seen > 0, repeated, logits)
-    return torch.where(said > 0, edited - less, edited)
+    less = (said.double() * metadata.frequency[:, None] + metadata.presence[:, None]).float()
+    processed = torch.where(seen > 0, repeated, logits)
+    return torch.where(said > 0, processed - less, processed)
 
 
 def _mask(logits: Tensor, mask_indices: Tensor, masks: Tensor) -> Tensor:
@@ -153,12 +158,12 @@ def _mask(logits: Tensor, mask_indices: Tensor, masks: Tensor) -> Tensor:
     return logits.masked_fill_(is_banned & (mask_indices >= 0)[:, None], -torch.inf)
 
 
-def _bans(context: Context, edits: Edits) -> Tensor:
+def _bans(context: Context, processors: LogitsProcessorTensors) -> Tensor:
     """Return -inf for each bad word [H] whose other tokens are the latest ones of its row, else 0."""
-    places = torch.arange(edits.bad_tokens.shape[1], device=edits.banned.device)  # [K]
-    starts = context.num_tokens[edits.bad_rows] - edits.bad_lens  # [H]
+    places = torch.arange(processors.bad_tokens.shape[1], device=processors.banned.device)  # [K]
+    starts = context.num_tokens[processors.bad_rows] - processors.bad_lens  # [H]
     at = (starts[:, None] + places).clamp(0, context.token_ids.shape[1] - 1)  # [H, K]
-    known = context.token_ids[context.rows[edits.bad_rows][:, None], at]
-    is_same = (known == edits.bad_tokens) | (places >= edits.bad_lens[:, None])
+    known = context.token_ids[context.rows[processors.bad_rows][:, None], at]
+    is_same = (known == processors.bad_tokens) | (places >= processors.bad_lens[:, None])
     is_complete = is_same.all(-1) & (starts >= 0)
     return torch.where(is_complete, -torch.inf, 0.0).to(torch.float32)

@@ -1,9 +1,9 @@
 """Octavo beside a process that never rests, on one of the cores it has: what is left of its tokens per second.
 
-    python -m benchmarks.offline.neighbour [--cells decode:1 decode:8 decode:32 prefill:1024] [--repeats 3]
+    python -m benchmarks.offline.neighbor [--cells decode:1 decode:8 decode:32 prefill:1024] [--repeats 3]
         [--quantization int8]
 
-Cells and weights are those of `benchmarks.offline.compare`. One engine; each cell alone and with the neighbour in turn,
+Cells and weights are those of `benchmarks.offline.compare`. One engine; each cell alone and with the neighbor in turn,
 `--repeats` times; medians.
 """
 
@@ -25,7 +25,7 @@ SPIN = "while True: pass"
 
 
 @contextmanager
-def neighbour(core: int) -> Iterator[None]:
+def neighbor(core: int) -> Iterator[None]:
     """Keep a core busy meanwhile."""
     process = subprocess.Popen([sys.executable, "-c", SPIN])
     os.sched_setaffinity(process.pid, {core})
@@ -46,19 +46,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         generate = load_octavo(write_checkpoint(Path(folder) / "qwen3-0.6b", QWEN3_0_6B), args.quantization)
         alone: dict[str, list[float]] = {cell: [] for cell in args.cells}
-        beside: dict[str, list[float]] = {cell: [] for cell in args.cells}
+        alongside: dict[str, list[float]] = {cell: [] for cell in args.cells}
         for _ in range(args.repeats):
             for cell in args.cells:
                 alone[cell].append(measure([cell], generate)[cell])
-                with neighbour(cores[0]):
-                    beside[cell].append(measure([cell], generate)[cell])
+                with neighbor(cores[0]):
+                    alongside[cell].append(measure([cell], generate)[cell])
     print(
-        f"| cell, {len(cores)} cores | alone, tok/s | with a neighbour, tok/s | left |",
+        f"| cell, {len(cores)} cores | alone, tok/s | with a neighbor, tok/s | left |",
         "| --- | --- | --- | --- |",
         sep="\n",
     )
     for cell in args.cells:
-        before, after = statistics.median(alone[cell]), statistics.median(beside[cell])
+        before, after = statistics.median(alone[cell]), statistics.median(alongside[cell])
         print(f"| {cell} | {before:.1f} | {after:.1f} | {after / before:.0%} |")
 
 

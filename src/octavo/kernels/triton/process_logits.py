@@ -30,7 +30,7 @@ def _count_kernel(
     TOKENS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
-    if _is_penalised(repetition, presence, frequency, row):
+    if _is_penalized(repetition, presence, frequency, row):
         places = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
         is_token = places < tl.load(num_tokens + row)
         ids = tl.load(table + tl.load(rows + row) * row_size + places, mask=is_token, other=0)
@@ -41,13 +41,13 @@ def _count_kernel(
 
 
 @triton.jit
-def _is_penalised(repetition: tl.tensor, presence: tl.tensor, frequency: tl.tensor, row: tl.tensor) -> tl.tensor:
+def _is_penalized(repetition: tl.tensor, presence: tl.tensor, frequency: tl.tensor, row: tl.tensor) -> tl.tensor:
     is_repetition = tl.load(repetition + row) != 1.0
     return is_repetition | (tl.load(presence + row) != 0.0) | (tl.load(frequency + row) != 0.0)
 
 
 @triton.jit
-def _edit_kernel(
+def _process_logits_kernel(
     logits: tl.tensor,  # [L, V] float32
     counts: tl.tensor,  # [L, V] int32
     repetition: tl.tensor,  # [L] float64
@@ -64,7 +64,7 @@ def _edit_kernel(
     ids = tl.program_id(1) * IDS + tl.arange(0, IDS)
     is_id, places = ids < vocab_size, row * vocab_size + ids
     logit = tl.load(logits + places, mask=is_id, other=0.0)
-    if _is_penalised(repetition, presence, frequency, row):
+    if _is_penalized(repetition, presence, frequency, row):
         count = tl.load(counts + places, mask=is_id, other=0)
         factor = tl.load(repetition + row).to(tl.float32)
         repeated = tl.where(logit < 0, logit * factor, tl.div_rn(logit, tl.zeros_like(logit) + factor))
@@ -79,7 +79,7 @@ def _edit_kernel(
     tl.store(out + places, logit, mask=is_id)
 
 
-def edit(
+def process_logits(
     logits: torch.Tensor,
     context: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     max_context: int,
@@ -95,20 +95,20 @@ def edit(
     """
     (num_rows, vocab_size), (table, *counted) = logits.shape, context
     counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits.device)
-    edited = counts.view(torch.float32)
+    processed = counts.view(torch.float32)
     _count_kernel[num_rows, triton.cdiv(max_context, _TOKENS)](
         table, *counted, *penalties, counts, table.shape[1], vocab_size, TOKENS=_TOKENS
     )
-    _edit_kernel[num_rows, triton.cdiv(vocab_size, _IDS)](
+    _process_logits_kernel[num_rows, triton.cdiv(vocab_size, _IDS)](
         logits.contiguous(),
         counts,
         *penalties,
         mask_indices,
         masks,
-        edited,
+        processed,
         vocab_size,
         masks.shape[1],
         IDS=_IDS,
         enable_fp_fusion=False,
     )
-    return edited
+    return processed

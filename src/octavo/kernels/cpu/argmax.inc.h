@@ -1,7 +1,7 @@
 // The largest of a row's results, without writing them all. Included inside namespace octavo::OCTAVO_LEVEL, in front of
-// the linear maps.
+// the linear layers.
 
-static inline bool leads(Largest a, Largest b) {
+static inline bool leads(Argmax a, Argmax b) {
   if (b.value != b.value) return false;
   return a.value != a.value || a.value > b.value || (a.value == b.value && a.output < b.output);
 }
@@ -23,10 +23,10 @@ struct Leader {
     }
   }
 
-  Largest largest() const {
-    Largest best = {values[0], outputs[0]};
+  Argmax argmax() const {
+    Argmax best = {values[0], outputs[0]};
     for (int lane = 1; lane < 16; ++lane) {
-      const Largest other = {values[lane], outputs[lane]};
+      const Argmax other = {values[lane], outputs[lane]};
       if (leads(other, best)) best = other;
     }
     return best;

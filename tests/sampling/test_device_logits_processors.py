@@ -8,9 +8,14 @@ import torch
 from tests.kernels.triton.device import DEVICE
 
 from octavo.contracts.schedule import TokenMasks
-from octavo.kernels.triton import edit as module
-from octavo.sampling.device_draw import FLOAT_WISHES, INTEGER_WISHES, Wishes
-from octavo.sampling.device_edits import Context, Edits, edit_arrays, edit_on_device
+from octavo.kernels.triton import process_logits as module
+from octavo.sampling.device_draw import FLOAT_COLUMNS, INTEGER_COLUMNS, SamplingMetadata
+from octavo.sampling.device_logits_processors import (
+    Context,
+    LogitsProcessorTensors,
+    process_logits_on_device,
+    processor_arrays,
+)
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 
@@ -54,7 +59,7 @@ def grammar_masks(row_ids: list[int]) -> TokenMasks:
     return TokenMasks(logits_rows=np.array(at, dtype=np.int32), words=words[rows])
 
 
-def edited(logits: torch.Tensor, row_ids: list[int], masks: TokenMasks | None) -> torch.Tensor:
+def processed(logits: torch.Tensor, row_ids: list[int], masks: TokenMasks | None) -> torch.Tensor:
     """Edit as a step of these rows does."""
     rows, chosen = sampling_rows(), np.array(row_ids, dtype=np.int32)
     table = torch.full((len(ROWS), MAX_LEN), 5, dtype=torch.int32)  # what is behind a row's end means nothing
@@ -62,9 +67,9 @@ def edited(logits: torch.Tensor, row_ids: list[int], masks: TokenMasks | None) -
         table[row, : len(prompt) + len(output)] = torch.tensor([*prompt, *output])
     num_prompt_tokens = np.array([len(ROWS[row][2]) for row in row_ids])
     output_indices = np.array([len(ROWS[row][3]) for row in row_ids])
-    arrays, records = edit_arrays(rows, chosen, output_indices, masks), rows.records(chosen)
+    arrays, records = processor_arrays(rows, chosen, output_indices, masks), rows.records(chosen)
     columns = {
-        **dict.fromkeys((*INTEGER_WISHES, *FLOAT_WISHES), num_prompt_tokens),
+        **dict.fromkeys((*INTEGER_COLUMNS, *FLOAT_COLUMNS), num_prompt_tokens),
         "mask_indices": arrays.pop("mask_indices"),
         **{name: records[name].copy() for name in ("repetition", "presence", "frequency")},
     }
@@ -78,14 +83,14 @@ def edited(logits: torch.Tensor, row_ids: list[int], masks: TokenMasks | None) -
     def send(*arrays: np.ndarray[Any, Any]) -> list[torch.Tensor]:
         return [torch.from_numpy(array).to(DEVICE) for array in arrays]
 
-    wishes = Wishes(**dict(zip(columns, send(*columns.values()), strict=True)))
-    return edit_on_device(logits[row_ids], wishes, context, Edits.of(arrays, send))
+    metadata = SamplingMetadata(**dict(zip(columns, send(*columns.values()), strict=True)))
+    return process_logits_on_device(logits[row_ids], metadata, context, LogitsProcessorTensors.of(arrays, send))
 
 
 def defined(logits: torch.Tensor, row: int, mask: np.ndarray[Any, Any] | None) -> torch.Tensor:
     rows, left = sampling_rows(), logits[row].clone()
-    if rows.records(np.array([row]))["is_edited"][0]:
-        rows.edits_of(row).apply(left, len(ROWS[row][3]))
+    if rows.records(np.array([row]))["has_processors"][0]:
+        rows.processors_of(row).apply(left, len(ROWS[row][3]))
     if mask is not None:
         bits = np.unpackbits(mask.view(np.uint8), count=VOCAB_SIZE, bitorder="little")
         left[torch.from_numpy(bits == 0).to(DEVICE)] = -torch.inf
@@ -98,7 +103,7 @@ def test_logits_are_those_of_the_rows_own_edits(row_ids: list[int], has_grammar:
     generator = torch.Generator().manual_seed(1)
     logits = (torch.randn(len(ROWS), VOCAB_SIZE, generator=generator) * 4).to(DEVICE)
     before, masks = logits.clone(), grammar_masks(row_ids) if has_grammar else None
-    result = edited(logits, row_ids, masks)
+    result = processed(logits, row_ids, masks)
     mask_of = {} if masks is None else dict(zip(masks.logits_rows.tolist(), masks.words, strict=True))
     for at, (left, row) in enumerate(zip(result, row_ids, strict=True)):
         torch.testing.assert_close(left, defined(logits, row, mask_of.get(at)), rtol=0, atol=0)
@@ -108,5 +113,5 @@ def test_logits_are_those_of_the_rows_own_edits(row_ids: list[int], has_grammar:
 def test_every_kind_of_edit_shows() -> None:
     """Else rows that are edited by nobody would be equal, too."""
     logits = torch.ones(len(ROWS), VOCAB_SIZE, device=DEVICE)
-    changed = (edited(logits, list(range(len(ROWS))), None) != logits).sum(-1).tolist()
+    changed = (processed(logits, list(range(len(ROWS))), None) != logits).sum(-1).tolist()
     assert changed == [0, 4, 2, 2, 73, 2, 0, 4, 1]

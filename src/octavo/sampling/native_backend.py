@@ -12,28 +12,30 @@ from octavo.contracts.schedule import Int32Array
 from octavo.kernels.native import DRAW_ROW, NativeKernels
 from octavo.kernels.native_level import native_kernels
 from octavo.kernels.reference import Kernels
-from octavo.sampling.draw import Drawn, Draws, TorchDraws
+from octavo.sampling.backend import SampledTokens, SamplerBackend, TorchSamplerBackend
 
 
-def select_draws(device: torch.device, kernels: Kernels) -> Draws:
+def select_draws(device: torch.device, kernels: Kernels) -> SamplerBackend:
     """Return the fastest sampler backend for logits on `device`. A native one shares the model's threads."""
     native = kernels if isinstance(kernels, NativeKernels) else native_kernels()
-    return TorchDraws() if device.type != "cpu" or native is None else NativeDraws(native)
+    return TorchSamplerBackend() if device.type != "cpu" or native is None else NativeSamplerBackend(native)
 
 
-class NativeDraws:
-    """See `Draws`. Rows that the kernels are not sure of, about one in 10^8, are sampled again by the reference."""
+class NativeSamplerBackend:
+    """See `SamplerBackend`. Rows that the kernels are not sure of, about one in 10^8, are sampled again by the
+    reference.
+    """
 
     def __init__(self, kernels: NativeKernels) -> None:
         self._kernels = kernels
-        self._definition = TorchDraws()
+        self._definition = TorchSamplerBackend()
 
-    def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> Drawn:
-        token_ids, largest = self._kernels.draw(logits, draw_rows(records, output_indices))
+    def draw(self, logits: Tensor, records: NDArray[np.void], output_indices: Int32Array) -> SampledTokens:
+        token_ids, max_logit = self._kernels.draw(logits, draw_rows(records, output_indices))
         if len(unsure := (token_ids.numpy() < 0).nonzero()[0]):
             again = self._definition.draw(logits[unsure], records[unsure], output_indices[unsure])
             token_ids[unsure] = again.token_ids
-        return Drawn(token_ids=token_ids, largest=largest)
+        return SampledTokens(token_ids=token_ids, max_logit=max_logit)
 
 
 def draw_rows(records: NDArray[np.void], output_indices: Int32Array) -> NDArray[np.void]:
