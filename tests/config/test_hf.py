@@ -195,7 +195,7 @@ def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config="),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: quant_method="),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),
@@ -289,6 +289,6 @@ def test_every_architecture_that_can_be_read_can_be_built() -> None:
 
 
 def test_reading_a_configuration_needs_neither_torch_nor_transformers() -> None:
-    code = "import sys, octavo.config.hf, octavo.loader.hub; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, octavo.config.hf, octavo.config.hub; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -23,10 +23,10 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.errors import InvalidParameterError, UnknownOptionError
-from octavo.loader.hub import resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +168,11 @@ class EngineArgs:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
+        if self.quantization is not None and model.quantization is not None:
+            limit = (
+                f"unset: the weights of {model.model} are quantized already (quant_method {model.quantization.method})"
+            )
+            raise InvalidParameterError("quantization", self.quantization, limit)
         return EngineConfig(
             model=model,
             cache=CacheConfig(

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import torch
 
-from octavo.errors import InvalidParameterError
+from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.selection import uses_triton
 
@@ -17,24 +17,23 @@ _ONEDNN = {
     torch.float16: ("octavo.kernels.cpu_half", "HalfCpuKernels"),
 }
 
+DENSE_ONLY: frozenset[WeightFormat | None] = frozenset({None})
+
 
 def select_kernels(
-    device: torch.device, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False
+    device: torch.device,
+    dtype: torch.dtype,
+    forms: frozenset[WeightFormat | None] = DENSE_ONLY,
+    *,
+    deterministic: bool = False,
 ) -> Kernels:
-    """Return the best kernels there are for this device and dtype, and for weights that they are to quantize.
+    """Return the best kernels there are for this device and dtype, and for weights of these forms; None: dense ones.
 
-    With `deterministic`, batch-invariant ones are preferred to faster ones; whether they are is theirs to say.
-
-    Raises:
-        InvalidParameterError: there is no such quantization, or none here.
+    Whether they compute with a form is theirs to say. With `deterministic`, batch-invariant ones are preferred to
+    faster ones; whether they are is theirs to say, too.
     """
-    if quantization is not None:
-        return _quantized_kernels(device, dtype, quantization, deterministic=deterministic)
     if uses_triton(device, dtype):
-        from octavo.kernels.triton.deterministic import DeterministicKernels
-        from octavo.kernels.triton.kernels import TritonKernels
-
-        return DeterministicKernels() if deterministic else TritonKernels()
+        return _triton_kernels(forms, deterministic=deterministic)
     if device.type == "cpu" and dtype in _NATIVE_DTYPES:
         from octavo.kernels.native_level import native_kernels
 
@@ -45,23 +44,14 @@ def select_kernels(
     return kernels
 
 
-def _quantized_kernels(device: torch.device, dtype: torch.dtype, name: str, *, deterministic: bool) -> Kernels:
-    from octavo.kernels.native_level import native_kernels
-    from octavo.kernels.quantization import get_quantization
+def _triton_kernels(forms: frozenset[WeightFormat | None], *, deterministic: bool) -> Kernels:
+    from octavo.kernels.triton.deterministic import DeterministicKernels
+    from octavo.kernels.triton.kernels import TritonKernels
+    from octavo.kernels.triton.quantized import QuantizedKernels
 
-    quantization = get_quantization(name)
-    if uses_triton(device, dtype):
-        from octavo.kernels.triton.quantized import QuantizedKernels
-
-        return QuantizedKernels(quantization, deterministic=deterministic)
-    plain = native_kernels() if (device.type, dtype) == ("cpu", torch.bfloat16) else None
-    if plain is None:
-        here = f"here it is {device.type} with {str(dtype).removeprefix('torch.')}"
-        on_cpu = "a CPU, bfloat16, and Octavo's C++ kernels built and not switched off"
-        raise InvalidParameterError("quantization", name, f"needs {on_cpu}, or a GPU and Triton; {here}")
-    from octavo.kernels.native_integers import IntegerNativeKernels
-
-    return IntegerNativeKernels(plain, quantization)
+    if forms != DENSE_ONLY:
+        return QuantizedKernels(forms, deterministic=deterministic)
+    return DeterministicKernels() if deterministic else TritonKernels()
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

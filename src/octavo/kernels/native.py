@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.kernels.large_pages import zeros_on_large_pages
+from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.tape import Tape, TapeBuffers
 from octavo.kernels.types import (
@@ -88,10 +89,6 @@ class NativeKernels(Kernels, KeepsPacked):
         self.name = f"native-{level}"
         self._recording = local()  # of a thread: `buffers` while it records
 
-    def _share(self, other: "NativeKernels") -> None:
-        """Compute with another's threads, and record on its tapes: in place of a constructor's work."""
-        self._cpu, self.native, self._recording, self.dtype = other._cpu, other.native, other._recording, other.dtype
-
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return memory for a result, in `dtype` or the kernels': torch's, or of the tape that this thread records."""
         dtype, buffers = dtype or self.dtype, self._buffers
@@ -127,7 +124,12 @@ class NativeKernels(Kernels, KeepsPacked):
         return {name: value for name, value in every.items() if isinstance(value, torch.Tensor)}
 
     def adopt_linear(
-        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_outputs: int,
+        in_size: int,
+        role: LinearRole,
+        form: WeightFormat | None = None,
     ) -> PackedLinear:
         out_size = num_outputs // 2 if role == "gated" else num_outputs
         return self._bind(tensors["weight"], tensors.get("bias"), num_outputs, out_size)

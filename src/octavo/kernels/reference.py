@@ -13,7 +13,17 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels.activation import activated
-from octavo.kernels.types import Activation, Fused, LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.quantization import QuantizedWeight, WeightFormat
+from octavo.kernels.types import (
+    Activation,
+    Fused,
+    LinearRole,
+    LoraAdapters,
+    PackedExperts,
+    PackedLinear,
+    Routes,
+    Routing,
+)
 
 
 class Kernels:
@@ -32,6 +42,16 @@ class Kernels:
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Bring weight [N, K] and bias [N] into the layout that `linear` reads; here, as it is. Once, at load."""
         return PackedLinear(weight=weight, bias=bias, num_outputs=weight.shape[0])
+
+    def computes(self, form: WeightFormat) -> bool:
+        """Say whether these kernels compute with weights of this form as they are; `layers/quant/` does the rest."""
+        return False
+
+    def pack_quantized(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+    ) -> PackedLinear:
+        """Pack for an op of this role, in a form that is computed; a dense weight [N, K] is quantized to it."""
+        raise TypeError(f"{self.name} does not compute with weights of {form}")
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """Return x [T, K] @ weight.T + bias, [T, N], accumulated in float32."""

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from octavo.errors import UnsupportedModelError
+from octavo.kernels.quantization import WeightFormat
 
 ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
@@ -119,6 +120,14 @@ class KeepsPacked(ABC):
 
     @abstractmethod
     def adopt_linear(
-        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_outputs: int,
+        in_size: int,
+        role: LinearRole,
+        form: WeightFormat | None = None,
     ) -> PackedLinear:
-        """Return the map of such tensors, of weight [num_outputs, in_size]. They are used where they are."""
+        """Return the linear of such tensors, of weight [num_outputs, in_size] that was packed in a form, None: dense.
+
+        They are used where they are.
+        """

@@ -40,7 +40,7 @@ class ExpertParallelMoE(MixtureOfExperts):
         held = self._expert_shares[self._ranks.rank]
         if held.start <= number < held.stop:
             return super().build_expert(number, hidden_size, intermediate_size)
-        return ExpertOnOtherRank(hidden_size, intermediate_size)
+        return ExpertOnOtherRank(hidden_size, intermediate_size, context=self._context.at(f"experts.{number}"))
 
     @cached_property
     def _owners(self) -> torch.Tensor:

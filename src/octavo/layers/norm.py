@@ -6,6 +6,7 @@ import torch
 
 from octavo.kernels.types import SILU, Activation, Fused
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -14,11 +15,11 @@ class RMSNorm(WeightOwner):
 
     def __init__(self, size: int, eps: float, *, context: BuildContext, offset: float = 0.0) -> None:
         super().__init__()
-        self._kernels, self._eps, self._offset = context.kernels, eps, offset
+        self._context, self._kernels, self._eps, self._offset = context, context.kernels, eps, offset
         self.weight = torch.empty(size, dtype=context.dtype, device=context.device)  # [D]
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"weight": tuple(self.weight.shape)}
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec(tuple(self.weight.shape))}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         self.weight.copy_(tensor)
