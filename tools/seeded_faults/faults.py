@@ -85,16 +85,16 @@ FAULTS = [
     ),
     Fault(
         name="a Triton kernel leaves out the last column",
-        right="    is_inside = columns < size\n    places = gate_up + row",
-        wrong="    is_inside = columns < size - 1\n    places = gate_up + row",
-        tests="kernels/triton/test_ops.py -k silu",
+        right="    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n    is_inside = columns < size",
+        wrong="    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n    is_inside = columns < size - 1",
+        tests="kernels/triton/test_ops.py -k activ",
     ),
     # -- sampling
     Fault(
         name="frequency counts once however often a token came",
         right="(counts.double() * self._frequency",
         wrong="(counts.double().clamp(max=1.0) * self._frequency",
-        tests="sampling/test_edits.py",
+        tests="sampling/test_logits_processors.py",
     ),
     Fault(
         name="top-p keeps one token too few",
