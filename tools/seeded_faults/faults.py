@@ -85,8 +85,8 @@ FAULTS = [
     ),
     Fault(
         name="a Triton kernel leaves out the last column",
-        right="    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n    is_inside = columns < size",
-        wrong="    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)\n    is_inside = columns < size - 1",
+        right="    is_inside = columns < size\n    if KIND",
+        wrong="    is_inside = columns < size - 1\n    if KIND",
         tests="kernels/triton/test_ops.py -k activ",
     ),
     # -- sampling

@@ -42,7 +42,7 @@ class _Refusal(TorchFunctionMode):
     """Allows what allocates, and what returns a view of its arguments or no tensor at all."""
 
     def __init__(self, inside: list[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._inside = inside
 
     def __torch_function__(
