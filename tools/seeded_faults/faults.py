@@ -148,14 +148,14 @@ FAULTS = [
     # -- server
     Fault(
         name="a stream that ends at its length has no last chunk",
-        right="        if answer.finish_reason is not None:\n            frames.append(self._ending(answer, run))",
-        wrong='        if answer.finish_reason == "stop":\n            frames.append(self._ending(answer, run))',
+        right="        if delta.finish_reason is not None:\n            frames.append(self._ending(delta, {}",
+        wrong='        if delta.finish_reason == "stop":\n            frames.append(self._ending(delta, {}',
         tests="server/test_chat.py",
     ),
     Fault(
         name="usage leaves out the last token",
-        right="            sum(state.num_output_tokens for state in states),",
-        wrong="            sum(state.num_output_tokens - 1 for state in states),",
+        right="sum(s.num_output_tokens for s in states)",
+        wrong="sum(s.num_output_tokens - 1 for s in states)",
         tests="server/test_chat.py",
     ),
     Fault(
