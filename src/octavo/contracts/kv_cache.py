@@ -4,9 +4,11 @@ Layers that keep the same part of a context form a KV group. Every group has a b
 column c of each table holds positions c * block_size ... (c + 1) * block_size - 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ATTENTION_TILE = 64  # positions: attention reads whole tiles at absolute positions, and masks what a row may not see
+_MAX_AHEAD = 8  # tokens computed by steps in flight beyond those known, behind which nothing is freed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +29,7 @@ class KVGroup:
         whole = -(-num_tokens // block_size)
         if self.sliding_window is None:
             return whole
-        return min(whole, -(-(self.sliding_window + self.tile + max_chunk) // block_size) + 1)
+        return min(whole, -(-(self.sliding_window + self.tile + max_chunk + _MAX_AHEAD) // block_size) + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,7 @@ class KVCacheSpec:
         """Bytes of one block of each group."""
         return tuple(spec.bytes_per_token * self.block_size for spec in self.groups)
 
-    def num_bytes(self, num_blocks: tuple[int, ...]) -> int:
+    def num_bytes(self, num_blocks: Sequence[int]) -> int:
         """Return what so many blocks of each group take."""
         return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
 

@@ -39,8 +39,8 @@ def _none() -> Int32Array:
 class CachedRequestData:
     """Diffs for requests that the worker already has: changes of their block tables, and tokens that were sampled.
 
-    `block_ids[n]` goes to column `columns[n]` of row `rows[n]` in the table of group `groups[n]`: a block given out, or in
-    place of one that was freed behind a sliding window, the block that is nobody's.
+    `block_ids[n]` goes to column `columns[n]` of row `rows[n]` in the table of group `groups[n]`: a block given out, or
+    the block that is nobody's, in place of one that was freed behind a sliding window.
 
     Tokens are told only where some ranks do not sample: the stages of a pipeline before the last.
     """

@@ -18,8 +18,8 @@ class Executor(Protocol):
         """Name what the last bits of an answer depend on: device, dtype, kernels."""
         ...
 
-    def start(self) -> int:
-        """Build the ranks and load the model; return the number of KV blocks that each rank has."""
+    def start(self) -> list[int]:
+        """Build the ranks and load the model; return how many KV blocks of each group every rank has."""
         ...
 
     @property
@@ -39,10 +39,10 @@ class Executor(Protocol):
         """Run a prefill and a decode that leave no trace, timed and logged."""
         ...
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
-        """Bring in some KV memory behind the first `num_reached_blocks` blocks, for a few ms; for idle moments.
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        """Prefault some KV memory past the first `num_reached_blocks` blocks of each group, for a few ms.
 
-        Returns False when enough of it is there.
+        For idle moments. Returns False when enough of it is there.
 
         Raises:
             EngineDeadError: a rank is gone.

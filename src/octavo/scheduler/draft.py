@@ -32,7 +32,9 @@ class StepInFlight:
     booked_s: float  # when it was made
     rows: RowIndices  # [R] `output.rows` as an index
     generations: NDArray[np.int64]  # [R] of each row when the step was made
-    named_blocks: list[tuple[int, int]]  # (group, block): findable on the promise of this step, or one before, to fill them
+    named_blocks: list[
+        tuple[int, int]
+    ]  # (group, block): findable on the promise of this step, or one before, to fill them
     admitted: dict[str, AdmittedRequest]
 
     def requests(self, running: RunningRows) -> list[Request]:
@@ -81,10 +83,12 @@ class StepDraft:
         What they hold stays findable, as when a request ends.
         """
         running, blocks, rows = self._running, self._blocks, self._running.active
+        # Not past what is known: a block is hashed when it is freed, and computed tokens may be taken back.
+        next_tokens = np.minimum(running.num_computed[rows], running.num_known[rows])
         for group in blocks.windowed:
             kind, nobodys = blocks.groups[group], blocks.pools[group].num_blocks
             assert kind.sliding_window is not None
-            first_seen = np.maximum(running.num_computed[rows] - (kind.sliding_window - 1), 0)
+            first_seen = np.maximum(next_tokens - (kind.sliding_window - 1), 0)
             ends = first_seen // kind.tile * kind.tile // blocks.block_size
             for index in (ends > running.num_freed[group, rows]).nonzero()[0].tolist():
                 row, end, first = int(rows[index]), int(ends[index]), int(running.num_freed[group, rows[index]])
@@ -217,9 +221,7 @@ def name_given_up(row: int, running: RunningRows, blocks: BlockManager, in_fligh
         step.named_blocks.extend(named_blocks)
 
 
-def name_full_blocks(
-    row: int, num_tokens: int, running: RunningRows, blocks: BlockManager
-) -> list[tuple[int, int]]:
+def name_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: BlockManager) -> list[tuple[int, int]]:
     """Name the blocks that the first `num_tokens` tokens of a row fill; return those that now bear their names.
 
     All of these tokens are known: a token in flight never enters a name.
