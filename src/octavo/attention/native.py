@@ -135,6 +135,7 @@ class NativeAttention:
             is_float32=self._dtype == torch.float32,
             has_int8_kv=self._kv_dtype == torch.int8,
             answers_kept=layer.answers_kept,
+            kv_group=layer.kv_group,
         )
 
 

@@ -35,7 +35,7 @@ class GraphedDecoding:
 
     def send(self, order: SchedulerOutput, wishes: StepWishes) -> None:
         """Begin to copy what the host says of the step."""
-        self.step.record.send(self._queue, {**table_columns(order, self._rows), **wishes.columns})
+        self.step.record.send(self._queue, {**table_columns(order), **wishes.columns})
         if wishes.edits:
             self.step.edits.send(self._queue, wishes.edits)
 
@@ -56,13 +56,14 @@ class GraphedDecoding:
         self.step.record.send_padding(self._queue)
 
 
-def table_columns(order: SchedulerOutput, rows: RequestRows) -> dict[str, NDArray[Any]]:
-    """Return a decoding step's columns of the record about rows and their blocks, and count the blocks."""
+def table_columns(order: SchedulerOutput) -> dict[str, NDArray[Any]]:
+    """Return a decoding step's columns of the record about rows and their blocks."""
     grown = order.scheduled_cached_reqs
     return {
         "rows": order.rows,
         "positions": order.num_computed_tokens,
         "grown_rows": grown.rows,
-        "grown_columns": rows.block_columns(grown),
+        "grown_groups": grown.groups,
+        "grown_columns": grown.columns,
         "grown_blocks": grown.block_ids,
     }
