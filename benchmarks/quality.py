@@ -30,13 +30,13 @@ from benchmarks.peers.registry import LLAMA_CPP, ROOT, PeerMissingError
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType, LoadConfig
 from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
 from octavo.kernels.dispatch import Kernels, select_kernels
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat, Quantization
 from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
-from octavo.loader.hub import resolve_model
 from octavo.models.interfaces import CausalLM
 from octavo.tokenizer.tokenizer import Tokenizer
 

@@ -45,7 +45,7 @@ CONTROL_SIDE = [
     "octavo.errors",
     "octavo.executor.base",
     "octavo.llm",
-    "octavo.loader.hub",
+    "octavo.config.hub",
     "octavo.scheduler.scheduler",
     "octavo.tokenizer.tokenizer",
 ]

@@ -289,6 +289,6 @@ def test_every_architecture_that_can_be_read_can_be_built() -> None:
 
 
 def test_reading_a_configuration_needs_neither_torch_nor_transformers() -> None:
-    code = "import sys, octavo.config.hf, octavo.loader.hub; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, octavo.config.hf, octavo.config.hub; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

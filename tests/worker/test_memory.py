@@ -10,6 +10,7 @@ from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.config.engine import CacheConfig
 from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
@@ -18,7 +19,6 @@ from octavo.kernels.quantization import get_quantization
 from octavo.layers.linear import MergedLinear
 from octavo.layers.logits import LogitsHead
 from octavo.layers.moe import Router
-from octavo.loader.hub import resolve_model
 from octavo.worker.memory import (
     check_weights_fit,
     choose_num_blocks,

@@ -13,11 +13,11 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig, RankPlace, Stage
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader, get_model_loader
-from octavo.loader.hub import resolve_model
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import weight_slots

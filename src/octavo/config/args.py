@@ -23,10 +23,10 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.errors import InvalidParameterError, UnknownOptionError
-from octavo.loader.hub import resolve_model
 
 logger = logging.getLogger(__name__)
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.loader.hub_server import COMMIT, HubServer, serve_hub
+from tests.config.hub_server import COMMIT, HubServer, serve_hub
 
+from octavo.config.hub import resolve_model
 from octavo.errors import ModelNotFoundError
-from octavo.loader.hub import resolve_model
 
 MODEL_ID = "octavo-tests/tiny"
 
 _RESOLVE = """
 import json, sys
 from octavo.errors import ModelNotFoundError
-from octavo.loader.hub import resolve_model
+from octavo.config.hub import resolve_model
 name, revision, with_weights = json.loads(sys.argv[1])
 try:
     print(json.dumps({"path": str(resolve_model(name, revision, with_weights=with_weights))}))
@@ -118,7 +118,7 @@ def test_file_instead_of_folder(tmp_path: Path) -> None:
 
 def test_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").touch()
-    monkeypatch.setattr("octavo.loader.hub.demo_model_path", lambda: tmp_path)
+    monkeypatch.setattr("octavo.config.hub.demo_model_path", lambda: tmp_path)
     assert resolve_model("demo") == tmp_path
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelNotFoundError, match="bundled model is missing"):
