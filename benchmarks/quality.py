@@ -31,11 +31,11 @@ from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType, LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
-from octavo.kernels.dispatch import Kernels, select_kernels
-from octavo.kernels.native import NativeKernels
-from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import IntegerFormat, Quantization
+from octavo.kernels.dispatch import select_kernels
+from octavo.kernels.quantization import IntegerFormat, Quantization, get_quantization
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import MadeAtLoad
+from octavo.layers.quant.registry import check_made_at_load
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -57,11 +57,13 @@ FORMS = {
 }
 
 
-def load(kernels: Kernels, kv_cache_dtype: KVCacheDType = "auto") -> CausalLM:
-    """Return the demo model computed by these kernels."""
-    dtype = torch.bfloat16
+def load(quantization: Quantization | None = None, kv_cache_dtype: KVCacheDType = "auto") -> CausalLM:
+    """Return the demo model with weights made at load."""
+    dtype, schemes = torch.bfloat16, MadeAtLoad(quantization)
+    kernels = select_kernels(CPU, dtype, schemes.forms)
+    check_made_at_load(schemes, kernels, "this machine")
     attention = select_attention(CPU, dtype, kv_cache_dtype=kv_cache_dtype)
-    context = BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU)
+    context = BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU, schemes=schemes)
     config = read_model_config(resolve_model("demo"), model="demo", dtype="bfloat16")
     return get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, context)
 
@@ -72,17 +74,14 @@ def own_models(has_all_forms: bool) -> Iterator[tuple[str, CausalLM]]:
     Raises:
         InvalidParameterError: without the C++ kernels there are no weights in integers.
     """
-    plain = select_kernels(CPU, torch.bfloat16)
     for name in ("int8", "int4"):
-        yield name, load(select_kernels(CPU, torch.bfloat16, name))
-    yield "bf16, keys and values int8", load(plain, "int8")
+        yield name, load(get_quantization(name))
+    yield "bf16, keys and values int8", load(None, "int8")
     for name in ("int8", "int4"):
-        yield f"{name}, keys and values int8", load(select_kernels(CPU, torch.bfloat16, name), "int8")
+        yield f"{name}, keys and values int8", load(get_quantization(name), "int8")
     if has_all_forms:
-        assert isinstance(plain, NativeKernels)
         for name, (linear, logits) in FORMS.items():
-            quantization = Quantization(name=name, linear=linear, logits=logits)
-            yield f"form {name}", load(IntegerNativeKernels(plain, quantization))
+            yield f"form {name}", load(Quantization(name=name, linear=linear, logits=logits))
 
 
 def llama_rows(samples: list[Sample]) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -144,7 +143,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     options = parser.parse_args()
     samples = list(texts(options.count))
-    plain = load(select_kernels(CPU, torch.bfloat16))
+    plain = load()
     expected = [log_probabilities(plain, sample) for sample in samples]
     report = {}
     print("| weights | KL divergence, nats | same likeliest token |\n| --- | --- | --- |")

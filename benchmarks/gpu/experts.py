@@ -19,6 +19,9 @@ from octavo.kernels.quantization import QUANTIZATIONS, Quantization, QuantizedWe
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.reference_quantized import quantized_linear
+from octavo.layers.quant.base import MadeAtLoad
+from octavo.layers.quant.packing import pack_dense
+from octavo.layers.quant.registry import check_made_at_load
 
 _TURNS = 16  # choices of experts: one row's are a few, which stay in the caches
 
@@ -30,7 +33,7 @@ def measure_experts(plan: Plan, report: Report, limits: Limits) -> None:
         for quantization in (None, *QUANTIZATIONS.values()):
             label = plan.dtype if quantization is None else quantization.name
             try:
-                kernels = select_kernels(device, dtype, None if quantization is None else quantization.name)
+                kernels = kernels_for(device, dtype, quantization)
             except InvalidParameterError as error:
                 report.add(f"{name} {label}", "refused", note=str(error))
                 continue
@@ -38,6 +41,18 @@ def measure_experts(plan: Plan, report: Report, limits: Limits) -> None:
             for num_rows in (*plan.batches, plan.max_num_batched_tokens):
                 case = mixture.case(f"experts, {label}", num_rows)
                 measure_all(iter([case]), f"{name} T={num_rows}", report, limits, device, dtype)
+
+
+def kernels_for(device: torch.device, dtype: torch.dtype, quantization: Quantization | None) -> Kernels:
+    """Return the kernels of a model with weights made at load.
+
+    Raises:
+        InvalidParameterError: there are none here.
+    """
+    schemes = MadeAtLoad(quantization)
+    kernels = select_kernels(device, dtype, schemes.forms)
+    check_made_at_load(schemes, kernels, f"{device} with {dtype}")
+    return kernels
 
 
 class _Mixture:
@@ -91,8 +106,8 @@ class _Mixture:
         gate_up, down = [], []
         for _number in range(self._num_experts):
             into, back = self._random(2 * self._inner, self._hidden), self._random(self._hidden, self._inner)
-            gate_up.append(self._kernels.pack_gated_linear(into, None))
-            down.append(self._kernels.pack_linear(back, None))
+            gate_up.append(pack_dense(self._kernels, into, None, "gated", self._form))
+            down.append(pack_dense(self._kernels, back, None, "plain", self._form))
             self._plain.append(tuple(self._as_kept(weight) for weight in (into, back)))
         return self._kernels.pack_experts(gate_up, down)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import COLD_BYTES, Case, measure_all
-from benchmarks.gpu.experts import measure_experts
+from benchmarks.gpu.experts import kernels_for, measure_experts
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report
@@ -32,7 +32,7 @@ def measure_few_bits(plan: Plan, report: Report, limits: Limits) -> None:
     for name, geometry in plan.geometries.items():
         for quantization in QUANTIZATIONS.values():
             try:
-                kernels = select_kernels(device, dtype, quantization.name)
+                kernels = kernels_for(device, dtype, quantization)
             except InvalidParameterError as error:
                 report.add(f"{name} {quantization.name}", "refused", note=str(error))
                 continue
@@ -56,7 +56,8 @@ def _maps(
     hidden, inner = int(geometry["hidden_size"]), int(geometry["intermediate_size"])
     for name, num_outputs, in_size in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
         weight = _random(num_outputs, in_size, device, dtype)
-        packed, num_bytes = kernels.pack_linear(weight, None), quantization.linear.num_bytes(num_outputs, in_size)
+        packed = kernels.pack_quantized(weight, None, quantization.linear, "plain")
+        num_bytes = quantization.linear.num_bytes(num_outputs, in_size)
         num_copies = max(1, min(16, COLD_BYTES // num_bytes))
         turns = cycle([replace(packed, weight=packed.weight.clone()) for _ in range(num_copies)])
         x, plain = _random(num_rows, in_size, device, dtype), quantize(weight, quantization.linear)

@@ -29,13 +29,16 @@ from benchmarks.kernels.cold import num_copies
 from benchmarks.kernels.roofline import best_seconds, matmul_rate, read_bandwidth
 from octavo.attention.selector import select_attention
 from octavo.kernels.dispatch import KeepsPacked, Kernels, PackedExperts, PackedLinear, Routing, select_kernels
-from octavo.kernels.quantization import QUANTIZATIONS
+from octavo.kernels.quantization import QUANTIZATIONS, WeightFormat, get_quantization
 from octavo.kernels.reference import ReferenceKernels
+from octavo.layers.quant.packing import pack_dense
+from octavo.layers.quant.registry import check_made_at_load, make_schemes
 from octavo.sampling.draw import Draws, TorchDraws
 from octavo.sampling.native_draw import select_draws
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 
+Form = WeightFormat | None  # of weights; None: dense
 CPU = torch.device("cpu")
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 LINEARS = {
@@ -68,12 +71,13 @@ class Case:
     num_operations: int = 0
 
 
-def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+def linear_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time each linear map."""
     for name, (num_outputs, in_size) in LINEARS.items():
         weight, x = torch.randn(num_outputs, in_size).to(dtype), torch.randn(num_rows, in_size).to(dtype)
-        num_bytes = packed_bytes(kernels, kernels.pack_linear(weight.clone(), None), weight)
-        copies = [kernels.pack_linear(weight.clone(), None) for _ in range(num_copies(num_bytes))]
+        pack = partial(pack_dense, kernels, bias=None, role="plain", form=form)
+        num_bytes = packed_bytes(kernels, pack(weight.clone()), weight)
+        copies = [pack(weight.clone()) for _ in range(num_copies(num_bytes))]
         yield Case(
             name=f"linear {name} {num_outputs}x{in_size}",
             run=linear_run(kernels, x, copies),
@@ -82,12 +86,12 @@ def linear_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
         )
 
 
-def head_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+def head_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time the logits head of greedy rows, of which the largest result alone is kept. It is too large for any cache."""
     if num_rows > MOST_HEAD_ROWS:
         return
     weight, x = torch.randn(VOCAB, HIDDEN).to(dtype), torch.randn(num_rows, HIDDEN).to(dtype)
-    packed = kernels.pack_logits_linear(weight, None)
+    packed = pack_dense(kernels, weight, None, "logits", form)
     yield Case(
         name=f"largest of head {VOCAB}x{HIDDEN}",
         run=lambda: kernels.largest_logits(x, packed),
@@ -107,10 +111,10 @@ def packed_bytes(kernels: Kernels, packed: PackedLinear, weight: torch.Tensor) -
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
+def expert_cases(kernels: Kernels, form: Form, num_rows: int, dtype: torch.dtype) -> Iterator[Case]:
     """Time a mixture of experts. Of the inputs, which take turns, that one counts which touches the fewest experts."""
     routing = Routing(num_experts=NUM_EXPERTS, top_k=TOP_K, renormalises=True, has_shared=False)
-    layers = [make_experts(kernels, dtype) for _ in range(NUM_EXPERT_LAYERS)]
+    layers = [make_experts(kernels, form, dtype) for _ in range(NUM_EXPERT_LAYERS)]
     router = kernels.pack_router(torch.randn(NUM_EXPERTS, EXPERT_HIDDEN).to(dtype))
     inputs = [torch.randn(num_rows, EXPERT_HIDDEN).to(dtype) for _ in range(8)]
     norm, load = torch.ones(EXPERT_HIDDEN, dtype=dtype), torch.zeros(NUM_EXPERTS, dtype=torch.int64)
@@ -134,12 +138,12 @@ def expert_cases(kernels: Kernels, num_rows: int, dtype: torch.dtype) -> Iterato
     )
 
 
-def make_experts(kernels: Kernels, dtype: torch.dtype) -> PackedExperts:
+def make_experts(kernels: Kernels, form: Form, dtype: torch.dtype) -> PackedExperts:
     gate_up = torch.randn(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN).to(dtype)
     down = torch.randn(EXPERT_HIDDEN, EXPERT_INTERMEDIATE).to(dtype)
     return kernels.pack_experts(
-        [kernels.pack_gated_linear(gate_up.clone(), None) for _ in range(NUM_EXPERTS)],
-        [kernels.pack_linear(down.clone(), None) for _ in range(NUM_EXPERTS)],
+        [pack_dense(kernels, gate_up.clone(), None, "gated", form) for _ in range(NUM_EXPERTS)],
+        [pack_dense(kernels, down.clone(), None, "plain", form) for _ in range(NUM_EXPERTS)],
     )
 
 
@@ -213,7 +217,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    kernels: Kernels = ReferenceKernels() if options.reference else select_kernels(CPU, dtype, options.quantization)
+    schemes = make_schemes(None, options.quantization)
+    kernels: Kernels = ReferenceKernels() if options.reference else select_kernels(CPU, dtype, schemes.forms)
+    check_made_at_load(schemes, kernels, f"a CPU with {options.dtype}")
+    form = get_quantization(options.quantization).linear if options.quantization else None
     draws: Draws = TorchDraws() if options.reference else select_draws(CPU, kernels)
     with torch.inference_mode():
         bandwidth, rate = read_bandwidth(), max(matmul_rate(dtype), matmul_rate(torch.float32))
@@ -221,8 +228,9 @@ def main() -> None:
         print(f"reads {bandwidth / 1e9:.1f} GB/s, multiplies {rate / 1e12:.2f} T/s")
         for num_rows in options.rows:
             print(f"\n{f'T = {num_rows}':40}{'us':>10}{'GB/s':>8}{'T/s':>8}{'of roof':>10}")
-            for cases in (linear_cases, head_cases, expert_cases, small_cases):
-                print_cases(cases(kernels, num_rows, dtype), bandwidth, rate)
+            for cases in (linear_cases, head_cases, expert_cases):
+                print_cases(cases(kernels, form, num_rows, dtype), bandwidth, rate)
+            print_cases(small_cases(kernels, num_rows, dtype), bandwidth, rate)
             print_cases(attention_cases(num_rows, dtype), bandwidth, rate)
             print_cases(draw_cases(draws, num_rows), bandwidth, rate)
 

@@ -9,9 +9,11 @@ import torch
 from octavo.kernels import onednn
 from octavo.kernels.cpu_float32 import Float32CpuKernels
 from octavo.kernels.cpu_half import HalfCpuKernels
-from octavo.kernels.dispatch import Kernels
+from octavo.kernels.dispatch import Kernels, PackedLinear
 from octavo.kernels.native import NativeKernels
+from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.native_level import available_levels, is_built
+from octavo.kernels.quantization import IntegerFormat
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LEVELS = available_levels() if is_built() else []
@@ -47,4 +49,22 @@ def fast_and_dtype(request: pytest.FixtureRequest) -> tuple[Kernels, torch.dtype
 @cache
 def native(level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> NativeKernels:
     """Return the C++ kernels of a level; the same object each time, for it holds threads."""
-    return NativeKernels(level, num_threads, dtype)
+    kind = IntegerNativeKernels if dtype == torch.bfloat16 else NativeKernels
+    return kind(level, num_threads, dtype)
+
+
+class InOneForm(IntegerNativeKernels):
+    """The same kernels; every weight that they pack is brought into one form."""
+
+    def __init__(self, level: str, form: IntegerFormat, num_threads: int = 2) -> None:
+        vars(self).update(vars(native(level, num_threads)))
+        self._form = form
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack_quantized(weight, bias, self._form, "plain")
+
+    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack_quantized(weight, bias, self._form, "logits")
+
+    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack_quantized(weight, bias, self._form, "gated")

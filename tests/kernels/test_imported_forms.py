@@ -5,10 +5,9 @@ Legend: N = outputs, K = inputs, G = groups of inputs.
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.kernels.conftest import LEVELS, InOneForm
 
-from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight
 
 NUM_OUTPUTS, IN_SIZE = 48, 512  # two blocks of 256
 
@@ -45,7 +44,7 @@ def assert_same(weight: QuantizedWeight, expected: torch.Tensor) -> None:
     scale = x.float().abs().amax(dim=1, keepdim=True) / 127  # [T, 1]
     rounded = (x.float() * (torch.tensor(127.0) / (scale * 127))).round().double() * scale.double()
     for level in LEVELS:
-        kernels = IntegerNativeKernels(native(level, 2), Quantization(name="test", linear=form, logits=form))
+        kernels = InOneForm(level, form)
         result = kernels.logits_linear(x, kernels.pack(weight, None, form)).double()
         torch.testing.assert_close(result, rounded @ expected.T, rtol=1e-5, atol=1e-4)
 

@@ -9,17 +9,15 @@ Legend: N = outputs, K = inputs.
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.kernels.conftest import LEVELS, InOneForm
 
 from octavo.distributed.shares import Share
-from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import (
     QUANTIZATIONS,
     Float8Format,
     IntegerFormat,
     Quantization,
     QuantizedWeight,
-    integer_forms,
 )
 
 OUTPUTS, INPUTS = 1100, 2560
@@ -30,7 +28,9 @@ each = pytest.mark.parametrize("quantization", IN_INTEGERS, ids=lambda quantizat
 
 
 def quantize(weight: torch.Tensor, quantization: Quantization) -> QuantizedWeight:
-    return IntegerNativeKernels(native(LEVELS[0], 1), quantization).quantize(weight, integer_forms(quantization)[0])
+    form = quantization.linear
+    assert isinstance(form, IntegerFormat)
+    return InOneForm(LEVELS[0], form, 1).quantize(weight, form)
 
 
 def random_weight() -> torch.Tensor:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.kernels.conftest import LEVELS, InOneForm
 
 from octavo.errors import InvalidParameterError
 from octavo.kernels.dispatch import PackedLinear, select_kernels
 from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, get_quantization
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, get_quantization
+from octavo.layers.quant.registry import check_made_at_load, make_schemes
 
 MOST_ROWS = 70
 NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
@@ -29,7 +30,7 @@ every_level = pytest.mark.parametrize("level", LEVELS)
 
 
 def make_kernels(level: str, form: IntegerFormat, num_threads: int = 2) -> IntegerNativeKernels:
-    return IntegerNativeKernels(native(level, num_threads), Quantization(name="test", linear=form, logits=form))
+    return InOneForm(level, form, num_threads)
 
 
 def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -258,12 +259,18 @@ def test_what_cannot_be_had_is_refused_with_what_it_needs(monkeypatch: pytest.Mo
     with pytest.raises(InvalidParameterError, match="one of int8, int4, fp8"):
         get_quantization("int3")
     with pytest.raises(InvalidParameterError, match=r"needs a CPU, bfloat16, .* here it is cpu with float32"):
-        select_kernels(torch.device("cpu"), torch.float32, "int8")
-    with pytest.raises(InvalidParameterError, match="quantization='fp8': integers: a CPU"):
-        select_kernels(torch.device("cpu"), torch.bfloat16, "fp8")
+        check("int8", "cpu", torch.float32)
+    with pytest.raises(InvalidParameterError, match=r"quantization='fp8': .* a CPU has no kernels for 8-bit floats"):
+        check("fp8", "cpu", torch.bfloat16)
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "torch")
     with pytest.raises(InvalidParameterError, match="a GPU and Triton; here it is cuda with bfloat16"):
-        select_kernels(torch.device("cuda"), torch.bfloat16, "int4")
+        check("int4", "cuda", torch.bfloat16)
+
+
+def check(quantization: str, device: str, dtype: torch.dtype) -> None:
+    schemes = make_schemes(None, quantization)
+    kernels = select_kernels(torch.device(device), dtype, schemes.forms)
+    check_made_at_load(schemes, kernels, f"{device} with {str(dtype).removeprefix('torch.')}")
 
 
 def test_formats_know_their_size() -> None:

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, NATIVE_DTYPES, native
+from tests.kernels.conftest import LEVELS, NATIVE_DTYPES, InOneForm, native
 
 from octavo.kernels.native import NativeKernels
-from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import IntegerFormat, Quantization
+from octavo.kernels.quantization import IntegerFormat
 
 VOCAB_SIZES = [1, 31, 64, 1000, 5003]  # less than a panel, odd, many groups of panels
 # What weights are kept in.
@@ -26,10 +25,7 @@ def dtype_of(kept: torch.dtype | IntegerFormat) -> torch.dtype:
 
 
 def make_kernels(level: str, num_threads: int, kept: torch.dtype | IntegerFormat) -> NativeKernels:
-    plain = native(level, num_threads, dtype_of(kept))
-    if isinstance(kept, torch.dtype):
-        return plain
-    return IntegerNativeKernels(plain, Quantization(name="test", linear=kept, logits=kept))
+    return native(level, num_threads, kept) if isinstance(kept, torch.dtype) else InOneForm(level, kept, num_threads)
 
 
 def assert_like_max(kernels: NativeKernels, x: torch.Tensor, weight: torch.Tensor) -> None:

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from tests.kernels.conftest import LEVELS, native
+from tests.kernels.conftest import LEVELS, InOneForm
 
-from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import Float8Format, IntegerFormat, Quantization
+from octavo.kernels.quantization import Float8Format, IntegerFormat
 from octavo.kernels.quantize import quantize
 
 NESTED = IntegerFormat(bits=4, group_size=None, is_nested=True)
@@ -24,7 +23,7 @@ def make_weight() -> torch.Tensor:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_integers_are_those_of_the_cpu(form: IntegerFormat) -> None:
     """But for near ties of two scales, where the order decides in which errors are added up."""
-    kernels = IntegerNativeKernels(native(LEVELS[0], 1), Quantization(name="test", linear=form, logits=form))
+    kernels = InOneForm(LEVELS[0], form, 1)
     found, expected = quantize(make_weight(), form), kernels.quantize(make_weight(), form)
     num_different = int((found.values != expected.values).sum())
     assert num_different <= (0 if form.bits == 8 else 40)

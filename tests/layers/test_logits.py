@@ -26,7 +26,7 @@ def make_both(
     embedding = Embedding(VOCAB_SIZE, HIDDEN_SIZE, context=context, has_tied_head=is_tied)
     embedding.load_weight("weight", weight)
     head = LogitsHead(HIDDEN_SIZE, VOCAB_SIZE, tied_to=embedding if is_tied else None, context=context)
-    assert set(head.weight_shapes()) == (set() if is_tied else {"weight"})
+    assert set(head.checkpoint_tensors()) == (set() if is_tied else {"weight"})
     if not is_tied:
         head.load_weight("weight", weight)
     head.process_weights_after_loading()

@@ -50,5 +50,5 @@ def test_no_two_matrices_of_a_model_are_alike(tmp_path: Path) -> None:
     model = load(save_config(TINY_MODELS[0], tmp_path), load_format="dummy")
     loader = DummyLoader(LoadConfig(load_format="dummy", seed=0))
     matrices = [tensor[0].tolist() for _, tensor in loader.tensors(model) if tensor.dim() == 2]
-    assert len(matrices) == sum(len(slot.shape) == 2 for slot in weight_slots(model).values())
+    assert len(matrices) == sum(len(slot.spec.shape) == 2 for slot in weight_slots(model).values())
     assert len({tuple(row) for row in matrices}) == len(matrices)

@@ -15,6 +15,7 @@ from octavo.config.hf import read_model_config
 from octavo.device.manager import DeviceManager
 from octavo.kernels.native_level import is_built
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.registry import make_schemes
 from octavo.loader.base import get_model_loader
 from octavo.loader.packed_cache import Idleness, PackedCache, cache_folder, checkpoint_digest
 from octavo.loader.safetensors import SafetensorsLoader
@@ -48,14 +49,17 @@ def save(name: str, tmp_path: Path) -> Path:
 
 def start(checkpoint: Path, quantization: str | None = None, cache_bytes: int = 1 << 30) -> CausalLM:
     devices = DeviceManager("cpu")
+    model_config = read_model_config(checkpoint, model="tiny", dtype="bfloat16")
+    schemes = make_schemes(model_config.quantization, quantization)
     context = BuildContext(
-        kernels=devices.kernels(torch.bfloat16, quantization),
+        kernels=devices.kernels(torch.bfloat16, schemes.forms),
         attention=devices.attention(torch.bfloat16),
         dtype=torch.bfloat16,
         device=devices.device,
+        schemes=schemes,
     )
     loader = get_model_loader(LoadConfig(load_format="auto", seed=0, packed_cache_bytes=cache_bytes))
-    return loader.load_model(read_model_config(checkpoint, model="tiny", dtype="bfloat16"), context)
+    return loader.load_model(model_config, context)
 
 
 def logits_of(model: CausalLM) -> torch.Tensor:

@@ -13,11 +13,9 @@ from tests.models.tiny import TinyModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.config.hf import read_model_config
-from octavo.config.parallel import ParallelConfig, RankPlace
 from octavo.distributed.groups import ParallelGroups, SingleRank
 from octavo.layers.embedding import Embedding
-from octavo.worker.memory import part_of_rank
-from octavo.worker.parameters import count_parameters
+from octavo.worker.parameters import count_parameters, empty_model, num_weights
 
 _LARGE: dict[str, Any] = {
     "vocab_size": 3000,
@@ -79,14 +77,13 @@ def test_a_rank_copies_its_part_and_no_more(folder: Path, size: int) -> None:
         for table in model.modules():
             if isinstance(table, Embedding) and table.packed is not None:  # from where it is, without a copy
                 copied.total += 4 * table.ids.size * config.hidden_size
-        place = RankPlace.of(rank, ParallelConfig(tensor_parallel_size=size))
-        part = 4 * count_parameters(part_of_rank(config, place)) - model.bytes_in_file  # float32
+        part = 4 * num_weights(model) - model.bytes_in_file  # float32
         assert 0.98 * part <= copied.total <= 1.02 * part
 
 
 def test_parts_together_are_little_more_than_the_whole(folder: Path) -> None:
-    config, parallel = read_model_config(folder, model="large"), ParallelConfig(tensor_parallel_size=3)
-    parts = [count_parameters(part_of_rank(config, RankPlace.of(rank, parallel))) for rank in range(3)]
+    config = read_model_config(folder, model="large")
+    parts = [num_weights(empty_model(config, ParallelGroups(tensor=ShareOfGroup(rank, 3)))) for rank in range(3)]
     assert count_parameters(config) <= sum(parts) < 1.03 * count_parameters(config)
 
 

@@ -13,9 +13,11 @@ from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
+from octavo.config.model import CheckpointQuantization
 from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.registry import make_schemes
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 
@@ -24,12 +26,16 @@ CPU = torch.device("cpu")
 
 
 def make_context(
-    dtype: torch.dtype = torch.float32, groups: ParallelGroups | None = None, quantization: str | None = None
+    dtype: torch.dtype = torch.float32,
+    groups: ParallelGroups | None = None,
+    quantization: str | None = None,
+    checkpoint: CheckpointQuantization | None = None,
 ) -> BuildContext:
     """Return the build context of a CPU, for one rank of these groups."""
-    kernels, attention = select_kernels(CPU, dtype, quantization), select_attention(CPU, dtype)
+    schemes = make_schemes(checkpoint, quantization)
+    kernels, attention = select_kernels(CPU, dtype, schemes.forms), select_attention(CPU, dtype)
     groups = groups or ParallelGroups()
-    return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU, groups=groups)
+    return BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU, groups=groups, schemes=schemes)
 
 
 def load(
@@ -44,7 +50,8 @@ def load(
     """Load a checkpoint as the worker does."""
     load_config = LoadConfig(load_format=load_format, seed=seed)  # type: ignore[arg-type]
     model_config = read_model_config(folder, model=str(folder), dtype=dtype)
-    return get_model_loader(load_config).load_model(model_config, make_context(DTYPES[dtype], groups, quantization))
+    context = make_context(DTYPES[dtype], groups, quantization, model_config.quantization)
+    return get_model_loader(load_config).load_model(model_config, context)
 
 
 class PagedRunner:

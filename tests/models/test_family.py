@@ -54,12 +54,12 @@ def test_every_weight_has_its_row_in_the_table(case: TinyModel, tmp_path: Path) 
     model = initialize_model(read_model_config(tmp_path, model=case.name), make_context())
     slots = weight_slots(model)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        assert {name: slot.shape for name, slot in slots.items()} == {
+        assert {name: slot.spec.shape for name, slot in slots.items()} == {
             name: tuple(file.get_slice(name).get_shape())
             for name in file.keys()  # noqa: SIM118 - no dictionary
         }
     reached = {id(slot.owner) for slot in slots.values()}
-    owners = [module for module in model.modules() if isinstance(module, WeightOwner) and module.weight_shapes()]
+    owners = [module for module in model.modules() if isinstance(module, WeightOwner) and module.checkpoint_tensors()]
     assert all(id(owner) in reached for owner in owners)
 
 

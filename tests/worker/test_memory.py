@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.models.paged import load
+import torch
+from tests.models.paged import load, make_context
 from tests.models.tiny import TINY_MODELS, TinyModel
 
 from octavo.config.engine import CacheConfig
@@ -15,24 +16,20 @@ from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.errors import InsufficientMemoryError
-from octavo.kernels.quantization import get_quantization
+from octavo.kernels.dispatch import Kernels
+from octavo.kernels.quantization import WeightFormat, get_quantization
+from octavo.kernels.reference import ReferenceKernels
 from octavo.layers.linear import MergedLinear
 from octavo.layers.logits import LogitsHead
 from octavo.layers.moe import Router
-from octavo.worker.memory import (
-    check_weights_fit,
-    choose_num_blocks,
-    kv_budget,
-    quantized_weights_bytes,
-    weights_bytes,
-)
-from octavo.worker.parameters import count_parameters, vocabulary_parameters
+from octavo.layers.quant.registry import make_schemes
+from octavo.models.registry import initialize_model
+from octavo.worker.memory import check_weights_fit, choose_num_blocks, kv_budget
+from octavo.worker.parameters import count_parameters, weights_bytes
 from octavo.worker.stages import plan_stages
 
 SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_size=8, block_size=16, dtype_bytes=2)
 CACHE = CacheConfig(block_size=16, num_kv_blocks=None, gpu_memory_utilization=None, enable_prefix_caching=True)
-
-WHOLE = Stage.whole(6)  # the demo model
 
 
 @pytest.fixture
@@ -53,17 +50,37 @@ def test_parameters_are_counted_as_transformers_counts_them(tiny: TinyModel, tmp
     assert count_parameters(read_model_config(tmp_path, model="tiny")) == expected
 
 
+class Packing(ReferenceKernels):
+    """Kernels whose packed weights are copies, and which compute with every form."""
+
+    packing_copies = True
+
+    def computes(self, form: WeightFormat) -> bool:
+        return True
+
+
+def held(
+    model: ModelConfig, quantization: str | None = None, stage: Stage | None = None, kernels: Kernels | None = None
+) -> int:
+    """Return the bytes of a model, or of a stage of it, in its dtype."""
+    context = replace(
+        make_context(), kernels=kernels or Packing(), dtype=getattr(torch, model.dtype), device=torch.device("meta")
+    )
+    context = replace(context, stage=stage, schemes=make_schemes(None, quantization))
+    return weights_bytes(initialize_model(model, context))
+
+
 def test_a_tied_head_counts_twice_where_packing_copies_it(model: ModelConfig) -> None:
     assert model.tie_word_embeddings
-    plain = weights_bytes(model, WHOLE, 2, packing_copies=False)
+    plain = held(model, kernels=ReferenceKernels())
     assert plain == 2 * count_parameters(model)
-    assert weights_bytes(model, WHOLE, 2, packing_copies=True) == plain + 2 * model.vocab_size * model.hidden_size
+    assert held(model) == plain + 2 * model.vocab_size * model.hidden_size
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool) -> None:
     model = replace(model, tie_word_embeddings=is_tied)
-    int8 = quantized_weights_bytes(model, WHOLE, 2, get_quantization("int8"))
+    int8 = held(model, "int8")
     rows = model.num_layers * (
         (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
         + 2 * model.intermediate_size
@@ -75,8 +92,8 @@ def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool)
     # Two bytes for the embedding and norms, one for the rest and for the logits head, four for each output's scale.
     expected = 2 * (embedding + norms) + in_integers - norms + embedding + 4 * (rows + model.vocab_size)
     assert int8 == expected
-    assert quantized_weights_bytes(model, WHOLE, 2, get_quantization("fp8")) == expected
-    assert quantized_weights_bytes(model, WHOLE, 2, get_quantization("int4")) < int8
+    assert held(model, "fp8") == expected
+    assert held(model, "int4") < int8
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -84,17 +101,11 @@ def test_integers_take_what_their_format_says(model: ModelConfig, is_tied: bool)
 def test_stages_share_the_weights_and_no_more(model: ModelConfig, is_tied: bool, quantization: str | None) -> None:
     """A tied table is on both end stages, as the whole model's is where packing copies it: embedding and head."""
     model = replace(model, tie_word_embeddings=is_tied)
-
-    def num_bytes(stage: Stage) -> int:
-        if quantization is None:
-            return weights_bytes(model, stage, 2, packing_copies=True)
-        return quantized_weights_bytes(model, stage, 2, get_quantization("int8"))
-
-    stages = plan_stages(model, 3)
-    assert sum(map(num_bytes, stages)) == num_bytes(WHOLE)
-    middle = stages[1]
-    assert num_bytes(middle) * model.num_layers < num_bytes(WHOLE) * len(middle.layers)
-    assert num_bytes(stages[0]) > 2 * vocabulary_parameters(model)
+    whole, stages = held(model, quantization), plan_stages(model, 3)
+    parts = [held(model, quantization, stage) for stage in stages]
+    assert sum(parts) == whole
+    assert parts[1] * model.num_layers < whole * len(stages[1].layers)
+    assert parts[0] > 2 * model.vocab_size * model.hidden_size
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
@@ -102,24 +113,24 @@ def test_experts_in_integers_are_counted_one_by_one(name: str, tmp_path: Path) -
     next(tiny for tiny in TINY_MODELS if tiny.name == "qwen2-moe-windows").save(tmp_path)
     config = read_model_config(tmp_path, model="tiny", dtype="bfloat16")
     quantization = get_quantization(name)
-    maps = [
+    linears = [
         module
         for module in load(tmp_path).modules()
         if isinstance(module, MergedLinear) and not isinstance(module, Router | LogitsHead)
     ]
-    assert len(maps) == 3 * 2 + 2 * 2 + 6 * 2  # attention, two plain MLPs, five experts and a shared one
-    shapes = [(sum(part.size for part in module.parts.values()), module.inputs.size) for module in maps]
+    assert len(linears) == 3 * 2 + 2 * 2 + 6 * 2  # attention, two plain MLPs, five experts and a shared one
+    shapes = [(sum(part.size for part in module.parts.values()), module.inputs.size) for module in linears]
     plain = count_parameters(config) - sum(num_outputs * in_size for num_outputs, in_size in shapes)
     logits = (config.vocab_size, config.hidden_size)
     expected = 2 * (plain - logits[0] * logits[1]) + quantization.logits.num_bytes(*logits)
     expected += sum(quantization.linear.num_bytes(*shape) for shape in shapes)
-    assert quantized_weights_bytes(config, Stage.whole(config.num_layers), 2, quantization) == expected
+    assert held(config, name) == expected
 
 
 def test_a_model_that_cannot_fit_is_refused_with_both_numbers(model: ModelConfig) -> None:
-    check_weights_fit(model, WHOLE, 100, 100)
+    check_weights_fit(model, 5_000_000, 100, 100)
     with pytest.raises(InsufficientMemoryError, match=r"demo: 5 M weights in .* need 2\.00 GiB.* may use 1\.00 GiB"):
-        check_weights_fit(model, WHOLE, 2 << 30, 1 << 30)
+        check_weights_fit(model, 5_000_000, 2 << 30, 1 << 30)
 
 
 def test_blocks_fill_what_is_left_but_no_more_than_is_useful(model: ModelConfig) -> None:

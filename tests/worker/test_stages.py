@@ -21,7 +21,7 @@ from octavo.loader.base import ModelLoader, get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import weight_slots
-from octavo.worker.parameters import layer_parameters, stage_parameters, vocabulary_parameters
+from octavo.worker.parameters import empty_model, num_weights
 from octavo.worker.stages import plan_stages, stage_of
 
 CASES = {case.name: case for case in TINY_MODELS}
@@ -53,7 +53,7 @@ def test_without_a_vocabulary_to_speak_of_layers_are_shared_evenly() -> None:
 
 def test_embedding_and_head_count() -> None:
     """A table as large as two layers at either end leaves those stages two layers fewer."""
-    layer = layer_parameters(DEMO, 0)
+    layer = num_weights(empty_model(DEMO).get_submodule("layers.0"))
     model = with_layers(14, 2 * layer // DEMO.hidden_size)
     assert lengths(model, 3) == [4, 6, 4]
     huge = with_layers(6, 100 * layer // DEMO.hidden_size)
@@ -76,7 +76,7 @@ def test_no_other_cut_has_a_smaller_largest_stage(num_layers: int) -> None:
 
 def held(model: ModelConfig, stage: Stage) -> int:
     """Count as the plan does; the last norm is too small to matter."""
-    return stage_parameters(model, stage) - model.hidden_size * stage.is_last
+    return num_weights(build(model, stage)) - model.hidden_size * stage.is_last
 
 
 def test_places_have_their_stage() -> None:
@@ -178,4 +178,4 @@ def test_dummy_weights_of_stages_are_those_of_the_whole(name: str, tmp_path: Pat
             assert torch.equal(tensor, expected[found])
             seen.add(found)
     assert seen == expected.keys()
-    assert vocabulary_parameters(model) == expected["model.embed_tokens.weight"].numel()
+    assert num_weights(empty_model(model)) == sum(tensor.numel() for tensor in expected.values())

@@ -168,6 +168,11 @@ class EngineArgs:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
+        if self.quantization is not None and model.quantization is not None:
+            limit = (
+                f"unset: the weights of {model.model} are quantized already (quant_method {model.quantization.method})"
+            )
+            raise InvalidParameterError("quantization", self.quantization, limit)
         return EngineConfig(
             model=model,
             cache=CacheConfig(

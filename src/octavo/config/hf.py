@@ -11,13 +11,14 @@ from octavo.config.architectures import ARCHITECTURES
 from octavo.config.hf_attention import read_biases, read_heads, read_sliding_windows
 from octavo.config.hf_generation import read_eos_token_ids, read_generation_defaults
 from octavo.config.hf_moe import read_moe
+from octavo.config.hf_quantization import read_quantization
 from octavo.config.hf_rope import max_supported_len, read_rope
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig, RopeConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
 
 # Keys that change the result when they are set (neither null, false nor empty), and that Octavo does not serve.
-_REFUSED_KEYS = ("quantization_config", "compression_config", "use_mrope", "add_cross_attention", "is_encoder_decoder")
+_REFUSED_KEYS = ("use_mrope", "add_cross_attention", "is_encoder_decoder")
 
 
 def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
@@ -61,6 +62,7 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         qk_norm=facts.qk_norm,
         sliding_windows=read_sliding_windows(fields, facts),
         moe=read_moe(fields, facts),
+        quantization=read_quantization(fields),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=read_eos_token_ids(path, fields),
         generation=read_generation_defaults(path),

@@ -1,7 +1,10 @@
 """What a checkpoint is: its architecture in numbers, read once from `config.json`, the same for every format."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from octavo.config.json_fields import JsonFields
 
 DType = Literal["float32", "bfloat16", "float16"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -56,6 +59,20 @@ class MoEConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointQuantization:
+    """Weights in few bits, as `quantization_config` describes them. What `values` mean is the method's own business."""
+
+    method: str  # quant_method, a known one
+    origin: str  # of the values: a file and a key
+    values: Mapping[str, Any]
+
+    @property
+    def fields(self) -> JsonFields:
+        """Return the values, to be checked as they are asked for."""
+        return JsonFields(self.origin, self.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """One decoder-only transformer. Counts are of the whole model, before any sharding."""
 
@@ -83,4 +100,5 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     moe: MoEConfig | None = None  # None: no layer has experts
+    quantization: CheckpointQuantization | None = None  # of the files' weights; None: they are dense
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)

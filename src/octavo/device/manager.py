@@ -14,7 +14,8 @@ from octavo.config.model import DType
 from octavo.device.base import DeviceKind, DeviceMemory
 from octavo.device.device_queue import DeviceQueue
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
-from octavo.kernels.dispatch import Kernels, select_kernels
+from octavo.kernels.dispatch import DENSE_ONLY, Kernels, select_kernels
+from octavo.kernels.quantization import WeightFormat
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import process_weights_after_loading
 
@@ -101,13 +102,15 @@ class DeviceManager:
         """Run something; return the most memory that it held at once. None, and nothing is run, where nobody counts."""
         return self._kind.peak_bytes(run)
 
-    def kernels(self, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False) -> Kernels:
-        """Return the ops for layers of this dtype, whose weights they are to quantise; see `select_kernels`.
-
-        Raises:
-            InvalidParameterError: this device, with this dtype, does not compute with weights quantised so.
-        """
-        return select_kernels(self.device, dtype, quantization, deterministic=deterministic)
+    def kernels(
+        self,
+        dtype: torch.dtype,
+        forms: frozenset[WeightFormat | None] = DENSE_ONLY,
+        *,
+        deterministic: bool = False,
+    ) -> Kernels:
+        """Return the ops for layers of this dtype, with weights of these forms; see `select_kernels`."""
+        return select_kernels(self.device, dtype, forms, deterministic=deterministic)
 
     def attention(
         self, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"

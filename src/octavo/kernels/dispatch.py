@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from octavo.errors import InvalidParameterError
+from octavo.kernels.quantization import QuantizedWeight, WeightFormat
 from octavo.kernels.triton.selection import uses_triton
 
 
@@ -80,6 +80,16 @@ class Kernels(Protocol):
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Bring weight [N, K] and bias [N] into the layout that `linear` reads. Once, at load."""
+        ...
+
+    def computes(self, form: WeightFormat) -> bool:
+        """Say whether these kernels compute with weights of this form as they are."""
+        ...
+
+    def pack_quantized(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: "LinearRole"
+    ) -> PackedLinear:
+        """Pack for an op of this role, in a form that is computed; a dense weight [N, K] is brought into it."""
         ...
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
@@ -227,9 +237,17 @@ class KeepsPacked(ABC):
 
     @abstractmethod
     def adopt_linear(
-        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_outputs: int,
+        in_size: int,
+        role: LinearRole,
+        form: WeightFormat | None = None,
     ) -> PackedLinear:
-        """Return the map of such tensors, of weight [num_outputs, in_size]. They are used where they are."""
+        """Return the linear of such tensors, of weight [num_outputs, in_size] that was packed in a form, None: dense.
+
+        They are used where they are.
+        """
 
 
 _NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float32})
@@ -242,23 +260,23 @@ _ONEDNN = {
 }
 
 
+DENSE_ONLY: frozenset[WeightFormat | None] = frozenset({None})
+
+
 def select_kernels(
-    device: torch.device, dtype: torch.dtype, quantization: str | None = None, *, deterministic: bool = False
+    device: torch.device,
+    dtype: torch.dtype,
+    forms: frozenset[WeightFormat | None] = DENSE_ONLY,
+    *,
+    deterministic: bool = False,
 ) -> Kernels:
-    """Return the best kernels there are for this device and dtype, and for weights that they are to quantise.
+    """Return the best kernels there are for this device and dtype, and for weights of these forms; None: dense ones.
 
-    With `deterministic`, row-invariant ones are preferred to faster ones; whether they are is theirs to say.
-
-    Raises:
-        InvalidParameterError: there is no such quantisation, or none here.
+    Whether they compute with a form is theirs to say. With `deterministic`, batch-invariant ones are preferred to
+    faster ones; whether they are is theirs to say, too.
     """
-    if quantization is not None:
-        return _quantized_kernels(device, dtype, quantization, deterministic=deterministic)
     if uses_triton(device, dtype):
-        from octavo.kernels.triton.deterministic import DeterministicKernels
-        from octavo.kernels.triton.kernels import TritonKernels
-
-        return DeterministicKernels() if deterministic else TritonKernels()
+        return _triton_kernels(forms, deterministic=deterministic)
     if device.type == "cpu" and dtype in _NATIVE_DTYPES:
         from octavo.kernels.native_level import native_kernels
 
@@ -269,23 +287,14 @@ def select_kernels(
     return kernels
 
 
-def _quantized_kernels(device: torch.device, dtype: torch.dtype, name: str, *, deterministic: bool) -> Kernels:
-    from octavo.kernels.native_level import native_kernels
-    from octavo.kernels.quantization import get_quantization
+def _triton_kernels(forms: frozenset[WeightFormat | None], *, deterministic: bool) -> Kernels:
+    from octavo.kernels.triton.deterministic import DeterministicKernels
+    from octavo.kernels.triton.kernels import TritonKernels
+    from octavo.kernels.triton.quantized import QuantizedKernels
 
-    quantization = get_quantization(name)
-    if uses_triton(device, dtype):
-        from octavo.kernels.triton.quantized import QuantizedKernels
-
-        return QuantizedKernels(quantization, deterministic=deterministic)
-    plain = native_kernels() if (device.type, dtype) == ("cpu", torch.bfloat16) else None
-    if plain is None:
-        here = f"here it is {device.type} with {str(dtype).removeprefix('torch.')}"
-        on_cpu = "a CPU, bfloat16, and Octavo's C++ kernels built and not switched off"
-        raise InvalidParameterError("quantization", name, f"needs {on_cpu}, or a GPU and Triton; {here}")
-    from octavo.kernels.native_integers import IntegerNativeKernels
-
-    return IntegerNativeKernels(plain, quantization)
+    if forms != DENSE_ONLY:
+        return QuantizedKernels(forms, deterministic=deterministic)
+    return DeterministicKernels() if deterministic else TritonKernels()
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedExperts, PackedLinear, Routes, Routing
 from octavo.kernels.large_pages import zeros_on_large_pages
+from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.tape import Tape, TapeBuffers
 
@@ -78,10 +79,6 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         self.name = f"native-{level}"
         self._recording = local()  # of a thread: `buffers` while it records
 
-    def _share(self, other: "NativeKernels") -> None:
-        """Compute with another's threads, and record on its tapes: in place of a constructor's work."""
-        self._cpu, self.native, self._recording, self.dtype = other._cpu, other.native, other._recording, other.dtype
-
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return memory for a result, in `dtype` or the kernels': torch's, or of the tape that this thread records."""
         dtype, buffers = dtype or self.dtype, self._buffers
@@ -117,7 +114,12 @@ class NativeKernels(ReferenceKernels, KeepsPacked):
         return {name: value for name, value in every.items() if isinstance(value, torch.Tensor)}
 
     def adopt_linear(
-        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_outputs: int,
+        in_size: int,
+        role: LinearRole,
+        form: WeightFormat | None = None,
     ) -> PackedLinear:
         out_size = num_outputs // 2 if role == "gated" else num_outputs
         return self._bind(tensors["weight"], tensors.get("bias"), num_outputs, out_size)

@@ -1,4 +1,4 @@
-"""Octavo's own kernels for weights in integers. Ops are those of `NativeKernels`; packing makes the difference.
+"""Octavo's own kernels in bfloat16, for weights in integers too. Ops are those of `NativeKernels`; packing differs.
 
 Sums over the inputs of a group are exact, and what follows is done in one order: a row's bits depend on that row alone.
 
@@ -14,12 +14,14 @@ import torch
 from octavo.kernels.dispatch import LinearRole, PackedLinear
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
-from octavo.kernels.quantization import IntegerFormat, Quantization, QuantizedWeight, integer_forms
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.reference import ReferenceKernels
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
 _NO_ADDRESS = 0
+_GROUP_SIZES = (None, 32, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,24 +32,29 @@ class IntegerLinear(NativeLinear):
 
 
 class IntegerNativeKernels(NativeKernels):
-    """See `Kernels`. Activations are bfloat16."""
+    """See `Kernels`. Activations are bfloat16, and so are weights that are dense; others are integers."""
 
-    def __init__(self, plain: NativeKernels, quantization: Quantization) -> None:
-        """Share threads and recording with `plain`, which computes what is not a linear map."""
-        self._share(plain)
-        self.name = f"{plain.name}-{quantization.name}"
-        self._linear_form, self._logits_form = integer_forms(quantization)
+    def computes(self, form: WeightFormat) -> bool:
+        return isinstance(form, IntegerFormat) and form.group_size in _GROUP_SIZES
 
-    packing_copies, reads_packed_rows = True, False  # integers are not what an embedding's rows were
+    def pack_quantized(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+    ) -> PackedLinear:
+        assert isinstance(form, IntegerFormat), f"{self.name} does not compute with weights of {form}"
+        return self.pack(weight, bias, form, is_gated=role == "gated")
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack(weight, bias, self._linear_form)
-
-    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack(weight, bias, self._logits_form)
-
-    def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return self.pack(weight, bias, self._linear_form, is_gated=True)
+    def gated_mlp(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(gate_up, IntegerLinear) == isinstance(down, IntegerLinear):
+            return super().gated_mlp(x, residual, norm_weight, eps, gate_up, down)
+        return ReferenceKernels.gated_mlp(self, x, residual, norm_weight, eps, gate_up, down)
 
     def quantize(self, weight: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
         """Bring weight [N, K] bfloat16 into integers, in the plain layout: what packing it would choose."""
@@ -84,11 +91,15 @@ class IntegerNativeKernels(NativeKernels):
         return self._bind_integers(integers, packed, scales, pack_bias(bias, is_gated=is_gated), plain.shape[0])
 
     def adopt_linear(
-        self, tensors: Mapping[str, torch.Tensor], num_outputs: int, in_size: int, role: LinearRole
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_outputs: int,
+        in_size: int,
+        role: LinearRole,
+        form: WeightFormat | None = None,
     ) -> PackedLinear:
-        if role == "router":
+        if not isinstance(form, IntegerFormat):
             return super().adopt_linear(tensors, num_outputs, in_size, role)
-        form = self._logits_form if role == "logits" else self._linear_form
         integers = self._integers(form, torch.Size((num_outputs, in_size)), is_gated=role == "gated")
         return self._bind_integers(integers, tensors["weight"], tensors["scales"], tensors.get("bias"), num_outputs)
 

@@ -7,7 +7,8 @@ activations stay as they are, as embeddings and norms do always. `kernels/refere
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -54,6 +55,16 @@ class IntegerFormat:
         """Return how many multipliers an output has."""
         return -(-in_size // NESTED_GROUP_SIZE) if self.is_nested else 0
 
+    def of_share(self, start: int, stop: int, in_size: int) -> tuple["IntegerFormat", torch.Tensor]:
+        """Return the form of inputs start ... stop - 1 of K, cut out, and the group that each of its groups comes from.
+
+        Where these inputs end inside a group, groups become so much smaller that none is divided.
+        """
+        if self.group_size is None:
+            return self, torch.zeros(1, dtype=torch.int64)
+        size = math.gcd(self.group_size, start, 0 if stop == in_size else stop)
+        return replace(self, group_size=size), torch.arange(start, stop, size) // self.group_size
+
     def num_bytes(self, num_outputs: int, in_size: int) -> int:
         """Return what a weight [N, K] takes with its scales."""
         of_output = in_size * self.bits // 8 + self.num_multipliers(in_size) + self.num_groups(in_size) * _SCALE_BYTES
@@ -78,13 +89,17 @@ WeightFormat = IntegerFormat | Float8Format
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizedWeight:
-    """A weight in few bits, in the plain layout: w = scale * q + offset."""
+    """A weight in few bits, in the plain layout: w = scale * q + offset.
+
+    `order` is of files whose groups are not made of neighbours: column j of all the others belongs to input order[j].
+    """
 
     format: WeightFormat
     values: torch.Tensor  # [N, K], q: int8, or float8_e4m3fn
     scales: torch.Tensor  # [N, G] float32
     offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
     multipliers: torch.Tensor | None = None  # [N, ceil(K / 32)] int8, of nested integers
+    order: torch.Tensor | None = None  # [K] int32; None: as they come
 
     def integers(self) -> torch.Tensor:
         """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied with."""
@@ -101,7 +116,7 @@ class QuantizedWeight:
         weight = scales * self.integers().float()
         if self.offsets is not None:
             weight += self.offsets.repeat_interleave(group_size, dim=1)[:, :in_size]
-        return weight
+        return weight if self.order is None else weight[:, self.order.argsort()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,16 +152,3 @@ def get_quantization(name: str) -> Quantization:
     if name not in QUANTIZATIONS:
         raise InvalidParameterError("quantization", name, "one of " + ", ".join(QUANTIZATIONS))
     return QUANTIZATIONS[name]
-
-
-def integer_forms(quantization: Quantization) -> tuple[IntegerFormat, IntegerFormat]:
-    """Return the forms of (linear maps, the map to logits), for kernels that compute with integers alone.
-
-    Raises:
-        InvalidParameterError: they are floats.
-    """
-    linear, logits = quantization.linear, quantization.logits
-    if not isinstance(linear, IntegerFormat) or not isinstance(logits, IntegerFormat):
-        limit = "integers: a CPU has no kernels for 8-bit floats"
-        raise InvalidParameterError("quantization", quantization.name, limit)
-    return linear, logits

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.dispatch import LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.dispatch import LinearRole, LoraAdapters, PackedExperts, PackedLinear, Routes, Routing
+from octavo.kernels.quantization import QuantizedWeight, WeightFormat
 
 
 class ReferenceKernels:
@@ -26,6 +27,16 @@ class ReferenceKernels:
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Keep the plain layout, [N, K]."""
         return PackedLinear(weight=weight, bias=bias, num_outputs=weight.shape[0])
+
+    def computes(self, form: WeightFormat) -> bool:
+        """None: layers dequantize for these kernels, see `layers/quant/packing.py`."""
+        return False
+
+    def pack_quantized(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+    ) -> PackedLinear:
+        """Refused: see `computes`."""
+        raise TypeError(f"{self.name} does not compute with weights of {form}")
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """x @ weight.T + bias, accumulated in float32."""

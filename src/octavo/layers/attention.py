@@ -13,6 +13,7 @@ from torch import nn
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -31,11 +32,12 @@ class HeadNormWeights(WeightOwner):
 
     def __init__(self, head_dim: int, eps: float, *, context: BuildContext) -> None:
         super().__init__()
+        self._context = context
         query, key = torch.empty(2, head_dim, dtype=torch.float32, device=context.device)  # [E] each
         self.values = HeadNorms(query=query, key=key, eps=eps)
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"query.weight": tuple(self.values.query.shape), "key.weight": tuple(self.values.key.shape)}
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {name: TensorSpec(tuple(tensor.shape)) for name, tensor in self.packed_tensors().items()}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         self.packed_tensors()[name].copy_(tensor)

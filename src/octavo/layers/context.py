@@ -1,19 +1,22 @@
 """`BuildContext`: what every layer is given when it is built, so that no layer has to look anything up."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 
 from octavo.attention.base import AttentionBackend
 from octavo.config.parallel import Stage
 from octavo.distributed.groups import ParallelGroups
-from octavo.kernels.dispatch import Kernels
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.dispatch import Kernels, LinearRole
+from octavo.layers.quant.base import MadeAtLoad, Schemes, WeightScheme
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """Where a model lives and what computes it."""
+    """Where a model lives and what computes it; and which part of the model is being built."""
 
     kernels: Kernels
     attention: AttentionBackend[Any]  # its plan is its own business
@@ -21,3 +24,33 @@ class BuildContext:
     device: torch.device
     groups: ParallelGroups = field(default_factory=ParallelGroups)
     stage: Stage | None = None  # of a pipeline; None: all layers
+    schemes: Schemes = field(default_factory=MadeAtLoad)  # of linear layers
+    checkpoint_names: Mapping[str, str] = field(default_factory=dict)  # by paths in the model, as `CausalLM` has them
+    path: str = ""  # of the part in the model
+
+    def at(self, part: str) -> Self:
+        """Return the context of a part of this part."""
+        return replace(self, path=f"{self.path}.{part}" if self.path else part)
+
+    def name_of(self, part: str) -> str:
+        """Return what the checkpoint calls the layer that is being built, or one part of a merged one."""
+        numbers = [step for step in self.path.split(".") if step.isdigit()]
+        template = self.path + f":{part}" * bool(part)
+        for number, brace in zip(numbers, ("{layer}", "{expert}"), strict=False):
+            template = template.replace(f".{number}.", f".{brace}.", 1)
+        name = self.checkpoint_names.get(template, template)
+        return name.format(**dict(zip(("layer", "expert"), numbers, strict=False)))
+
+    def scheme(self, parts: Iterable[str], role: LinearRole) -> WeightScheme:
+        """Return the scheme of the linear layer that is being built, merged of some parts.
+
+        Raises:
+            UnsupportedModelError: the parts have different ones.
+        """
+        names = [self.name_of(part) for part in parts]
+        schemes = [self.schemes.scheme_of(name, role) for name in names]
+        for name, scheme in zip(names, schemes, strict=True):
+            if scheme != schemes[0]:
+                found = f"{names[0]} has {schemes[0].name}, {name} has {scheme.name}"
+                raise UnsupportedModelError(f"weights of layers that are computed as one must have one form: {found}")
+        return schemes[0]

@@ -38,7 +38,7 @@ class DealtExperts(MixtureOfExperts):
         held = self._dealt[self._ranks.rank]
         if held.start <= number < held.stop:
             return super().build_expert(number, hidden_size, intermediate_size)
-        return ExpertElsewhere(hidden_size, intermediate_size)
+        return ExpertElsewhere(hidden_size, intermediate_size, context=self._context.at(f"experts.{number}"))
 
     @cached_property
     def _owners(self) -> torch.Tensor:

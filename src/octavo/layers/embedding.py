@@ -1,5 +1,6 @@
 """Token embedding. Legend: T = tokens, V = vocabulary of this rank, D = hidden size."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -7,6 +8,8 @@ import torch
 from octavo.distributed.shares import Share
 from octavo.kernels.dispatch import KeepsPacked, PackedLinear
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import DENSE, DenseScheme, TensorSpec
+from octavo.layers.quant.packing import pack_dense
 from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner
 
@@ -28,7 +31,11 @@ class Embedding(WeightOwner):
         self.ids = Share.of_features(vocab_size, self._group.rank, self._group.size)
         self._shape = (self.ids.size, hidden_size)
         self._has_tied_head = has_tied_head
-        self.is_packed = has_tied_head and context.kernels.reads_packed_rows  # then there is no table
+        head = context.at("logits_head").scheme(("",), "logits")
+        self._head = head if isinstance(head, DenseScheme) else DENSE  # tied, it is made of this table
+        is_dense = self._head.form is None  # few bits are not what the rows of a table were
+        self.is_packed = has_tied_head and is_dense and context.kernels.reads_packed_rows  # then there is no table
+        self._is_copied = has_tied_head and (context.kernels.packing_copies or not is_dense)  # for the head
         self._table: torch.Tensor | TableInFile | None = None  # [V, D]
         self.packed: PackedLinear | None = None  # the tied head's weight
 
@@ -37,8 +44,21 @@ class Embedding(WeightOwner):
         """Of the table, where it takes no memory."""
         return self._table.nbytes if isinstance(self._table, TableInFile) else 0
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"weight": (self.ids.total, self._shape[1])}
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec((self.ids.total, self._shape[1]))}
+
+    @property
+    def num_weights(self) -> int:
+        return math.prod(self._shape)
+
+    @property
+    def num_bytes(self) -> int:
+        dtype = self._context.dtype
+        return self.num_weights * dtype.itemsize + self._is_copied * self._head.num_bytes(*self._shape, dtype)
+
+    @property
+    def layout(self) -> str:
+        return repr(self._head)
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         rows, context = tensor[self.ids.start : self.ids.stop], self._context
@@ -47,7 +67,8 @@ class Embedding(WeightOwner):
         if self._table is None and not self.is_packed:
             rows = self._table = torch.empty(self._shape, dtype=context.dtype, device=context.device).copy_(rows)
         if self._has_tied_head:  # from where it is, usually a mapped file
-            self.packed = context.kernels.pack_logits_linear(rows.to(context.device, context.dtype), None)
+            rows = rows.to(context.device, context.dtype)
+            self.packed = pack_dense(context.kernels, rows, None, "logits", self._head.form)
 
     def packed_tensors(self) -> Mapping[str, torch.Tensor | TableInFile] | None:
         if self._table is not None:
@@ -65,8 +86,7 @@ class Embedding(WeightOwner):
 
     def _in_file(self, table: torch.Tensor) -> TableInFile | None:
         """Return the table [V, D] as rows of its file, where it would be in memory beside the head's copy of it."""
-        is_copied = self._has_tied_head and self._context.kernels.packing_copies
-        return TableInFile.behind(table) if is_copied and self._context.device.type == "cpu" else None
+        return TableInFile.behind(table) if self._is_copied and self._context.device.type == "cpu" else None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look up ids [T] and return [T, D]."""

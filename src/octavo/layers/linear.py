@@ -16,13 +16,16 @@ from octavo.distributed.shares import HeadShare, Share
 from octavo.kernels.dispatch import KeepsPacked, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
+from octavo.layers.quant.base import TensorSpec, Weight
+from octavo.layers.quant.packing import CompressedLinear, pack, pack_dense, stack
 from octavo.layers.weight_owner import WeightOwner
 
 
 class MergedLinear(WeightOwner):
     """Several linear maps of one input, stacked by output rows. `parts` gives each its name and outputs, in order.
 
-    A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias".
+    A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias"; of weights
+    in few bits, from what their scheme says.
     """
 
     role: ClassVar[LinearRole] = "plain"
@@ -31,52 +34,80 @@ class MergedLinear(WeightOwner):
         super().__init__()
         self.inputs, self.parts, self._has_bias = inputs, dict(parts), has_bias
         self._context = context
+        self.scheme = context.scheme(parts, self.role)
         self._loaded: dict[str, torch.Tensor] = {}  # until packed
-        self._packed: PackedLinear | None = None
+        self._packed: PackedLinear | CompressedLinear | None = None
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {}
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        tensors: dict[str, TensorSpec] = {}
         for part, outputs in self.parts.items():
-            shapes[_join(part, "weight")] = (outputs.total, self.inputs.total)
+            of_weight = self.scheme.tensors(outputs.total, self.inputs.total)
+            tensors.update({_join(part, name): spec for name, spec in of_weight.items()})
             if self._has_bias:
-                shapes[_join(part, "bias")] = (outputs.total,)
-        return shapes
+                tensors[_join(part, "bias")] = TensorSpec((outputs.total,))
+        return tensors
+
+    @property
+    def num_weights(self) -> int:
+        return self._num_outputs * (self.inputs.size + self._has_bias)
+
+    @property
+    def num_bytes(self) -> int:
+        dtype = self._context.dtype
+        bias = self._num_outputs * dtype.itemsize * self._has_bias
+        return self.scheme.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
+
+    @property
+    def layout(self) -> str:
+        return repr(self.scheme)
 
     @property
     def _num_outputs(self) -> int:
         return sum(outputs.size for outputs in self.parts.values())
 
     @property
+    def is_compressed(self) -> bool:
+        """Whether the kernels cannot compute with the weight as it is kept: `packed` is made anew each time."""
+        return isinstance(self._packed, CompressedLinear)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether computing this layer is native calls alone."""
+        return not self.is_compressed
+
+    @property
     def packed(self) -> PackedLinear:
         assert self._packed is not None, "process_weights_after_loading has not run"
+        if isinstance(self._packed, CompressedLinear):
+            dense = self._packed.unpacked().dequantized().to(self._context.dtype)
+            return pack_dense(self._context.kernels, dense, self._packed.bias, self.role, None)
         return self._packed
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         # Kept as it came, usually a view of a mapped file, so that one layer at a time is copied and converted; and no
         # more of it is ever touched than this rank's share.
-        outputs = self.parts[name.rpartition(".")[0]]
-        rows = tensor[outputs.start : outputs.stop]
-        self._loaded[name] = rows[:, self.inputs.start : self.inputs.stop] if rows.dim() == 2 else rows
+        self._loaded[name] = tensor
 
     def process_weights_after_loading(self) -> None:
         if self._packed is None:
             adds_bias = self._has_bias and self.inputs.start == 0  # once, by the rank whose part of a sum comes first
-            bias = self._gather("bias") if adds_bias else None
-            self._packed = self.pack(self._gather("weight", self.inputs.size), bias)
+            weight, bias = self._gather_weight(), self._gather_bias() if adds_bias else None
+            self._packed = pack(self._context.kernels, weight, bias, self.role, self.scheme)
             self._loaded.clear()
 
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
+        if isinstance(self._packed, CompressedLinear):
+            return self._packed.tensors()
         kernels = self._context.kernels
         return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        kernels = self._context.kernels
+        kernels, form = self._context.kernels, self.scheme.form_of(self.inputs)
         assert isinstance(kernels, KeepsPacked), f"{kernels.name} has packed none of this"
-        self._packed = kernels.adopt_linear(tensors, self._num_outputs, self.inputs.size, self.role)
-
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """Hook for maps that are computed otherwise: bring weight [N, K] and bias [N] into their layout."""
-        return self._context.kernels.pack_linear(weight, bias)
+        if "values" in tensors and form is not None:
+            self._packed = CompressedLinear.adopt(tensors, self.inputs.size, form)
+        else:
+            self._packed = kernels.adopt_linear(tensors, self._num_outputs, self.inputs.size, self.role, form)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, K] to [T, N]: the parts side by side, in order."""
@@ -88,13 +119,21 @@ class MergedLinear(WeightOwner):
         """Add x [T, K] to the residual stream [T, K]; return (the map [T, N] of the normalised sum, the sum)."""
         return self._context.kernels.normed_linear(x, residual, norm.weight, norm.eps, self.packed)
 
-    def _gather(self, parameter: str, *row_shape: int) -> torch.Tensor:
-        """Stack the parts of the weight [N, K] or the bias [N], in memory of our own and the context's dtype."""
-        sizes = [outputs.size for outputs in self.parts.values()]
-        stacked = torch.empty(self._num_outputs, *row_shape, dtype=self._context.dtype, device=self._context.device)
-        for part, rows in zip(self.parts, torch.split(stacked, sizes), strict=True):
-            rows.copy_(self._loaded[_join(part, parameter)])
-        return stacked
+    def _gather_weight(self) -> Weight:
+        """Stack this rank's shares of the parts: [N, K]."""
+        weights = []
+        for part, outputs in self.parts.items():
+            names = self.scheme.tensors(outputs.total, self.inputs.total)
+            tensors = {name: self._loaded[_join(part, name)] for name in names if _join(part, name) in self._loaded}
+            weights.append(self.scheme.weight(tensors, outputs, self.inputs))
+        return stack(weights, self._context.dtype, self._context.device)
+
+    def _gather_bias(self) -> torch.Tensor:
+        """Stack the biases of the parts: [N], in memory of our own and the context's dtype."""
+        biases = [
+            self._loaded[_join(part, "bias")][outputs.start : outputs.stop] for part, outputs in self.parts.items()
+        ]
+        return torch.cat([bias.to(self._context.device, self._context.dtype) for bias in biases])
 
 
 class QKVLinear(MergedLinear):
@@ -138,10 +177,6 @@ class GatedLinear(MergedLinear):
         parts = {"gate": outputs, "up": outputs}
         super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
         self.outputs = outputs
-
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """See `MergedLinear.pack`."""
-        return self._context.kernels.pack_gated_linear(weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map x [T, K] to [T, I], I being the size of each part."""

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 
 from octavo.distributed.shares import Share
-from octavo.kernels.dispatch import PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.base import TensorSpec
 
 # Rows at a time: bounds what is held beside the result itself to 128 * V values (39 MB in bf16 for V = 151,936).
 _SLICE_ROWS = 128
@@ -30,8 +30,16 @@ class LogitsHead(MergedLinear):
         self._tied_to, self._vocab_size = tied_to, vocab_size
         self._sizes = [ids.size for ids in ranges]  # of every rank
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {} if self._tied_to is not None else super().weight_shapes()
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {} if self._tied_to is not None else super().checkpoint_tensors()
+
+    @property
+    def num_weights(self) -> int:
+        return 0 if self._tied_to is not None else super().num_weights
+
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._tied_to is not None else super().num_bytes
 
     def process_weights_after_loading(self) -> None:
         if self._tied_to is None:
@@ -52,10 +60,6 @@ class LogitsHead(MergedLinear):
             self.process_weights_after_loading()
         else:
             super().adopt_packed(tensors)
-
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """See `MergedLinear.pack`."""
-        return self._context.kernels.pack_logits_linear(weight, bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map hidden [L, D] to logits [L, V], always float32."""

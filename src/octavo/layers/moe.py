@@ -14,11 +14,11 @@ from torch import nn
 
 from octavo.config.model import MoEConfig
 from octavo.distributed.shares import Share
-from octavo.kernels.dispatch import PackedExperts, PackedLinear, Routes, Routing
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.dispatch import PackedExperts, Routes, Routing
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, MergedLinear
 from octavo.layers.norm import RMSNorm
-from octavo.layers.weight_owner import WeightOwner
 
 
 class Router(MergedLinear):
@@ -32,31 +32,32 @@ class Router(MergedLinear):
             parts["shared"] = Share.whole(1)
         super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """See `MergedLinear.pack`."""
-        return self._context.kernels.pack_router(weight)
-
 
 class Expert(nn.Module):
     """The weights of down(silu(gate(x)) * up(x)). They are computed with, all experts at once, by the mixture."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, context: BuildContext) -> None:
         super().__init__()
-        self.gate_up = GatedLinear(hidden_size, intermediate_size, has_bias=False, context=context)
-        self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=False, context=context)
+        gate_up, down = context.at("gate_up"), context.at("down")
+        self.gate_up = GatedLinear(hidden_size, intermediate_size, has_bias=False, context=gate_up)
+        self.down = Linear(self.gate_up.outputs, hidden_size, has_bias=False, context=down)
 
 
-class MapElsewhere(WeightOwner):
-    """A linear map that another rank holds: a checkpoint must bring it, and nothing of it is read here."""
+class LinearElsewhere(MergedLinear):
+    """A linear layer that another rank holds: a checkpoint must bring it, and nothing of it is read here."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        super().__init__()
-        self._shapes = dict(shapes)
+    @property
+    def num_weights(self) -> int:
+        return 0
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._shapes
+    @property
+    def num_bytes(self) -> int:
+        return 0
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        return
+
+    def process_weights_after_loading(self) -> None:
         return
 
     def packed_tensors(self) -> dict[str, torch.Tensor]:
@@ -69,11 +70,12 @@ class MapElsewhere(WeightOwner):
 class ExpertElsewhere(nn.Module):
     """An expert that another rank holds."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, *, context: BuildContext) -> None:
         super().__init__()
-        into = (intermediate_size, hidden_size)
-        self.gate_up = MapElsewhere({"gate.weight": into, "up.weight": into})
-        self.down = MapElsewhere({"weight": (hidden_size, intermediate_size)})
+        hidden, inner = Share.whole(hidden_size), Share.whole(intermediate_size)
+        gate_up, down = context.at("gate_up"), context.at("down")
+        self.gate_up = LinearElsewhere(hidden, {"gate": inner, "up": inner}, has_bias=False, context=gate_up)
+        self.down = LinearElsewhere(inner, {"": hidden}, has_bias=False, context=down)
 
 
 class MixtureOfExperts(nn.Module):
@@ -87,6 +89,7 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, layer: int, hidden_size: int, moe: MoEConfig, *, context: BuildContext) -> None:
         super().__init__()
         self.layer = layer
+        context = context.at(f"layers.{layer}.mlp")
         self._context, self._kernels, self._group = context, context.kernels, context.groups.tensor
         self._routing = Routing(
             num_experts=moe.num_experts,
@@ -94,27 +97,50 @@ class MixtureOfExperts(nn.Module):
             renormalises=moe.renormalises,
             has_shared=moe.shared_intermediate_size is not None,
         )
-        self.router = Router(hidden_size, moe, context=context)
+        self.router = Router(hidden_size, moe, context=context.at("router"))
         self.experts = nn.ModuleList(
             self.build_expert(number, hidden_size, moe.intermediate_size) for number in range(moe.num_experts)
         )
         self.shared_expert: Expert | None = None
         if moe.shared_intermediate_size is not None:
-            self.shared_expert = Expert(hidden_size, moe.shared_intermediate_size, context=context)
+            size = moe.shared_intermediate_size
+            self.shared_expert = Expert(hidden_size, size, context=context.at("shared_expert"))
+        self._check_schemes()
         self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
         self.is_counted: torch.Tensor | None = None  # [T] int64, of a step with padding
 
     def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertElsewhere:
         """Compose expert number `number`."""
-        return Expert(hidden_size, intermediate_size, context=self._context)
+        return Expert(hidden_size, intermediate_size, context=self._context.at(f"experts.{number}"))
 
-    @cached_property
+    @property
     def packed(self) -> PackedExperts:
         """The experts of this rank, the shared one last."""
+        return self._pack() if self._is_compressed else self._packed
+
+    @cached_property
+    def _packed(self) -> PackedExperts:
+        return self._pack()
+
+    @cached_property
+    def _is_compressed(self) -> bool:
+        return any(linear.is_compressed for linear in self._linears)
+
+    @cached_property
+    def _linears(self) -> list[MergedLinear]:
+        """What this rank computes with, two of each expert."""
         experts = [expert for expert in (*self.experts, self.shared_expert) if isinstance(expert, Expert)]
-        return self._kernels.pack_experts(
-            [expert.gate_up.packed for expert in experts], [expert.down.packed for expert in experts]
-        )
+        return [linear for expert in experts for linear in (expert.gate_up, expert.down)]
+
+    def _pack(self) -> PackedExperts:
+        packed = [linear.packed for linear in self._linears]
+        return self._kernels.pack_experts(packed[0::2], packed[1::2])
+
+    def _check_schemes(self) -> None:
+        names = {linear.scheme: linear.scheme.name for linear in self._linears}
+        if len(names) > 1:
+            found = ", ".join(names.values())
+            raise UnsupportedModelError(f"experts of layer {self.layer} must have weights of one form, found: {found}")
 
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the stream [T, D]; return (what the experts add to the sum, the sum)."""

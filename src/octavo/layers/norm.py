@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -13,11 +14,11 @@ class RMSNorm(WeightOwner):
 
     def __init__(self, size: int, eps: float, *, context: BuildContext) -> None:
         super().__init__()
-        self._kernels, self.eps = context.kernels, eps
+        self._context, self._kernels, self.eps = context, context.kernels, eps
         self.weight = torch.empty(size, dtype=context.dtype, device=context.device)  # [D]
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"weight": tuple(self.weight.shape)}
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec(tuple(self.weight.shape))}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         self.weight.copy_(tensor)

@@ -21,8 +21,11 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, rope: RopeConfig, head_dim: int, num_positions: int, *, device: torch.device) -> None:
         super().__init__()
-        frequencies, attention_factor = inverse_frequencies(rope, head_dim)
-        positions = torch.arange(num_positions, dtype=torch.float32)
+        with torch.device(
+            "meta" if device.type == "meta" else "cpu"
+        ):  # of a model without memory, no table is computed
+            frequencies, attention_factor = inverse_frequencies(rope, head_dim)
+            positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
         self._cos = (angles.cos().float() * attention_factor).to(device)  # [P, D / 2]
         self._sin = (angles.sin().float() * attention_factor).to(device)  # [P, D / 2]

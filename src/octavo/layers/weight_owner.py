@@ -1,11 +1,14 @@
 """`WeightOwner`: a layer with parameters. It knows what a checkpoint must bring, and what becomes of it."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
+from octavo.layers.context import BuildContext
+from octavo.layers.quant.base import TensorSpec
 from octavo.layers.table_in_file import TableInFile
 
 
@@ -16,13 +19,30 @@ class WeightOwner(nn.Module, ABC):
     `models/weights.py` calls these three, in this order.
     """
 
+    _context: BuildContext
+
     @abstractmethod
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return every tensor that must be loaded, by name."""
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        """Return every tensor that a checkpoint brings for this layer, on whatever ranks, by name."""
+
+    @property
+    def num_weights(self) -> int:
+        """How many weights this rank holds of the layer."""
+        return sum(math.prod(spec.shape) for spec in self.checkpoint_tensors().values())
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return self.num_weights * self._context.dtype.itemsize
+
+    @property
+    def layout(self) -> str:
+        """Name what decides how weights are packed, beside kernels and shapes."""
+        return ""
 
     @abstractmethod
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one tensor of the shape that `weight_shapes` gave, of any dtype; it stays unchanged until packed."""
+        """Take one tensor of the shape that `checkpoint_tensors` gave; it stays unchanged until packed."""
 
     def process_weights_after_loading(self) -> None:
         """Bring the weights into the layout that the kernels read. Called once or more; acts once."""

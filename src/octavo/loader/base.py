@@ -48,8 +48,11 @@ class ModelLoader(ABC):
             CheckpointError: naming the file or tensor at fault.
             UnsupportedModelError: no such architecture.
         """
-        start = time.monotonic()
-        model = initialize_model(model_config, context)
+        return self.load(initialize_model(model_config, context))
+
+    def load(self, model: CausalLM) -> CausalLM:
+        """Do the same with a model that is built and empty."""
+        start, model_config = time.monotonic(), model.config
         packed = PackedModel.of(model, self.load_config) if self.reads_files else None
         is_restored = packed is not None and packed.restore()
         if not is_restored:

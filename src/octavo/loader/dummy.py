@@ -18,23 +18,29 @@ _STRIDE, _NUM_STARTS = 7919, 1 << 18
 
 
 class DummyLoader(ModelLoader):
-    """Same seed, same weights, on any stage. Norms are one, biases zero, matrices keep the variance of their input."""
+    """Same seed, same weights, on any stage. Norms are one, biases zero, matrices keep the variance of their input,
+    unless they are integers: those are any."""
 
     reads_files = False
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
         """See `ModelLoader.tensors`."""
         slots = weight_slots(model)
-        longest = max(sum(slot.shape) for slot in slots.values())
+        longest = max(sum(slot.spec.shape) for slot in slots.values())
         generator = torch.Generator().manual_seed(self.load_config.seed)
         block = torch.empty(_NUM_STARTS + longest).uniform_(-math.sqrt(3.0), math.sqrt(3.0), generator=generator)
         scaled: dict[int, torch.Tensor] = {}  # by number of inputs, in the model's dtype
         places = _places(model)
         for name, slot in slots.items():
-            if len(slot.shape) == 1:
-                yield name, torch.full(slot.shape, 0.0 if name.endswith("bias") else 1.0)
+            shape = slot.spec.shape
+            if slot.spec.is_integer:
+                if slot.spec.is_required:
+                    yield name, torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
                 continue
-            num_outputs, num_inputs = slot.shape
+            if len(shape) == 1:
+                yield name, torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+                continue
+            num_outputs, num_inputs = shape
             if num_inputs not in scaled:
                 values = (block / math.sqrt(num_inputs)).to(model.context.dtype)
                 scaled[num_inputs] = values.to(model.context.device)  # there, matrices are spread out of it

@@ -42,6 +42,8 @@ _DTYPE_NAMES = {
     torch.float16: "F16",
     torch.uint8: "U8",
     torch.int8: "I8",
+    torch.int32: "I32",
+    torch.float8_e4m3fn: "F8_E4M3",
 }
 Kept = Mapping[str, torch.Tensor | TableInFile]  # what a file is made of, by name
 

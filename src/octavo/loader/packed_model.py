@@ -18,7 +18,7 @@ from octavo.models.weights import weight_slots
 logger = logging.getLogger(__name__)
 
 _WORTH_KEEPING_BYTES = 64 << 20  # less is packed sooner than looked for
-_FORM = 2  # of the files' names and content, beside what the kernels' layout says
+_FORM = 3  # of the files' names and content, beside what the kernels' layout says
 
 
 class PackedModel:
@@ -34,7 +34,9 @@ class PackedModel:
         if load_config.packed_cache_bytes == 0 or not isinstance(kernels, KeepsPacked):
             return None
         tensor, experts = model.context.groups.tensor, model.context.groups.experts
-        slots = {name: slot.shape for name, slot in weight_slots(model).items()}  # those of this rank's stage
+        slots = {  # those of this rank's stage
+            name: (slot.spec.shape, slot.owner.layout) for name, slot in weight_slots(model).items()
+        }
         digest = checkpoint_digest(
             Path(model.config.path), _FORM, kernels.layout, tensor.rank, tensor.size, experts.size, slots
         )

@@ -47,18 +47,20 @@ class DecoderAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
+        context = context.at(f"layers.{layer}.attention")
         self.qkv = QKVLinear(
             config.hidden_size,
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
             has_bias=config.attention_bias,
-            context=context,
+            context=context.at("qkv"),
         )
         self.head_norms = self.build_head_norms(config, context)
         self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
         self.attention = Attention(self._describe(config, layer), context=context)
-        self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=config.attention_out_bias, context=context)
+        heads, has_bias = self.qkv.parts["q"], config.attention_out_bias
+        self.out = Linear(heads, config.hidden_size, has_bias=has_bias, context=context.at("out"))
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
         """Hook for families that normalise each head of queries and keys before rotation; here they pass."""
@@ -93,8 +95,8 @@ class GatedMLP(nn.Module):
         super().__init__()
         self._kernels = context.kernels
         size, has_bias = config.intermediate_size, config.mlp_bias
-        self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context)
-        self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context)
+        self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context.at("gate_up"))
+        self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context.at("down"))
 
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the stream [T, D]; return (what the MLP adds to the sum, the sum)."""
@@ -136,7 +138,7 @@ class DecoderForCausalLM(CausalLM):
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
-        stage = self.stage
+        stage, context = self.stage, self.context
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=context.device)
         if stage.is_first:
             has_tied_head = config.tie_word_embeddings and stage.is_last
@@ -147,7 +149,8 @@ class DecoderForCausalLM(CausalLM):
         if stage.is_last:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, context=context)
             tied_to = self.embedding if config.tie_word_embeddings and stage.is_first else None
-            self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=context)
+            head = context.at("logits_head")
+            self.logits_head = LogitsHead(config.hidden_size, config.vocab_size, tied_to=tied_to, context=head)
 
     @property
     def weight_targets(self) -> Mapping[str, str]:
@@ -182,7 +185,7 @@ class DecoderForCausalLM(CausalLM):
         if self.config.moe is not None and self.config.moe.is_sparse[layer]:
             mixture = DealtExperts if self.context.groups.experts.size > 1 else MixtureOfExperts
             return mixture(layer, self.config.hidden_size, self.config.moe, context=self.context)
-        return GatedMLP(self.config, self.context)
+        return GatedMLP(self.config, self.context.at(f"layers.{layer}.mlp"))
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""

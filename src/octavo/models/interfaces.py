@@ -6,7 +6,7 @@ get logits, D = hidden size, V = vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -47,7 +47,8 @@ class CausalLM(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
-        self.config, self.context = config, context
+        names = {target: name for name, target in self.weight_names.items()}
+        self.config, self.context = config, replace(context, checkpoint_names=names)
         self.mapped_bytes = 0  # of weights in a mapped file: the system calls their memory free, and it is not
         self.stage = context.stage or Stage.whole(config.num_layers)
 

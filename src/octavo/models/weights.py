@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from octavo.errors import CheckpointError
+from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
 from octavo.models.interfaces import CausalLM
 
-_LOADABLE_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_INTEGER_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,7 @@ class WeightSlot:
 
     owner: WeightOwner
     name: str  # the owner's own name for it, e.g. "q.weight"
-    shape: tuple[int, ...]
+    spec: TensorSpec
 
 
 class OtherStages:
@@ -51,7 +53,8 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
 def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Give each tensor to the layer that owns it, and see that none was left out.
 
-    A layer that has all its tensors packs them at once: what they were read from may go.
+    A layer that has all its tensors packs them at once: what they were read from may go. A bias of zeros, which adds
+    nothing, may stand in the files of a layer that has none.
 
     Raises:
         CheckpointError: a tensor that is missing, unknown, of the wrong shape or of a dtype that holds no weights.
@@ -59,12 +62,14 @@ def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -
     slots, elsewhere = weight_slots(model), OtherStages(model)
     missing = dict(slots)
     num_missing = Counter(slot.owner for slot in slots.values())
+    without_bias = {f"{name.rpartition('.')[0]}.bias" for name in slots}.difference(slots)
     for name, tensor in _spelt_as_in_table(model, tensors):
         if name not in slots:
-            if model.ignores_weight(name) or name in elsewhere:
+            is_nothing = name in without_bias and not tensor.any()
+            if is_nothing or model.ignores_weight(name) or name in elsewhere:
                 continue
             raise CheckpointError(f"{model.config.path}: tensor {name!r} has no place in {model.config.architecture}")
-        _check_tensor(model, name, tensor, slots[name].shape)
+        _check_tensor(model, name, tensor, slots[name].spec)
         owner = slots[name].owner
         owner.load_weight(slots[name].name, tensor)
         if missing.pop(name, None) is not None:
@@ -122,10 +127,10 @@ def _slots_of_row(model: CausalLM, checkpoint_name: str, target: str) -> Iterato
     if owner is None:
         return
     assert isinstance(owner, WeightOwner), f"{path} owns no weights"
-    for name, shape in owner.weight_shapes().items():
+    for name, spec in owner.checkpoint_tensors().items():
         owner_part, _, parameter = name.rpartition(".")
         if owner_part == part:
-            yield f"{checkpoint_name}.{parameter}", WeightSlot(owner=owner, name=name, shape=shape)
+            yield f"{checkpoint_name}.{parameter}", WeightSlot(owner=owner, name=name, spec=spec)
 
 
 def _find(model: CausalLM, path: str) -> nn.Module | None:
@@ -136,17 +141,18 @@ def _find(model: CausalLM, path: str) -> nn.Module | None:
         return None
 
 
-def _check_tensor(model: CausalLM, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        found = list(tensor.shape)
-        raise CheckpointError(f"{model.config.path}: tensor {name!r}: shape {list(shape)} is expected, found {found}")
-    if tensor.dtype not in _LOADABLE_DTYPES:
+def _check_tensor(model: CausalLM, name: str, tensor: torch.Tensor, spec: TensorSpec) -> None:
+    if tuple(tensor.shape) != spec.shape:
+        shapes = f"shape {list(spec.shape)} is expected, found {list(tensor.shape)}"
+        raise CheckpointError(f"{model.config.path}: tensor {name!r}: {shapes}")
+    if tensor.dtype not in (_INTEGER_DTYPES if spec.is_integer else _FLOAT_DTYPES):
         raise CheckpointError(f"{model.config.path}: tensor {name!r}: dtype {tensor.dtype} cannot be loaded as weights")
 
 
 def _check_complete(model: CausalLM, missing: dict[str, WeightSlot]) -> None:
+    missing = {name: slot for name, slot in missing.items() if slot.spec.is_required}
     if not missing:
         return
     name, slot = next(iter(missing.items()))
     others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    raise CheckpointError(f"{model.config.path}: tensor {name!r} of shape {list(slot.shape)} is missing{others}")
+    raise CheckpointError(f"{model.config.path}: tensor {name!r} of shape {list(slot.spec.shape)} is missing{others}")

@@ -12,7 +12,6 @@ from octavo.attention.native import NativeAttention, NativePlan
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
 from octavo.layers.attention import AttentionStep
-from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 
@@ -40,8 +39,7 @@ class StepGraph:
             return None
         if not model.context.groups.tensor.is_recordable:
             return None
-        mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
-        if mixtures and not mixtures[0].is_recordable:
+        if not all(getattr(module, "is_recordable", True) for module in model.modules()):
             return None
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)

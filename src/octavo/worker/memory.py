@@ -13,8 +13,6 @@ from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError
-from octavo.kernels.quantization import Quantization
-from octavo.worker.parameters import LinearMaps, layer_maps, stage_parameters, vocabulary_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -52,24 +50,6 @@ def _sliced_experts(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
     )
 
 
-def weights_bytes(model: ModelConfig, stage: Stage, dtype_bytes: int, *, packing_copies: bool) -> int:
-    """Return what a stage's weights take in memory; a tied logits head counts twice where packing copies it."""
-    is_copied = packing_copies and model.tie_word_embeddings and stage.is_whole
-    return (stage_parameters(model, stage) + vocabulary_parameters(model) * is_copied) * dtype_bytes
-
-
-def quantized_weights_bytes(model: ModelConfig, stage: Stage, dtype_bytes: int, quantization: Quantization) -> int:
-    """Return the same where linear maps become integers. The embedding stays as it is beside the logits head's copy."""
-    maps = [shape for layer in stage.layers for shape in layer_maps(model, layer)]
-    in_integers = sum(map(LinearMaps.num_weights, maps))
-    integers = sum(each.count * quantization.linear.num_bytes(each.num_outputs, each.in_size) for each in maps)
-    if stage.is_last:
-        integers += quantization.logits.num_bytes(model.vocab_size, model.hidden_size)
-        if not (model.tie_word_embeddings and stage.is_first):
-            in_integers += vocabulary_parameters(model)
-    return (stage_parameters(model, stage) - in_integers) * dtype_bytes + integers
-
-
 def activation_bytes(
     model: ModelConfig, stage: Stage, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int
 ) -> int:
@@ -91,7 +71,7 @@ def activation_bytes(
     return max_num_batched_tokens * width * dtype_bytes + logits
 
 
-def check_weights_fit(model: ModelConfig, stage: Stage, weights_bytes: int, budget_bytes: int) -> None:
+def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:
     """Refuse before loading.
 
     Raises:
@@ -99,7 +79,7 @@ def check_weights_fit(model: ModelConfig, stage: Stage, weights_bytes: int, budg
     """
     if weights_bytes > budget_bytes:
         raise InsufficientMemoryError(
-            f"{model.model}: {stage_parameters(model, stage) / 1e6:,.0f} M weights in {model.dtype} need "
+            f"{model.model}: {num_weights / 1e6:,.0f} M weights in {model.dtype} need "
             f"{gib(weights_bytes)}, but Octavo may use {gib(budget_bytes)} of this device's memory; "
             "raise gpu_memory_utilization or take a smaller model"
         )

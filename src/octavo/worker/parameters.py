@@ -1,64 +1,43 @@
-"""How many weights a model has, part by part, from its configuration alone."""
+"""How many weights a model has, and what memory they take: asked of its layers, built without memory."""
 
-from dataclasses import dataclass
+import torch
+from torch import nn
 
+from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.config.model import ModelConfig
-from octavo.config.parallel import Stage
+from octavo.distributed.groups import ParallelGroups
+from octavo.kernels.reference import ReferenceKernels
+from octavo.layers.context import BuildContext
+from octavo.layers.quant.registry import make_schemes
+from octavo.layers.weight_owner import WeightOwner
+from octavo.models.interfaces import CausalLM
+from octavo.models.registry import initialize_model
 
 
-@dataclass(frozen=True, slots=True)
-class LinearMaps:
-    """Linear maps of one size."""
-
-    count: int
-    num_outputs: int
-    in_size: int
-
-    def num_weights(self) -> int:
-        return self.count * self.num_outputs * self.in_size
-
-
-def layer_maps(model: ModelConfig, layer: int) -> list[LinearMaps]:
-    """Return the linear maps of one layer, but for routers: those are never made integers."""
-    hidden, query, key = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    maps = [LinearMaps(1, query + 2 * key, hidden), LinearMaps(1, hidden, query)]
-    for count, size in _mlps(model, layer):
-        maps += [LinearMaps(count, 2 * size, hidden), LinearMaps(count, hidden, size)]
-    return maps
-
-
-def layer_parameters(model: ModelConfig, layer: int) -> int:
-    """Return the number of weights of one layer: maps, routers, biases and norms."""
-    query, key = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    num_weights = sum(map(LinearMaps.num_weights, layer_maps(model, layer)))
-    num_weights += (query + 2 * key) * model.attention_bias + model.hidden_size * model.attention_out_bias
-    num_weights += 2 * model.hidden_size + 2 * model.head_dim * model.qk_norm
-    if (moe := model.moe) is not None and moe.is_sparse[layer]:
-        return num_weights + model.hidden_size * (moe.num_experts + (moe.shared_intermediate_size is not None))
-    return num_weights + (2 * model.intermediate_size + model.hidden_size) * model.mlp_bias
-
-
-def _mlps(model: ModelConfig, layer: int) -> list[tuple[int, int]]:
-    """Return (how many, inner size) of a layer's MLPs: one, or experts, and perhaps one that all tokens share."""
-    moe = model.moe
-    if moe is None or not moe.is_sparse[layer]:
-        return [(1, model.intermediate_size)]
-    shared = moe.shared_intermediate_size
-    return [(moe.num_experts, moe.intermediate_size), *([] if shared is None else [(1, shared)])]
-
-
-def vocabulary_parameters(model: ModelConfig) -> int:
-    """Return the number of weights of the embedding, which is also that of the logits head."""
-    return model.vocab_size * model.hidden_size
-
-
-def stage_parameters(model: ModelConfig, stage: Stage) -> int:
-    """Return the number of weights that a stage holds. A table that both its ends share counts once."""
-    num_tables = stage.is_first + stage.is_last - (stage.is_whole and model.tie_word_embeddings)
-    layers = sum(layer_parameters(model, layer) for layer in stage.layers)
-    return layers + num_tables * vocabulary_parameters(model) + model.hidden_size * stage.is_last
+def empty_model(model: ModelConfig, groups: ParallelGroups | None = None) -> CausalLM:
+    """Build the whole model, or what one rank of some groups holds of it, on the meta device: 10 ms for 28 layers."""
+    kernels, dtype = ReferenceKernels(), getattr(torch, model.dtype)
+    context = BuildContext(
+        kernels=kernels,
+        attention=SdpaAttention(kernels, dtype),
+        dtype=dtype,
+        device=torch.device("meta"),
+        groups=groups or ParallelGroups(),
+        schemes=make_schemes(model.quantization),
+    )
+    return initialize_model(model, context)
 
 
 def count_parameters(model: ModelConfig) -> int:
     """Return the number of weights of the whole model."""
-    return stage_parameters(model, Stage.whole(model.num_layers))
+    return num_weights(empty_model(model))
+
+
+def num_weights(part: nn.Module) -> int:
+    """Return the number of weights that a rank holds of a model, or of a part of one. A shared table counts once."""
+    return sum(owner.num_weights for owner in part.modules() if isinstance(owner, WeightOwner))
+
+
+def weights_bytes(part: nn.Module) -> int:
+    """Return what they take in memory, each in the form that its layer's scheme and kernels keep it in."""
+    return sum(owner.num_bytes for owner in part.modules() if isinstance(owner, WeightOwner))

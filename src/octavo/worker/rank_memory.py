@@ -10,16 +10,9 @@ from octavo.config.parallel import Stage
 from octavo.contracts.kv_cache import MemoryReport
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
-from octavo.kernels.quantization import get_quantization
 from octavo.models.interfaces import CausalLM
-from octavo.worker.memory import (
-    activation_bytes,
-    check_weights_fit,
-    gib,
-    kv_budget,
-    quantized_weights_bytes,
-    weights_bytes,
-)
+from octavo.worker.memory import activation_bytes, check_weights_fit, gib, kv_budget
+from octavo.worker.parameters import num_weights, weights_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +27,18 @@ class RankMemory:
         part: ModelConfig,
         stage: Stage,
         dtype: torch.dtype,
-        *,
-        packing_copies: bool,
     ) -> None:
         self._config, self._devices = config, devices
         self._part, self._stage = part, stage
         self._dtype_bytes = dtype.itemsize
-        self._packing_copies = packing_copies
 
-    def check_weights_fit(self) -> None:
-        """Refuse before loading.
+    def check_weights_fit(self, model: CausalLM) -> None:
+        """Refuse an empty model before its weights are loaded.
 
         Raises:
             InsufficientMemoryError: with both numbers.
         """
-        check_weights_fit(self._part, self._stage, self._weights_bytes, self._budget_bytes)
+        check_weights_fit(self._part, num_weights(model), weights_bytes(model), self._budget_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -69,7 +59,7 @@ class RankMemory:
         In bytes: what a step takes, what graphs take, and KV blocks that only padding uses.
         """
         budget, memory = self._budget_bytes, self._device_memory
-        weights = self._weights_bytes - model.bytes_in_file
+        weights = weights_bytes(model) - model.bytes_in_file
         free = memory.free_bytes - model.mapped_bytes
         kv_bytes = kv_budget(budget, free, weights, activations + graphs) - scratch
         report = MemoryReport(
@@ -87,13 +77,6 @@ class RankMemory:
             gib(report.kv_bytes),
         )
         return report
-
-    @property
-    def _weights_bytes(self) -> int:
-        if self._config.quantization is not None:
-            quantization = get_quantization(self._config.quantization)
-            return quantized_weights_bytes(self._part, self._stage, self._dtype_bytes, quantization)
-        return weights_bytes(self._part, self._stage, self._dtype_bytes, packing_copies=self._packing_copies)
 
     @property
     def _budget_bytes(self) -> int:

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import RankPlace, Stage
-from octavo.worker.parameters import layer_parameters, vocabulary_parameters
+from octavo.worker.parameters import empty_model, num_weights
 
 
 def stage_of(model: ModelConfig, place: RankPlace) -> Stage:
@@ -19,8 +19,11 @@ def plan_stages(model: ModelConfig, num_stages: int) -> list[Stage]:
     The embedding counts for the first stage and the logits head for the last, tied or not: then both hold the table.
     """
     assert 1 <= num_stages <= model.num_layers, f"{num_stages} stages for {model.num_layers} layers"
-    before = [0, *accumulate(layer_parameters(model, layer) for layer in range(model.num_layers))]
-    vocabulary = vocabulary_parameters(model)
+    if num_stages == 1:
+        return [Stage.whole(model.num_layers)]
+    built = empty_model(model)
+    layers = [num_weights(built.get_submodule(f"layers.{layer}")) for layer in range(model.num_layers)]
+    before, vocabulary = [0, *accumulate(layers)], num_weights(built.get_submodule("embedding"))
 
     @cache
     def best(first: int, num_left: int) -> tuple[int, tuple[int, ...]]:

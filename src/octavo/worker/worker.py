@@ -23,8 +23,10 @@ from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
+from octavo.layers.quant.registry import check_made_at_load, make_schemes
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
+from octavo.models.registry import initialize_model
 from octavo.sampling.rows import SamplingRows
 from octavo.worker.decode_graphs import DecodeGraphs, graph_bytes
 from octavo.worker.decode_record import DecodeRecord
@@ -64,7 +66,9 @@ class Worker:
         self._part = part_of_rank(config.model, place, deals_experts=deals_experts)
         self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
-        self._kernels = self.devices.kernels(self._dtype, config.quantization, deterministic=config.deterministic)
+        self._schemes = make_schemes(config.model.quantization, config.quantization)
+        self._kernels = self.devices.kernels(self._dtype, self._schemes.forms, deterministic=config.deterministic)
+        check_made_at_load(self._schemes, self._kernels, self._where)
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
         if config.deterministic:
             self._check_deterministic()
@@ -72,9 +76,7 @@ class Worker:
         if deals_experts:
             self._groups = replace(self._groups, experts=self._groups.tensor)
         self._stage = stage_of(config.model, place)
-        self._memory = RankMemory(
-            config, self.devices, self._part, self._stage, self._dtype, packing_copies=self._kernels.packing_copies
-        )
+        self._memory = RankMemory(config, self.devices, self._part, self._stage, self._dtype)
         self._model: CausalLM | None = None
         self._expert_loads: ExpertLoads | None = None
         self._runner: ModelRunner | None = None
@@ -84,9 +86,14 @@ class Worker:
     @property
     def profile(self) -> str:
         """Device, dtype, kernels and ranks that add up, in one word: what the last bits depend on."""
-        names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), self._kernels.name]
+        kernels = f"{self._kernels.name}-{self._schemes.name}".removesuffix("-")
+        names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), kernels]
         ranks = [f"tp{self.place.tp_size}"] if self.place.tp_size > 1 else []
         return "-".join([*names, self._attention.name, *ranks])
+
+    @property
+    def _where(self) -> str:
+        return f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
 
     def _check_deterministic(self) -> None:
         """Hold the kernels to `deterministic`.
@@ -96,8 +103,7 @@ class Worker:
         """
         unsure = [part.name for part in (self._kernels, self._attention) if not part.is_row_invariant]
         if unsure:
-            where = f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
-            limit = f"false: on {where}, bits may depend on the batch in {' and '.join(unsure)}"
+            limit = f"false: on {self._where}, bits may depend on the batch in {' and '.join(unsure)}"
             raise InvalidParameterError("deterministic", True, limit)
         logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
 
@@ -126,8 +132,6 @@ class Worker:
         """
         start_s = time.perf_counter()
         keep_freed_memory()
-        model = self._config.model
-        self._memory.check_weights_fit()
         context = BuildContext(
             kernels=self._kernels,
             attention=self._attention,
@@ -135,11 +139,14 @@ class Worker:
             device=self.devices.device,
             groups=self._groups,
             stage=self._stage,
+            schemes=self._schemes,
         )
-        self._model = get_model_loader(self._config.load).load_model(model, context)
+        model = initialize_model(self._config.model, context)
+        self._memory.check_weights_fit(model)
+        self._model = get_model_loader(self._config.load).load(model)
         self._expert_loads = ExpertLoads.of(self._model)
         give_back_freed_memory()  # what no step will want again
-        logger.info("model %s ready in %.2f s", model.model, time.perf_counter() - start_s)
+        logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
 
     def count_kv_blocks(self) -> int:
         """Measure what memory is left; return how many KV blocks there could be in it.

@@ -28,7 +28,18 @@ integers, every_name = (pytest.mark.parametrize("name", names) for names in (["i
 every_size = pytest.mark.parametrize("sizes", [ALIKE, SHARED, EVEN], ids=("alike", "shared", "even"))
 
 
-class OneByOne(QuantizedKernels):
+class InOneForm(QuantizedKernels):
+    """Kernels that bring every weight they pack into one form."""
+
+    def __init__(self, name: str, *, deterministic: bool) -> None:
+        self._form = QUANTIZATIONS[name].linear
+        super().__init__({self._form}, deterministic=deterministic)
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        return self.pack_quantized(weight, bias, self._form, "plain")
+
+
+class OneByOne(InOneForm):
     """What an expert computed alone is: linear maps, with a gate between."""
 
     expert_rows = ReferenceKernels.expert_rows
@@ -47,7 +58,7 @@ class Quantized(ReferenceKernels):
 
 
 def kernels_of(name: str, *, deterministic: bool = False) -> QuantizedKernels:
-    return QuantizedKernels(QUANTIZATIONS[name], deterministic=deterministic)
+    return InOneForm(name, deterministic=deterministic)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -73,7 +84,7 @@ def pairs_of(sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
 @every_size
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_integers_have_the_bits_of_experts_computed_alone(name: str, sizes: list[int], dtype: torch.dtype) -> None:
-    kernels, one_by_one = kernels_of(name), OneByOne(QUANTIZATIONS[name], deterministic=False)
+    kernels, one_by_one = kernels_of(name), OneByOne(name, deterministic=False)
     experts, x = packed_by(kernels, sizes), random(NUM_TOKENS, SIZE, dtype=dtype)
     found = kernels.expert_rows(x, *pairs_of(sizes), experts)
     assert found.dtype == dtype
@@ -122,7 +133,7 @@ def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPa
 @every_name
 def test_nothing_waits_for_the_device(name: str) -> None:
     """A capture refuses to read values. One by one, the host asks for numbers of rows."""
-    kernels, one_by_one = kernels_of(name), OneByOne(QUANTIZATIONS[name], deterministic=False)
+    kernels, one_by_one = kernels_of(name), OneByOne(name, deterministic=False)
     experts, x, (token_ids, expert_ids) = packed_by(kernels, ALIKE), random(NUM_TOKENS, SIZE), pairs_of(ALIKE)
     assert kernels.captures_experts
 

@@ -7,6 +7,7 @@ from tests.kernels.triton.device import DEVICE
 from octavo.attention.selector import select_attention
 from octavo.errors import InvalidParameterError, UnknownOptionError
 from octavo.kernels.dispatch import select_kernels
+from octavo.layers.quant.registry import make_schemes
 
 CPU = torch.device("cpu")
 
@@ -25,9 +26,10 @@ def test_a_switch_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_weights_in_few_bits_say_whether_rows_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
-    int4 = select_kernels(DEVICE, torch.float16, "int4")
-    assert (int4.name, int4.is_row_invariant) == ("triton-int4", True)
-    floats = [select_kernels(DEVICE, torch.float16, "fp8", deterministic=is_on) for is_on in (False, True)]
+    int4, fp8 = (make_schemes(None, name).forms for name in ("int4", "fp8"))
+    assert select_kernels(DEVICE, torch.float16, int4).is_row_invariant
+    assert not select_kernels(DEVICE, torch.float16, int4 | {None}).is_row_invariant  # some layers are dense
+    floats = [select_kernels(DEVICE, torch.float16, fp8, deterministic=is_on) for is_on in (False, True)]
     assert [each.is_row_invariant for each in floats] == [False, True]
     assert floats[0].name != floats[1].name
 

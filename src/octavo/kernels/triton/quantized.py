@@ -1,12 +1,12 @@
-"""Kernels for GPUs whose linear maps have weights in few bits: `quantization=` on a GPU."""
+"""Kernels for GPUs for linear layers of which some, or all, have weights in few bits."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeGuard
 
 import torch
 
-from octavo.kernels.dispatch import PackedExperts, PackedLinear
-from octavo.kernels.quantization import IntegerFormat, Quantization, WeightFormat
+from octavo.kernels.dispatch import LinearRole, PackedExperts, PackedLinear
+from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import ReferenceKernels
 from octavo.kernels.triton.integer_rows import gated_integer_rows, normed_integer_rows
@@ -16,31 +16,38 @@ from octavo.kernels.triton.low_bit_matmul import integer_linear, integer_product
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
 from octavo.kernels.triton.matmul import matmul
 
+_GROUP_SIZES = (None, 32, 64, 128)
+
 
 class QuantizedKernels(TritonKernels):
     """See `Kernels`. Sums of integers are exact, so rows depend on no other; floats need one tiling for that."""
 
-    packing_copies = True  # few bits are not what an embedding's rows were
     largest_logits = ReferenceKernels.largest_logits  # logits are not rounded to the dtype first
 
-    def __init__(self, quantization: Quantization, *, deterministic: bool) -> None:
-        self._linear_form, self._logits_form = quantization.linear, quantization.logits
-        has_floats = not isinstance(quantization.linear, IntegerFormat)
+    def __init__(self, forms: Collection[WeightFormat | None], *, deterministic: bool) -> None:
+        """`forms` are those of a model's weights, None: dense ones."""
+        has_floats = not all(isinstance(form, IntegerFormat) for form in forms)
         self._one_tiling = deterministic
         self.is_row_invariant = deterministic or not has_floats
-        self.name = f"triton-{quantization.name}" + "-deterministic" * (deterministic and has_floats)
+        self.name = "triton" + "-deterministic" * (deterministic and has_floats)
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return _packed(weight, bias, self._linear_form)
+    def computes(self, form: WeightFormat) -> bool:
+        return isinstance(form, Float8Format) or form.group_size in _GROUP_SIZES
 
-    def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        return _packed(weight, bias, self._logits_form)
+    def pack_quantized(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+    ) -> PackedLinear:
+        return pack(weight if isinstance(weight, QuantizedWeight) else quantize(weight, form), bias)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._map(x, packed, x.dtype)
+        if isinstance(packed, LowBitLinear):
+            return self._map(x, packed, x.dtype)
+        return matmul(x, packed.weight, packed.bias) if self._one_tiling else super().linear(x, packed)
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        return self._map(x, packed, torch.float32)
+        if isinstance(packed, LowBitLinear):
+            return self._map(x, packed, torch.float32)
+        return self.linear(x, packed).float()
 
     def normed_linear(
         self,
@@ -69,33 +76,25 @@ class QuantizedKernels(TritonKernels):
         middle, total = self.normed_linear(x, residual, norm_weight, eps, gate_up)
         return integer_product(gated_integer_rows(middle, down.padded_size), down, x.dtype), total
 
-    def pack_router(self, weight: torch.Tensor) -> PackedLinear:
-        """As it is: a router decides, and is small."""
-        return super().pack_linear(weight.float(), None)
-
     def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
         return matmul(x.float(), router.weight, None)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
         """Left where they are, and found by address."""
-        return pack_experts(gate_up, down)
+        return (pack_experts if isinstance(down[0], LowBitLinear) else super().pack_experts)(gate_up, down)
 
     def expert_rows(
         self, x: torch.Tensor, token_ids: torch.Tensor, expert_ids: torch.Tensor, experts: PackedExperts
     ) -> torch.Tensor:
-        assert isinstance(experts, LowBitExperts)
+        if not isinstance(experts, LowBitExperts):
+            return super().expert_rows(x, token_ids, expert_ids, experts)
         return expert_rows(x, token_ids, expert_ids, experts, one_tiling=self._one_tiling)
 
-    def _map(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
+    def _map(self, x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
         if _is_of_integers(packed):
             return integer_linear(x, packed, dtype)
-        assert isinstance(packed, LowBitLinear)
         return weight_only_linear(x, packed, dtype, one_tiling=self._one_tiling)
 
 
 def _is_of_integers(packed: PackedLinear) -> TypeGuard[LowBitLinear]:
     return isinstance(packed, LowBitLinear) and isinstance(packed.form, IntegerFormat)
-
-
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightFormat) -> LowBitLinear:
-    return pack(quantize(weight, form), bias)

@@ -1,0 +1,141 @@
+"""Checkpoints of compressed-tensors, as LLM Compressor writes them: integers of 8 or 4 bits.
+
+w = scale * (q - zero); scale and zero belong to an output, or to an output and a group of inputs. "int-quantized" files
+hold q as it is, "pack-quantized" ones in words along the inputs, and zeros in words along the outputs. Activations of 8
+bits with a scale for each token are what Octavo's kernels of integers compute with anyway.
+
+Legend: N = outputs, K = inputs, G = groups of inputs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from octavo.config.json_fields import JsonFields
+from octavo.distributed.shares import Share
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.dispatch import LinearRole
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
+from octavo.layers.quant.names import LayerNames
+from octavo.layers.quant.words import per_word, unpack
+
+_PACKED, _PLAIN = "pack-quantized", ("int-quantized", "naive-quantized")
+_EVERY_LINEAR = "Linear"
+_NEIGHBOURS = (None, False, "weight", "static")  # values of actorder that leave a group's inputs side by side
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressedTensorsScheme(WeightScheme):
+    """See the head of the file."""
+
+    form: IntegerFormat
+    is_packed: bool
+    is_symmetric: bool
+
+    @property
+    def name(self) -> str:
+        groups = f"in groups of {self.form.group_size}" if self.form.group_size else "with a scale for each output"
+        return f"compressed-tensors, {self.form.bits} bits {groups}"
+
+    def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
+        in_word, num_groups = per_word(self.form.bits), self.form.num_groups(in_size)
+        found = {"weight_scale": TensorSpec((num_outputs, num_groups))}
+        if self.is_packed:
+            found["weight_packed"] = TensorSpec((num_outputs, -(-in_size // in_word)), is_integer=True)
+            found["weight_shape"] = TensorSpec((2,), is_integer=True)
+        else:
+            found["weight"] = TensorSpec((num_outputs, in_size), is_integer=True)
+        if not self.is_symmetric:
+            num_rows = -(-num_outputs // in_word) if self.is_packed else num_outputs
+            found["weight_zero_point"] = TensorSpec((num_rows, num_groups), is_integer=True)
+        return found
+
+    def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> QuantizedWeight:
+        rows = slice(outputs.start, outputs.stop)
+        form, groups = self.form.of_share(inputs.start, inputs.stop, inputs.total)
+        scales = tensors["weight_scale"][rows][:, groups.to(tensors["weight_scale"].device)].float()  # [N, G]
+        offsets = None if self.is_symmetric else -scales * self._zeros(tensors, outputs)[:, groups].float()
+        return QuantizedWeight(format=form, values=self._values(tensors, rows, inputs), scales=scales, offsets=offsets)
+
+    def form_of(self, inputs: Share) -> WeightFormat:
+        return self.form.of_share(inputs.start, inputs.stop, inputs.total)[0]
+
+    def num_bytes(self, num_outputs: int, in_size: int, dtype: torch.dtype) -> int:
+        offsets = 0 if self.is_symmetric else 4 * num_outputs * self.form.num_groups(in_size)
+        return self.form.num_bytes(num_outputs, in_size) + offsets
+
+    def _values(self, tensors: Mapping[str, torch.Tensor], rows: slice, inputs: Share) -> torch.Tensor:
+        if not self.is_packed:
+            return tensors["weight"][rows, inputs.start : inputs.stop].to(torch.int8)
+        in_word = per_word(self.form.bits)
+        first = inputs.start // in_word
+        words = tensors["weight_packed"][rows, first : -(-inputs.stop // in_word)]
+        start = inputs.start - first * in_word
+        return unpack(words, self.form.bits, start + inputs.size)[:, start:]
+
+    def _zeros(self, tensors: Mapping[str, torch.Tensor], outputs: Share) -> torch.Tensor:
+        zeros = tensors["weight_zero_point"]
+        if self.is_packed:
+            zeros = unpack(zeros.T.contiguous(), self.form.bits, outputs.total).T
+        return zeros[outputs.start : outputs.stop]
+
+
+class CompressedTensorsSchemes:
+    """See `Schemes`. Groups of layers, each with a scheme of its own, found by name."""
+
+    name = "compressed-tensors"
+
+    def __init__(self, fields: JsonFields) -> None:
+        """Read the checkpoint's configuration.
+
+        Raises:
+            UnsupportedModelError: a setting that Octavo does not compute.
+        """
+        _expect(fields, "kv_cache_scheme", None)
+        if fields.nested("sparsity_config").values.get("format", "dense") != "dense":
+            raise UnsupportedModelError(f"{fields.origin}: sparsity_config: sparse weights are not supported")
+        self._ignored = LayerNames(fields.texts("ignore") if "ignore" in fields else ())
+        self._groups: list[tuple[list[str], LayerNames, CompressedTensorsScheme]] = []
+        groups = fields.nested("config_groups")
+        for key in groups.values:
+            group = groups.nested(key)
+            targets = group.texts("targets")
+            self._groups.append((targets, LayerNames(targets), _read_group(group, fields.text("format", _PACKED))))
+        self.forms: frozenset[WeightFormat | None] = frozenset({None, *(scheme.form for _, _, scheme in self._groups)})
+
+    def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
+        if role == "router" or layer in self._ignored:
+            return DENSE
+        named = (scheme for _, names, scheme in self._groups if layer in names)
+        other = (scheme for targets, _, scheme in self._groups if _EVERY_LINEAR in targets)
+        return next(named, next(other, DENSE))
+
+
+def _read_group(group: JsonFields, file_format: str) -> CompressedTensorsScheme:
+    weights, file_format = group.nested("weights"), group.text("format", file_format)
+    _expect(weights, "type", "int")
+    _expect(weights, "num_bits", 8, 4)
+    _expect(weights, "strategy", "channel", "group")
+    _expect(weights, "actorder", *_NEIGHBOURS)
+    _expect(group, "output_activations", None)
+    if file_format != _PACKED and file_format not in _PLAIN:
+        known = ", ".join((_PACKED, *_PLAIN))
+        raise UnsupportedModelError(f"{group.origin}: format={file_format!r} is not supported; supported: {known}")
+    if (activations := group.nested("input_activations")).values:
+        for key, expected in (("type", "int"), ("num_bits", 8), ("strategy", "token"), ("symmetric", True)):
+            _expect(activations, key, expected)
+    group_size = weights.integer("group_size") if weights.text("strategy") == "group" else None
+    return CompressedTensorsScheme(
+        form=IntegerFormat(bits=weights.integer("num_bits"), group_size=group_size),
+        is_packed=file_format == _PACKED,
+        is_symmetric=weights.flag("symmetric", True),
+    )
+
+
+def _expect(fields: JsonFields, key: str, *supported: object) -> None:
+    value = fields.values.get(key)
+    if value not in supported:
+        known = ", ".join(map(repr, supported))
+        raise UnsupportedModelError(f"{fields.origin}: {key}={value!r} is not supported; supported: {known}")

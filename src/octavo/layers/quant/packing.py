@@ -1,0 +1,128 @@
+"""From the weight of a layer to what kernels compute with; and weights that they cannot compute with as they are.
+
+Those stay compressed in memory and are dequantized whenever the layer is computed. That is slow, and right on any
+kernels: the bits are those of the dense model with the same weights.
+
+Legend: N = outputs, K = inputs.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from octavo.errors import CheckpointError
+from octavo.kernels.dispatch import Kernels, LinearRole, PackedLinear
+from octavo.kernels.quantization import QuantizedWeight, WeightFormat
+from octavo.layers.quant.base import Weight, WeightScheme
+
+logger = logging.getLogger(__name__)
+
+_PARTS = ("values", "scales", "offsets", "multipliers", "order")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressedLinear:
+    """A weight in few bits, dequantized for each use. Of 4 bits, `values` are pairs: [N, ceil(K / 2)] uint8."""
+
+    weight: QuantizedWeight
+    bias: torch.Tensor | None  # [N]
+    in_size: int  # K
+
+    @classmethod
+    def of(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> "CompressedLinear":
+        """Compress a weight in the plain layout."""
+        values, in_size = weight.values, weight.values.shape[1]
+        if weight.format.bits == 4:
+            nibbles = torch.nn.functional.pad(values + 8, (0, in_size % 2)).view(torch.uint8)
+            values = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+        return cls(weight=replace(weight, values=values.contiguous()), bias=bias, in_size=in_size)
+
+    @classmethod
+    def adopt(cls, tensors: Mapping[str, torch.Tensor], in_size: int, form: WeightFormat) -> "CompressedLinear":
+        """Take what `tensors` of the same weight once gave."""
+        parts = {name: tensors[name] for name in _PARTS if name in tensors}
+        return cls(weight=QuantizedWeight(format=form, **parts), bias=tensors.get("bias"), in_size=in_size)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all that it consists of, by name."""
+        every = {name: getattr(self.weight, name) for name in _PARTS} | {"bias": self.bias}
+        return {name: tensor for name, tensor in every.items() if tensor is not None}
+
+    def unpacked(self) -> QuantizedWeight:
+        """Return the weight in the plain layout."""
+        if self.weight.format.bits != 4:
+            return self.weight
+        pairs = self.weight.values
+        nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)[:, : self.in_size]
+        return replace(self.weight, values=nibbles.view(torch.int8) - 8)
+
+
+def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -> Weight:
+    """Put the weights of one layer's parts together, in memory of our own; dense ones in `dtype`.
+
+    Raises:
+        CheckpointError: parts whose inputs are in different orders.
+    """
+    dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
+    if not dense:
+        return _stack_quantized([weight for weight in weights if isinstance(weight, QuantizedWeight)], device)
+    sizes = [len(weight) for weight in dense]
+    stacked = torch.empty(sum(sizes), dense[0].shape[1], dtype=dtype, device=device)
+    for weight, rows in zip(dense, torch.split(stacked, sizes), strict=True):
+        rows.copy_(weight)
+    return stacked
+
+
+def _stack_quantized(weights: Sequence[QuantizedWeight], device: torch.device) -> QuantizedWeight:
+    first = weights[0]
+    orders = [weight.order for weight in weights if weight.order is not None]
+    if any(len(orders) != len(weights) or not torch.equal(order, orders[0]) for order in orders):
+        raise CheckpointError("parts of one layer group their inputs in different orders")
+    offsets = None
+    if any(weight.offsets is not None for weight in weights):
+        offsets = torch.cat([torch.zeros_like(w.scales) if w.offsets is None else w.offsets for w in weights])
+    return QuantizedWeight(
+        format=first.format,
+        values=torch.cat([weight.values for weight in weights]).to(device),
+        scales=torch.cat([weight.scales for weight in weights]).to(device),
+        offsets=None if offsets is None else offsets.to(device),
+        order=None if first.order is None else first.order.to(device),
+    )
+
+
+def pack(
+    kernels: Kernels, weight: Weight, bias: torch.Tensor | None, role: LinearRole, scheme: WeightScheme
+) -> PackedLinear | CompressedLinear:
+    """Bring weight [N, K] and bias [N] into the layout that these kernels compute with, or compress it."""
+    if isinstance(weight, QuantizedWeight):
+        if weight.order is None and kernels.computes(weight.format):
+            return kernels.pack_quantized(weight, bias, weight.format, role)
+        _warn(scheme.name, kernels.name)
+        return CompressedLinear.of(weight, bias)
+    return pack_dense(kernels, weight, bias, role, scheme.form)
+
+
+def pack_dense(
+    kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, role: LinearRole, form: WeightFormat | None
+) -> PackedLinear:
+    """Pack a dense weight [N, K] and bias [N]; in a form, where one is given, that these kernels compute with."""
+    if form is not None:
+        return kernels.pack_quantized(weight, bias, form, role)
+    if role == "gated":
+        return kernels.pack_gated_linear(weight, bias)
+    if role == "logits":
+        return kernels.pack_logits_linear(weight, bias)
+    return kernels.pack_router(weight) if role == "router" else kernels.pack_linear(weight, bias)
+
+
+@cache  # once
+def _warn(scheme: str, kernels: str) -> None:
+    logger.warning(
+        "%s: %s has no kernels for such weights; they are dequantized in every step, which is slow "
+        "(on a CPU, dtype=bfloat16 has kernels for most)",
+        scheme,
+        kernels,
+    )

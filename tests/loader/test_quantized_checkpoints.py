@@ -1,0 +1,246 @@
+"""Checkpoints whose weights are quantized already: they compute what the dense weights they stand for compute."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.distributed.ranks import run_ranks
+from tests.loader.quantized_files import Quantize, compressed, gptq, save_pair
+from tests.models.paged import PagedRunner, load
+from tests.models.test_exactness import random_tokens
+
+from octavo.config.args import EngineArgs
+from octavo.config.hf import read_model_config
+from octavo.config.hf_quantization import QUANTIZATION_METHODS
+from octavo.distributed.groups import ParallelGroups
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.kernels.native_level import native_kernels
+from octavo.kernels.reference_quantized import quantized_linear
+from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.packing import CompressedLinear
+from octavo.layers.quant.registry import CHECKPOINT_SCHEMES
+from octavo.models.interfaces import CausalLM
+from octavo.worker.parameters import count_parameters, empty_model, weights_bytes
+
+PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One form of checkpoint."""
+
+    name: str
+    settings: dict[str, Any]
+    quantize: Quantize
+    is_quantized: Callable[[str], bool] = field(default=lambda layer: True)
+    can_be_cut: bool = True
+
+
+def gptq_settings(bits: int, group_size: int, **others: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group_size, "sym": True, "desc_act": False, **others}
+
+
+def compressed_settings(
+    bits: int, group_size: int | None, *, is_symmetric: bool = True, is_packed: bool = True, **others: Any
+) -> dict[str, Any]:
+    strategy = {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
+    weights = {"num_bits": bits, "type": "int", "symmetric": is_symmetric, **strategy}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized" if is_packed else "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+        **others,
+    }
+
+
+CASES = [
+    Case(name="gptq-4-64", settings=gptq_settings(4, 64), quantize=gptq(4, 64, is_symmetric=True)),
+    Case(name="gptq-8-all", settings=gptq_settings(8, -1), quantize=gptq(8, -1, is_symmetric=True)),
+    Case(
+        name="gptq-4-32-asymmetric-v2-but-for-one-layer",
+        settings=gptq_settings(
+            4,
+            32,
+            sym=False,
+            checkpoint_format="gptq_v2",
+            modules_to_not_convert=["layers.1.mlp", "k_proj", "q_proj", "v_proj"],
+        ),
+        quantize=gptq(4, 32, is_symmetric=False, added=0),
+        is_quantized=lambda layer: "layers.1.mlp" not in layer and layer[-6:] not in ("q_proj", "k_proj", "v_proj"),
+    ),
+    Case(
+        name="gptq-act-order",
+        settings=gptq_settings(4, 32, desc_act=True),
+        quantize=gptq(4, 32, is_symmetric=True, has_order=True),
+        can_be_cut=False,
+    ),
+    Case(
+        name="compressed-8-channel",
+        settings=compressed_settings(8, None, is_packed=False, ignore=["lm_head", "re:.*layers.0.*down_proj$"]),
+        quantize=compressed(8, None, is_symmetric=True, is_packed=False),
+        is_quantized=lambda layer: not layer.endswith("layers.0.mlp.down_proj"),
+    ),
+    Case(
+        name="compressed-4-32-asymmetric",
+        settings=compressed_settings(4, 32, is_symmetric=False),
+        quantize=compressed(4, 32, is_symmetric=False, is_packed=True),
+    ),
+]
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+needs_kernels = pytest.mark.skipif(native_kernels() is None, reason="the C++ kernels were not built, or are off")
+
+
+def save(case: Case, folder: Path) -> None:
+    save_pair(folder, case.settings, case.is_quantized, case.quantize)
+
+
+def linears(model: CausalLM) -> list[MergedLinear]:
+    return [module for module in model.modules() if isinstance(module, MergedLinear)]
+
+
+@by_case
+def test_it_computes_what_the_dense_weights_compute(case: Case, tmp_path: Path) -> None:
+    """In float32 no kernels compute with integers: weights stay compressed, and results are the dense model's bits."""
+    save(case, tmp_path)
+    dense, quantized = load(tmp_path / "dense"), load(tmp_path / "quantized")
+    assert any(linear.is_compressed for linear in linears(quantized))
+    assert PagedRunner(quantized).generate(PROMPTS, 12) == PagedRunner(dense).generate(PROMPTS, 12)
+    [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
+    assert torch.equal(found, expected)
+
+
+@by_case
+def test_two_ranks_give_the_tokens_of_one(case: Case, tmp_path: Path) -> None:
+    """Their shares of 48 and 96 inputs end inside groups of 32 and 64."""
+    save(case, tmp_path)
+    tokens = PagedRunner(load(tmp_path / "dense")).generate(PROMPTS, 12)
+
+    def body(groups: ParallelGroups) -> list[list[int]]:
+        return PagedRunner(load(tmp_path / "quantized", groups=groups)).generate(PROMPTS, 12)
+
+    if case.can_be_cut:
+        assert run_ranks(body, 2) == [tokens, tokens]
+    else:
+        with pytest.raises(UnsupportedModelError, match=r"act-order.*cannot be divided among ranks"):
+            run_ranks(body, 2)
+
+
+@needs_kernels
+@by_case
+def test_integer_kernels_compute_it_as_it_is(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they read are the checkpoint's own integers: their arithmetic on those, to the last bits of bfloat16."""
+    save(case, tmp_path)
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    quantized, exact = load(tmp_path / "quantized", dtype="bfloat16"), load(tmp_path / "quantized")
+    assert any(linear.is_compressed for linear in linears(quantized)) != case.can_be_cut
+    x = torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    for fast, plain in zip(linears(quantized), linears(exact), strict=True):
+        if not isinstance(plain._packed, CompressedLinear) or fast.role != "plain" or fast.is_compressed:
+            continue
+        rows = x[:, : plain.inputs.size]
+        expected = quantized_linear(rows, plain._packed.unpacked(), None)
+        torch.testing.assert_close(fast(rows).float(), expected, rtol=2.0**-7, atol=1e-3)
+
+
+@needs_kernels
+@by_case
+def test_rows_have_the_same_bits_in_any_batch(case: Case, tmp_path: Path) -> None:
+    save(case, tmp_path)
+    model = load(tmp_path / "quantized", dtype="bfloat16")
+    [alone] = PagedRunner(model).step({0: PROMPTS[2]})
+    runner = PagedRunner(model, num_blocks=128, seed=3)
+    pieces = [runner.step({0: PROMPTS[2][:7], 1: PROMPTS[3]})[0], runner.step({1: [5], 0: PROMPTS[2][7:]})[1]]
+    assert torch.equal(torch.cat(pieces), alone)
+
+
+@by_case
+def test_memory_follows_the_scheme(case: Case, tmp_path: Path) -> None:
+    save(case, tmp_path)
+    dense, quantized = (read_model_config(tmp_path / name, model="tiny") for name in ("dense", "quantized"))
+    assert count_parameters(quantized) == count_parameters(dense)
+    found, plain = weights_bytes(empty_model(quantized)), weights_bytes(empty_model(dense))
+    kept = load(tmp_path / "quantized")
+    actual = 0
+    for linear in linears(kept):
+        packed = linear._packed
+        assert packed is not None
+        parts = packed.tensors().values() if isinstance(packed, CompressedLinear) else [linear.packed.weight]
+        actual += sum(part.nbytes for part in parts)
+    others = plain - sum(linear.num_bytes for linear in linears(empty_model(dense)))
+    assert found == actual + others
+
+
+def test_what_kernels_lack_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    case = Case(name="", settings=gptq_settings(8, 16), quantize=gptq(8, 16, is_symmetric=True))
+    save(case, tmp_path)
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        load(tmp_path / "quantized", dtype="bfloat16")
+    assert caplog.text.count("gptq, 8 bits in groups of 16: ") == 1
+
+
+@needs_kernels
+def test_a_bias_of_zeros_may_stand_in_the_file(tmp_path: Path) -> None:
+    save(CASES[0], tmp_path)
+    path = tmp_path / "quantized" / "model.safetensors"
+    tensors = load_file(path)
+    for value in (0.0, 1.0):
+        tensors["model.layers.0.mlp.up_proj.bias"] = torch.full((192,), value)
+        save_file(tensors, path, metadata={"format": "pt"})
+        if value == 0.0:
+            load(tmp_path / "quantized")
+        else:
+            with pytest.raises(CheckpointError, match=r"up_proj\.bias' has no place"):
+                load(tmp_path / "quantized")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"quant_method": "bitsandbytes"},
+            "quant_method='bitsandbytes' is not supported; supported: compressed-tensors, gptq",
+        ),
+        (gptq_settings(3, 128), "bits=3 is not supported"),
+        (gptq_settings(4, 128, checkpoint_format="marlin"), "checkpoint_format='marlin' is not supported"),
+        (gptq_settings(4, 64, modules_to_not_convert=["q_proj"]), r"q_proj has dense, model.*k_proj has gptq, 4 bits"),
+        (compressed_settings(4, 32, kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme="),
+        (compressed_settings(2, 32), "num_bits=2 is not supported; supported: 8, 4"),
+        (compressed_settings(4, 32, format="marlin-24"), "format='marlin-24' is not supported"),
+        (compressed_settings(4, 32, ignore=["re:*"]), "is no regular expression"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_what_is_not_computed_is_refused_by_name(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    save(CASES[0], tmp_path)
+    path = tmp_path / "quantized" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
+    with pytest.raises(UnsupportedModelError, match=said):
+        load(tmp_path / "quantized")
+
+
+def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:
+    save(CASES[0], tmp_path)
+    with pytest.raises(InvalidParameterError, match=r"quantization='int8': unset: .* \(quant_method gptq\)"):
+        EngineArgs(model_name=str(tmp_path / "quantized"), quantization="int8").resolve()
+
+
+def test_groups_of_inputs_that_are_none_are_refused(tmp_path: Path) -> None:
+    save(CASES[3], tmp_path)
+    path = tmp_path / "quantized" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.up_proj.g_idx"][:3] = 1
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="g_idx does not put 32 inputs into each group"):
+        load(tmp_path / "quantized")
+
+
+def test_every_known_method_has_schemes() -> None:
+    assert set(CHECKPOINT_SCHEMES) == set(QUANTIZATION_METHODS)
