@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode  # a TorchDispatchMode sees more, and imports Triton: 0.5 s of every start
+from torch.overrides import TorchFunctionMode  # a TorchDispatchMode sees more, but imports Triton at start
 
 from octavo.errors import RecordingError
 
