@@ -58,7 +58,7 @@ def alone(name: str, checkpoint: GetCheckpoint) -> list[Any]:
         return one_by_one(llm)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("num_stages", pick([3], [2, 3]))
 @pytest.mark.parametrize(
     "options",
     [
