@@ -1,4 +1,4 @@
-"""Sees to it that a recording misses nothing: a torch op computes once, while layers are recorded, and never again."""
+"""Guards recordings: a torch op would compute once, while layers are recorded, and be missing from every replay."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
