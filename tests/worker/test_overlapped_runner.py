@@ -74,7 +74,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")  # the double records torch's ops, and none that we call ourselves
     monkeypatch.setattr(CpuKind, "queue", lambda kind: here.queue)
     monkeypatch.setattr(DeviceManager, "attention", attention)
-    monkeypatch.setattr(TableInFile, "behind", lambda table: None)  # a device's tables are in its own memory
+    monkeypatch.setattr(TableInFile, "from_mapped", lambda table: None)  # a device's tables are in its own memory
     return here
 
 
@@ -143,7 +143,7 @@ def test_padded_rows_write_nowhere_else(place: Place) -> None:
         core.step()
     assert queue.replays
     block_size = OPTIONS["block_size"]
-    held = {block for row in range(4) for block in core.scheduler.running.block_ids[row]}
+    held = {block for row in range(4) for [table] in [core.scheduler.running.block_ids[row] or [[]]] for block in table}
     free = [block for block in range(40) if block not in held]
     slots = torch.tensor(free)[:, None] * block_size + torch.arange(block_size)
     for cache in runner.kv_caches:

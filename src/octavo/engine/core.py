@@ -46,7 +46,7 @@ class EngineCore:
         self._grammars = make_grammars(config)
         self.scheduler = Scheduler(
             config.scheduler,
-            BlockManager(config.cache, num_blocks),
+            BlockManager(config.cache, num_blocks, config.model.kv_groups),
             config.model.max_model_len,
             epoch=epoch,
             grammars=self._grammars,
@@ -56,7 +56,7 @@ class EngineCore:
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[PendingStep] = deque()  # oldest first
         self._finished_outputs: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
-        self._prepared_blocks = -1  # so many were reached when the ranks last had memory enough
+        self._prepared_blocks: list[int] | None = None  # so many were reached when the ranks last had memory enough
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)

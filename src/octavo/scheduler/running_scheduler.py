@@ -19,8 +19,8 @@ class RunningTokens:
 
     rows: RowIndices  # [R]
     counts: Int32Array  # [R] tokens, each at least 1
-    short_rows: list[int]  # of these, rows whose blocks cannot hold so many
-    num_missing: list[int]  # blocks that each of those lacks
+    short_rows: list[list[int]]  # by KV group: of these, rows whose blocks cannot hold so many
+    num_missing: list[list[int]]  # by KV group: blocks that each of those lacks
 
 
 class RunningScheduler:
@@ -49,14 +49,13 @@ class RunningScheduler:
         counts = split_budget(self._wanted(rows), budget)
         if np.count_nonzero(counts) < len(counts):
             rows, counts = rows[counts > 0], counts[counts > 0]
-        num_over = running.num_computed[rows] + counts - running.num_slots[rows]
-        short = (num_over > 0).nonzero()[0]
-        return RunningTokens(
-            rows=rows,
-            counts=counts,
-            short_rows=rows[short].tolist(),
-            num_missing=[self._blocks.blocks_for(num_tokens) for num_tokens in num_over[short].tolist()],
-        )
+        ends, short_rows, num_missing = running.num_computed[rows] + counts, [], []
+        for num_slots in running.num_slots:
+            num_over = ends - num_slots[rows]
+            short = (num_over > 0).nonzero()[0]
+            short_rows.append(rows[short].tolist())
+            num_missing.append([self._blocks.blocks_for(num_tokens) for num_tokens in num_over[short].tolist()])
+        return RunningTokens(rows=rows, counts=counts, short_rows=short_rows, num_missing=num_missing)
 
     def _wanted(self, rows: RowIndices) -> Int32Array:
         """Return how many tokens each of `rows` [R] would compute if the budget had no end."""

@@ -53,11 +53,13 @@ class Speculation:
 
     def _make_room(self, step: StepBuilder, row: int, num_drafts: int) -> int:
         """Return for how many drafts the row's blocks suffice, having given it more where many are free."""
-        running = self._running
-        num_slots = int(running.num_slots[row]) - int(running.num_known[row])
-        if num_drafts > num_slots:
-            num_blocks = self._blocks.blocks_for(num_drafts - num_slots)
-            if num_blocks <= self._blocks.num_free_blocks - len(running):  # or this would cause the next preemption
-                step.add_blocks(row, num_blocks)
-                return num_drafts
-        return min(num_drafts, num_slots)
+        running, blocks = self._running, self._blocks
+        num_slots = running.num_slots[:, row] - running.num_known[row]  # of each group
+        missing = [blocks.blocks_for(max(0, num_drafts - slots)) for slots in num_slots.tolist()]
+        num_spare = [num_free - len(running) for num_free in blocks.num_free]  # or this would cause the next preemption
+        if any(count > spare for count, spare in zip(missing, num_spare, strict=True) if count):
+            return min(num_drafts, *num_slots.tolist())
+        for group, count in enumerate(missing):
+            if count:
+                step.add_blocks(row, count, group)
+        return num_drafts

@@ -37,7 +37,7 @@ class GraphedDecoding:
 
     def send(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> None:
         """Begin to copy what the host says of the step."""
-        self.step.record.send(self._queue, {**table_columns(scheduler_output, self._rows), **metadata.columns})
+        self.step.record.send(self._queue, {**table_columns(scheduler_output), **metadata.columns})
         if metadata.processors:
             self.step.processors.send(self._queue, metadata.processors)
 
@@ -66,13 +66,14 @@ class GraphedDecoding:
         self.step.record.send_padding(self._queue)
 
 
-def table_columns(scheduler_output: SchedulerOutput, rows: RequestRows) -> dict[str, NDArray[Any]]:
-    """Return a decoding step's columns of the record about rows and their blocks, and count the blocks."""
+def table_columns(scheduler_output: SchedulerOutput) -> dict[str, NDArray[Any]]:
+    """Return a decoding step's columns of the record about rows and their blocks."""
     grown = scheduler_output.scheduled_cached_reqs
     return {
         "rows": scheduler_output.rows,
         "positions": scheduler_output.num_computed_tokens,
         "grown_rows": grown.rows,
-        "grown_columns": rows.block_columns(grown),
+        "grown_groups": grown.groups,
+        "grown_columns": grown.columns,
         "grown_blocks": grown.block_ids,
     }
