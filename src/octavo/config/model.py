@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
-
 from octavo.contracts.kv_cache import KVGroup
 
 DType = Literal["float32", "bfloat16", "float16"]

@@ -37,7 +37,7 @@ class WeightOwner(nn.Module, ABC):
 
     @property
     def layout(self) -> str:
-        """Name what decides how weights are packed, beside kernels and shapes."""
+        """Name what decides how weights are packed, apart from kernels and shapes."""
         return ""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from octavo.models.weights import weight_slots
 logger = logging.getLogger(__name__)
 
 _WORTH_KEEPING_BYTES = 64 << 20  # less is packed sooner than looked for
-_FORM = 3  # of the files' names and content, beside what the kernels' layout says
+_FORM = 3  # of the files' names and content, apart from what the kernels' layout says
 
 
 class PackedModel:

@@ -23,7 +23,7 @@ from octavo.layers.quant.words import per_word, unpack
 
 _PACKED, _PLAIN = "pack-quantized", ("int-quantized", "naive-quantized")
 _EVERY_LINEAR = "Linear"
-_NEIGHBOURS = (None, False, "weight", "static")  # values of actorder that leave a group's inputs side by side
+_CONTIGUOUS = (None, False, "weight", "static")  # values of actorder that leave a group's inputs side by side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ def _read_group(group: JsonFields, file_format: str) -> CompressedTensorsScheme:
     _expect(weights, "type", "int")
     _expect(weights, "num_bits", 8, 4)
     _expect(weights, "strategy", "channel", "group")
-    _expect(weights, "actorder", *_NEIGHBOURS)
+    _expect(weights, "actorder", *_CONTIGUOUS)
     _expect(group, "output_activations", None)
     if file_format != _PACKED and file_format not in _PLAIN:
         known = ", ".join((_PACKED, *_PLAIN))

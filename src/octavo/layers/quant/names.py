@@ -12,7 +12,7 @@ class LayerNames:
     """A list of names: `"model.layers.0.mlp.gate_proj" in LayerNames(["mlp"])`.
 
     A name stands for the layer that has it, and for those whose dotted names contain it: "lm_head", "layers.0.mlp".
-    Behind "re:" is a regular expression for the beginning of a layer's name.
+    After "re:" comes a regular expression for the beginning of a layer's name.
 
     Raises:
         UnsupportedModelError: what is no regular expression.
