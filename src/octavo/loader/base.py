@@ -21,10 +21,10 @@ from octavo.models.weights import load_weights, process_weights_after_loading
 
 logger = logging.getLogger(__name__)
 
-# load_format -> module and class, imported when chosen. "auto" will look at the folder once there are more formats.
+# load_format -> module and class, imported when chosen. What "auto" means is settled in `config/args.py`.
 _LOADERS = {
-    "auto": ("octavo.loader.safetensors", "SafetensorsLoader"),
     "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
+    "gguf": ("octavo.loader.gguf", "GgufLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),
 }
 

@@ -56,13 +56,13 @@ def cache_folder(what: str = "packed") -> Path:
     return Path(base).expanduser() / "octavo" / what
 
 
-def checkpoint_digest(folder: Path, *layout: object) -> str:
+def checkpoint_digest(path: Path, *layout: object) -> str:
     """Name the packed form of a checkpoint: its files as they are on disk, and what decides about the layout.
 
     Files are known by place, size and times, the last change of the inode among them, which nobody can set back.
     Reading a gigabyte to see whether it may stay unread would cost what it saves.
     """
-    files = sorted({file for pattern in _CHECKPOINT_FILES for file in folder.glob(pattern)})
+    files = [path] if path.is_file() else sorted({file for name in _CHECKPOINT_FILES for file in path.glob(name)})
     stats = [(file.name, file.stat()) for file in files]
     facts = [[name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev] for name, s in stats]
     return hashlib.sha256(json.dumps([facts, layout], default=str).encode()).hexdigest()[:32]

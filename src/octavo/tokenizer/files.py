@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import CheckpointError
+from octavo.tokenizer.gguf import read_gguf_tokenizer
 
 CHAT_TEMPLATE_NAMES = ("default", "tool_use")
 
@@ -30,11 +31,14 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read all tokenizer files in folder `path`.
+    """Read all tokenizer files in folder `path`, or what the GGUF file `path` has instead.
 
     Raises:
         CheckpointError: names the file that is missing or malformed.
     """
+    if path.is_file():
+        backend, named, templates = read_gguf_tokenizer(path)
+        return TokenizerFiles(backend=backend, named_tokens=named, chat_templates=templates)
     backend = _read_backend(path)
     config = _read_json(path / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:

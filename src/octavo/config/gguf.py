@@ -1,0 +1,184 @@
+"""Reads the metadata of a GGUF file as the `config.json` that such a model would have.
+
+One reading of settings for all formats: names are translated here, and `config/hf.py` checks the values. Keys are
+those of ggml's docs/gguf.md and of llama.cpp's converter.
+"""
+
+import math
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from octavo.config.json_fields import JsonFields
+from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.gguf.file import GgufFile
+
+_ARCHITECTURES = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",  # Mistral and Mixtral are converted to it, too
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen2moe": "Qwen2MoeForCausalLM",
+        "qwen3moe": "Qwen3MoeForCausalLM",
+    }
+)
+_ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
+# Llama 3.1 and 3.2: the file has only the factors that these make; see `_llama3_scaling`.
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
+_FACTORS = "rope_freqs.weight"
+
+
+def read_gguf_fields(path: Path) -> JsonFields:
+    """Return the settings of a model in one file, under the names of `config.json`.
+
+    Raises:
+        CheckpointError: damaged, or a setting is missing.
+        UnsupportedModelError: another architecture, or settings that Octavo does not support.
+    """
+    return _Translation(GgufFile.read(path)).fields()
+
+
+class _Translation:
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        architecture = file.architecture
+        if architecture not in _ARCHITECTURES:
+            known = ", ".join(sorted(_ARCHITECTURES))
+            raise UnsupportedModelError(f"{file.path}: architecture {architecture!r} is not read; known: {known}")
+        self._prefix = architecture + "."
+
+    def fields(self) -> JsonFields:
+        """Translate everything; what is absent in the file stays absent."""
+        heads = self._get("attention.head_count")
+        hidden = self._get("embedding_length")
+        head_dim = self._get("attention.key_length", hidden // heads if _divides(heads, hidden) else None)
+        values = {
+            "architectures": [self._architecture()],
+            "vocab_size": self._vocab_size(),
+            "hidden_size": hidden,
+            "intermediate_size": self._get("feed_forward_length"),
+            "num_hidden_layers": self._get("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self._get("attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "max_position_embeddings": self._get("context_length"),
+            "rms_norm_eps": self._get("attention.layer_norm_rms_epsilon"),
+            "rope_parameters": self._rope(head_dim),
+            "tie_word_embeddings": "output.weight" not in self._file.tensors,
+            "attention_bias": "blk.0.attn_q.bias" in self._file.tensors,
+            "mlp_bias": "blk.0.ffn_gate.bias" in self._file.tensors,
+            "sliding_window": self._get("attention.sliding_window", None),
+            "dtype": self._dtype(),
+            "bos_token_id": self._file.metadata.get("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": self._end_ids(),
+            **self._experts(),
+        }
+        if self._get("attention.value_length", head_dim) != head_dim:
+            raise self._unsupported("attention.value_length", f"only that of keys ({head_dim}) is supported")
+        return JsonFields(str(self._file.path), values)
+
+    def _get(self, key: str, *default: Any) -> Any:
+        """Return a setting of the architecture. Absent without a default: an error."""
+        found = self._file.metadata.get(self._prefix + key, *default)
+        if found is None and not default:
+            raise CheckpointError(f"{self._file.path}: {self._prefix + key} is missing")
+        return _plain_float(found)
+
+    def _unsupported(self, key: str, why: str) -> UnsupportedModelError:
+        value = self._file.metadata.get(self._prefix + key)
+        return UnsupportedModelError(f"{self._file.path}: {self._prefix + key}={value!r} is not supported: {why}")
+
+    def _architecture(self) -> str:
+        name = _ARCHITECTURES[self._file.architecture]
+        if name != "LlamaForCausalLM":
+            return name
+        if self._get("expert_count", 0):
+            return "MixtralForCausalLM"
+        return "MistralForCausalLM" if self._get("attention.sliding_window", 0) else name
+
+    def _vocab_size(self) -> int:
+        embedding = self._file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise CheckpointError(f"{self._file.path}: no matrix token_embd.weight")
+        return embedding.shape[0]
+
+    def _dtype(self) -> str:
+        """What the matrices were before they were quantized is not in the file; nearly all models are bfloat16."""
+        kinds = {tensor.type.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
+        return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
+
+    def _end_ids(self) -> list[Any]:
+        found = [self._file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        return list(dict.fromkeys(each for each in found if each is not None))
+
+    def _experts(self) -> dict[str, Any]:
+        if not self._get("expert_count", 0):
+            return {}
+        return {
+            "num_experts": self._get("expert_count"),
+            "num_experts_per_tok": self._get("expert_used_count"),
+            "moe_intermediate_size": self._get("expert_feed_forward_length", None),
+            "shared_expert_intermediate_size": self._get("expert_shared_feed_forward_length", None),
+            "norm_topk_prob": self._file.architecture != "qwen2moe",
+        }
+
+    def _rope(self, head_dim: object) -> dict[str, Any]:
+        dimensions = self._get("rope.dimension_count", head_dim)
+        if dimensions != head_dim:
+            raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head are rotated")
+        theta = self._get("rope.freq_base", 10000.0)
+        if _FACTORS in self._file.tensors:
+            return {"rope_theta": theta, **self._llama3_scaling(theta, dimensions)}
+        name = self._get("rope.scaling.type", "none")
+        if name not in _ROPE_TYPES:
+            raise self._unsupported("rope.scaling.type", "known: " + ", ".join(_ROPE_TYPES))
+        if _ROPE_TYPES[name] is None:
+            return {"rope_theta": theta, "rope_type": "default"}
+        scaling = {
+            "rope_theta": theta,
+            "rope_type": _ROPE_TYPES[name],
+            "factor": self._get("rope.scaling.factor"),
+            "original_max_position_embeddings": self._get("rope.scaling.original_context_length", None),
+            "attention_factor": self._get("rope.scaling.attn_factor", None),
+        }
+        return {key: value for key, value in scaling.items() if value is not None}
+
+    def _llama3_scaling(self, theta: float, dimensions: int) -> dict[str, Any]:
+        """Recover the settings behind the factors of each frequency, and see that they make just these factors."""
+        tensor = self._file.tensors[_FACTORS]
+        if tensor.type.name != "F32" or tensor.shape != (dimensions // 2,):
+            raise CheckpointError(f"{self._file.path}: {_FACTORS}: {dimensions // 2} numbers in F32 are expected")
+        found = tensor.data.view(np.float32).astype(np.float64)
+        factor = float(found.max())
+        made = [_llama3_factor(theta ** (-2 * index / dimensions), factor) for index in range(dimensions // 2)]
+        if not np.allclose(found, made, rtol=1e-4):
+            raise UnsupportedModelError(f"{self._file.path}: {_FACTORS} scales frequencies, and not as Llama 3.1 does")
+        return {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": _LLAMA3_LOW,
+            "high_freq_factor": _LLAMA3_HIGH,
+            "original_max_position_embeddings": _LLAMA3_ORIGINAL,
+        }
+
+
+def _llama3_factor(frequency: float, factor: float) -> float:
+    """Return what Llama 3.1 divides a frequency by (transformers' `llama3` rotary scaling)."""
+    wavelength = 2 * math.pi / frequency
+    if wavelength < _LLAMA3_ORIGINAL / _LLAMA3_HIGH:
+        return 1.0
+    if wavelength > _LLAMA3_ORIGINAL / _LLAMA3_LOW:
+        return factor
+    smooth = (_LLAMA3_ORIGINAL / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def _plain_float(value: Any) -> Any:
+    """Undo float32: 1e-6 was written as the nearest one, and a checkpoint's own config.json says 1e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _divides(divisor: object, value: object) -> bool:
+    return isinstance(divisor, int) and isinstance(value, int) and divisor > 0 and value % divisor == 0

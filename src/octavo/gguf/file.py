@@ -1,0 +1,161 @@
+"""`GgufFile`: the metadata of a GGUF file, and where its tensors lie; split files are read as one.
+
+Versions 2 and 3, little-endian. Everything is checked before it is used: a damaged file is a `CheckpointError`.
+"""
+
+import math
+import mmap
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.gguf.reader import HeaderReader
+from octavo.gguf.types import GGML_TYPES, MAGIC, UNREAD_TYPES, GgmlType
+
+_VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4
+_DEFAULT_ALIGNMENT = 32
+_LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 13, 33  # an entry of the header, with an empty name
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """A tensor in a mapped file."""
+
+    name: str
+    shape: tuple[int, ...]  # rows first, as torch has it; the file gives it the other way round
+    type: GgmlType
+    data: npt.NDArray[np.uint8]  # [rows..., bytes of a row], a read-only view of the file
+
+
+class GgufFile:
+    """One file, or the parts of a split one."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
+        self.path, self.metadata, self.tensors = path, metadata, tensors
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Map a file, and with the first part of a split one all the others.
+
+        Raises:
+            CheckpointError: it is missing, truncated or malformed; or a part is missing.
+            UnsupportedModelError: a version or a type of tensor that is not read.
+        """
+        metadata, tensors = _read_part(path)
+        for other in _other_parts(path, metadata.get("split.count", 1), metadata.get("split.no", 0)):
+            for name, tensor in _read_part(other)[1].items():
+                if name in tensors:
+                    raise CheckpointError(f"{other}: tensor {name!r} is in another part, too")
+                tensors[name] = tensor
+        expected = metadata.get("split.tensors.count", len(tensors))
+        if expected != len(tensors):
+            raise CheckpointError(f"{path}: the parts have {len(tensors)} tensors, split.tensors.count={expected!r}")
+        return cls(path, metadata, tensors)
+
+    @cached_property
+    def architecture(self) -> str:
+        """`general.architecture`, the prefix of the model's own keys."""
+        found = self.metadata.get("general.architecture")
+        if not isinstance(found, str):
+            raise CheckpointError(f"{self.path}: general.architecture={found!r}: a name is expected")
+        return found
+
+
+def _other_parts(path: Path, count: object, number: object) -> Iterator[Path]:
+    """Yield the paths of the parts behind the first. The names are derived, never taken from the file."""
+    if count in (0, 1):
+        return
+    found = _PART.fullmatch(path.name)
+    if found is None or count != int(found["count"]):
+        raise CheckpointError(f"{path}: one of {count!r} parts, but not named NAME-00001-of-{count!s:0>5}.gguf")
+    if number != 0 or found["number"] != "00001":
+        raise CheckpointError(f"{path}: not the first part; load {found['stem']}-00001-of-{found['count']}.gguf")
+    for index in range(2, int(found["count"]) + 1):
+        yield path.with_name(f"{found['stem']}-{index:05}-of-{found['count']}.gguf")
+
+
+def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of arrays it may not write
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file") from error
+    except (OSError, ValueError) as error:  # an empty file is a ValueError
+        raise CheckpointError(f"{path}: cannot be mapped: {error}") from error
+    data = memoryview(mapped)
+    reader = HeaderReader(str(path), data)
+    num_tensors, num_keys = _read_start(reader)
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+        if (key := reader.name()) in metadata:
+            raise reader.fail(f"{key!r} is given twice")
+        metadata[key] = reader.value()
+    return metadata, _read_tensors(reader, data, num_tensors, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+
+
+def _read_start(reader: HeaderReader) -> tuple[int, int]:
+    """Return the numbers of tensors and of keys."""
+    if reader.take(len(MAGIC)) != MAGIC:
+        raise CheckpointError(f"{reader.origin}: not a GGUF file")
+    version = reader.number("I")
+    if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        why = "big-endian" if swapped in _VERSIONS else f"version {version}"
+        raise UnsupportedModelError(f"{reader.origin}: {why}; versions 2 and 3 in little-endian are read")
+    num_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES)
+    return num_tensors, reader.count("keys", _LEAST_KEY_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor as the header describes it."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GgmlType
+    offset: int  # bytes, from where the data begins
+
+
+def _read_tensors(reader: HeaderReader, data: memoryview, count: int, alignment: object) -> dict[str, GgufTensor]:
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
+        raise reader.fail(f"general.alignment={alignment!r}: a power of two is expected")
+    entries = [_read_entry(reader) for _ in range(count)]
+    begin = -(-reader.position // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for entry in entries:
+        if entry.name in tensors:
+            raise CheckpointError(f"{reader.origin}: tensor {entry.name!r} is given twice")
+        row_bytes = entry.type.row_bytes(entry.shape[-1])
+        start, num_bytes = begin + entry.offset, math.prod(entry.shape[:-1]) * row_bytes
+        if entry.offset % alignment or start + num_bytes > len(data):
+            raise CheckpointError(
+                f"{reader.origin}: tensor {entry.name!r} lies at bytes {start} to {start + num_bytes}, "
+                f"outside a file of {len(data)} bytes or not at a multiple of {alignment}"
+            )
+        view = np.frombuffer(data, np.uint8, num_bytes, start).reshape(*entry.shape[:-1], row_bytes)
+        tensors[entry.name] = GgufTensor(entry.name, entry.shape, entry.type, view)
+    return tensors
+
+
+def _read_entry(reader: HeaderReader) -> _Entry:
+    name, num_dimensions = reader.name(), reader.number("I")
+    if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+        raise reader.fail(f"tensor {name!r} has {num_dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are expected")
+    shape = tuple(reader.number("Q") for _ in range(num_dimensions))[::-1]
+    kind, offset = reader.number("I"), reader.number("Q")
+    if kind not in GGML_TYPES:
+        known = ", ".join(each.name for each in GGML_TYPES.values())
+        what = UNREAD_TYPES.get(kind, str(kind))
+        raise UnsupportedModelError(f"{reader.origin}: tensor {name!r} is of type {what}; read are {known}")
+    if not all(0 < size < 1 << 40 for size in shape) or shape[-1] % GGML_TYPES[kind].block_size:
+        raise reader.fail(f"tensor {name!r} of type {GGML_TYPES[kind].name} cannot be of shape {shape}")
+    return _Entry(name, shape, GGML_TYPES[kind], offset)

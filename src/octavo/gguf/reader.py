@@ -1,0 +1,110 @@
+"""The values of a GGUF header, read one after the other from a mapped file. Every size is checked before it is used."""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from octavo.errors import CheckpointError
+
+_MAX_NAME_BYTES = 65_535  # of a key, by the specification; a tensor's name is shorter still
+
+
+class HeaderReader:
+    """A position in the bytes of a file.
+
+    Every method raises `CheckpointError`, with the position, when the file ends too early or says what cannot be.
+    """
+
+    def __init__(self, origin: str, data: memoryview) -> None:
+        self.origin, self._data, self.position = origin, data, 0
+
+    def fail(self, why: str) -> CheckpointError:
+        return CheckpointError(f"{self.origin}: byte {self.position}: {why}")
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return the next bytes."""
+        end = self.position + num_bytes
+        if end > len(self._data):
+            raise self.fail(f"the file ends at byte {len(self._data)}, {num_bytes} more bytes are expected here")
+        taken, self.position = self._data[self.position : end], end
+        return taken
+
+    def number(self, code: str) -> Any:
+        """Return a number; `code` is that of `struct`, little-endian."""
+        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
+
+    def count(self, what: str, least_bytes: int) -> int:
+        """Return a count of things of at least `least_bytes` each, which must fit in what is left of the file."""
+        count: int = self.number("Q")
+        if count * least_bytes > len(self._data) - self.position:
+            raise self.fail(f"{count} {what} cannot be in the rest of the file")
+        return count
+
+    def text(self) -> str:
+        """Return a string."""
+        taken = self.take(self.count("bytes", 1))
+        try:
+            return str(taken, "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fail(f"not UTF-8: {error}") from error
+
+    def name(self) -> str:
+        """Return the name of a key or tensor."""
+        name = self.text()
+        if not name or len(name) > _MAX_NAME_BYTES or not name.isprintable():
+            raise self.fail(f"{name[:80]!r} is not a name")
+        return name
+
+    def value(self) -> Any:
+        """Return a value of any type, with its type before it; an array is a list."""
+        kind = self.number("I")
+        if kind != _ARRAY:
+            return self._one(kind)()
+        item = self.number("I")
+        if item in _NUMBERS:
+            code = _NUMBERS[item]
+            size = struct.calcsize("<" + code)
+            count = self.count("numbers", size)
+            return list(struct.unpack(f"<{count}{code}", self.take(count * size)))
+        if item == _STRING:
+            return self._texts(self.count("strings", _LEAST_STRING_BYTES))
+        one = self._one(item)
+        return [one() for _ in range(self.count("values", 1))]
+
+    def _texts(self, count: int) -> list[str]:
+        """Return so many strings: a vocabulary has hundreds of thousands of tokens and merges."""
+        data, position, end, texts = self._data, self.position, len(self._data), []
+        size_at = struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                begin = position + _LEAST_STRING_BYTES
+                position = begin + size_at(data, position)[0]
+                if position > end:
+                    raise self.fail(f"a string of {position - begin} bytes cannot be in the rest of the file")
+                texts.append(str(data[begin:position], "utf-8"))
+        except (struct.error, UnicodeDecodeError) as error:
+            raise self.fail(f"a string in this array is cut off or not UTF-8: {error}") from error
+        self.position = position
+        return texts
+
+    def _one(self, kind: int) -> Callable[[], Any]:
+        if kind == _STRING:
+            return self.text
+        if kind == _BOOL:
+            return self._flag
+        if kind in _NUMBERS:
+            return partial(self.number, _NUMBERS[kind])
+        raise self.fail(f"{kind} is not the type of a value (arrays of arrays are not read)")
+
+    def _flag(self) -> bool:
+        value = self.number("B")
+        if value > 1:
+            raise self.fail(f"{value} is neither true (1) nor false (0)")
+        return bool(value)
+
+
+# enum gguf_metadata_value_type
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+_LEAST_STRING_BYTES = 8

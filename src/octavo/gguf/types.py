@@ -1,0 +1,59 @@
+"""How the elements of a tensor are stored: blocks of so many elements in so many bytes, row by row."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import CheckpointError
+
+MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class GgmlType:
+    """One way of storing elements. Rows are whole blocks."""
+
+    name: str
+    block_size: int  # elements
+    block_bytes: int
+
+    def row_bytes(self, size: int) -> int:
+        """Return the bytes of a row of `size` elements, a multiple of `block_size`."""
+        return size // self.block_size * self.block_bytes
+
+
+# ggml's enum ggml_type. Numbers that are missing here were withdrawn, or are forms that no published model uses.
+GGML_TYPES = {
+    0: GgmlType("F32", 1, 4),
+    1: GgmlType("F16", 1, 2),
+    2: GgmlType("Q4_0", 32, 18),
+    3: GgmlType("Q4_1", 32, 20),
+    6: GgmlType("Q5_0", 32, 22),
+    7: GgmlType("Q5_1", 32, 24),
+    8: GgmlType("Q8_0", 32, 34),
+    10: GgmlType("Q2_K", 256, 84),
+    11: GgmlType("Q3_K", 256, 110),
+    12: GgmlType("Q4_K", 256, 144),
+    13: GgmlType("Q5_K", 256, 176),
+    14: GgmlType("Q6_K", 256, 210),
+    20: GgmlType("IQ4_NL", 32, 18),
+    23: GgmlType("IQ4_XS", 256, 136),
+    30: GgmlType("BF16", 1, 2),
+}
+# Named in errors only.
+UNREAD_TYPES = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is GGUF, by its first bytes.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error

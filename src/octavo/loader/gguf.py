@@ -1,0 +1,120 @@
+"""Weights of a GGUF file, under the names and in the order of rows that other checkpoints have.
+
+Quantized tensors become numbers here. Names and the order of rotary dimensions are those of llama.cpp's converter.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from octavo.errors import CheckpointError
+from octavo.gguf.file import GgufFile, GgufTensor
+from octavo.loader.base import ModelLoader
+from octavo.loader.ggml_blocks import dequantize
+from octavo.models.interfaces import CausalLM
+from octavo.models.weights import OtherStages
+
+_PLAIN = MappingProxyType(
+    {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "attn_q_norm": "self_attn.q_norm",
+        "attn_k_norm": "self_attn.k_norm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    }
+)
+_EXPERTS = MappingProxyType({"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"})
+_MIXTRAL = MappingProxyType({"mlp.gate": "block_sparse_moe.gate"})
+_MIXTRAL_EXPERTS = MappingProxyType({"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"})
+# Of a block; in old files each expert is a tensor of its own.
+_IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<what>weight|bias)")
+_OUTSIDE = re.compile(r"(?P<part>token_embd|output_norm|output)\.(?P<what>weight|bias)")
+_IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
+
+
+class GgufLoader(ModelLoader):
+    """Reads the file that `model_config.path` names."""
+
+    def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
+        """See `ModelLoader.tensors`. A layer's tensors become numbers when their turn comes.
+
+        Raises:
+            CheckpointError: the file is damaged, or has a tensor of another kind of model.
+        """
+        path, elsewhere = Path(model.config.path), OtherStages(model)
+        names = _Names(path, model.config.architecture)
+        # Rows of queries and keys lie as pairs of neighbors are rotated, in files of these alone.
+        heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
+        file = GgufFile.read(path)
+        paired = heads if file.architecture == "llama" else {}
+        for tensor in file.tensors.values():
+            if tensor.name in _IGNORED:
+                continue
+            part, wanted = names.translate(tensor)
+            if all(name in elsewhere for name in wanted):
+                continue
+            values = _numbers(tensor)
+            if part in paired:
+                values = _halves_together(values, paired[part])
+            yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)
+
+
+class _Names:
+    """From tensors of a file to names in a checkpoint."""
+
+    def __init__(self, path: Path, architecture: str) -> None:
+        is_mixtral = architecture == "MixtralForCausalLM"
+        self._path = path
+        self._plain = {part: _MIXTRAL.get(name, name) if is_mixtral else name for part, name in _PLAIN.items()}
+        self._experts = _MIXTRAL_EXPERTS if is_mixtral else _EXPERTS
+        self._expert_place = "block_sparse_moe.experts" if is_mixtral else "mlp.experts"
+
+    def translate(self, tensor: GgufTensor) -> tuple[str, list[str]]:
+        """Return the part of a block that it is, and its names: one, or one for each expert."""
+        if found := _OUTSIDE.fullmatch(tensor.name):
+            return found["part"], [f"{self._plain[found['part']]}.{found['what']}"]
+        found = _IN_BLOCK.fullmatch(tensor.name)
+        if found is None:
+            raise self._unknown(tensor)
+        part, prefix, what = found["part"], f"model.layers.{found['layer']}", found["what"]
+        stacked = part if found["expert"] is None else f"{part}_exps"
+        if stacked in self._experts:
+            numbers = range(tensor.shape[0]) if found["expert"] is None else [int(found["expert"])]
+            place = f"{prefix}.{self._expert_place}"
+            return part, [f"{place}.{number}.{self._experts[stacked]}.{what}" for number in numbers]
+        if part not in self._plain:
+            raise self._unknown(tensor)
+        return part, [f"{prefix}.{self._plain[part]}.{what}"]
+
+    def _unknown(self, tensor: GgufTensor) -> CheckpointError:
+        return CheckpointError(f"{self._path}: tensor {tensor.name!r} has no place in this model")
+
+
+def _numbers(tensor: GgufTensor) -> Tensor:
+    """Return a tensor's numbers, in its shape."""
+    rows = torch.from_numpy(tensor.data).view(-1, tensor.data.shape[-1])
+    return dequantize(rows, tensor.type).view(tensor.shape)
+
+
+def _halves_together(weight: Tensor, num_heads: int) -> Tensor:
+    """Order the rows of each head as halves are rotated: all first ones of the pairs, then all second ones."""
+    pairs = weight.reshape(num_heads, -1, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,214 @@
+"""The tokenizer inside a GGUF file, as one of the `tokenizers` library.
+
+Two kinds are read: `gpt2`, byte-level BPE with the pre-tokenizer that `tokenizer.ggml.pre` names, and `llama`,
+SentencePiece's BPE with scores. Each is built as its family's own tokenizer.json has it.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.gguf.file import GgufFile
+
+# enum llama_token_type
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NAMED = ("bos", "eos", "unknown", "padding")
+_FIELD = {"unknown": "unk_token", "padding": "pad_token"}
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _split(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
+    def make() -> pre_tokenizers.PreTokenizer:
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_])
+
+    return make
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _single_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+# tokenizer.ggml.pre -> how text is split before BPE; by the converter's names for the families that Octavo runs.
+_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = MappingProxyType(
+    {
+        "gpt-2": _gpt2,
+        "smollm": _single_digits,
+        "llama-bpe": _split(_LLAMA3),
+        "qwen2": _split(_QWEN2),
+        "tekken": _split(_TEKKEN),
+    }
+)
+_WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word that is a token is taken without merging
+_COMPOSED = ("qwen2",)  # Unicode is brought to NFC
+
+
+def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, str]]:
+    """Return the backend, named tokens (`bos_token`, ...) and chat templates of a file.
+
+    Raises:
+        CheckpointError: the tokenizer is missing or malformed.
+        UnsupportedModelError: a kind that is not read; `--tokenizer` can name another one.
+    """
+    fields = _Fields(GgufFile.read(path))
+    kind = fields.text("model")
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
+    if build is None:
+        raise fields.unsupported("model", "known: gpt2, llama")
+    backend = build(fields)
+    _add_special_tokens(backend, fields)
+    _add_ends(backend, fields, adds_bos=kind == "llama")
+    named = {
+        _FIELD.get(name, f"{name}_token"): fields.tokens[index]
+        for name in _NAMED
+        if (index := fields.token_id(name)) is not None
+    }
+    return backend, named, fields.chat_templates()
+
+
+class _Fields:
+    """The tokenizer's part of the metadata."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self.tokens: list[str] = self._list("tokens", str)
+        self.types: list[int] = self._list("token_type", int, default=[_NORMAL] * len(self.tokens))
+        if len(self.types) != len(self.tokens):
+            raise self.fail("token_type", f"as many as there are tokens ({len(self.tokens)}) are expected")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def fail(self, key: str, why: str) -> CheckpointError:
+        return CheckpointError(f"{self._file.path}: tokenizer.ggml.{key}: {why}")
+
+    def unsupported(self, key: str, why: str) -> UnsupportedModelError:
+        said = f"{self._file.path}: tokenizer.ggml.{key}={self.get(key)!r} is not read; {why}"
+        return UnsupportedModelError(f"{said}. --tokenizer can name a folder with the model's tokenizer.json")
+
+    def text(self, key: str) -> str:
+        found = self.get(key)
+        if not isinstance(found, str):
+            raise self.fail(key, f"a name is expected, found {found!r}")
+        return found
+
+    def merges(self) -> list[tuple[str, str]]:
+        pairs = [tuple(line.split(" ")) for line in self._list("merges", str)]
+        if any(len(pair) != 2 for pair in pairs):
+            raise self.fail("merges", "two tokens with a space between them are expected in each")
+        return pairs
+
+    def scores(self) -> list[float]:
+        scores: list[float] = self._list("scores", float)
+        if len(scores) != len(self.tokens):
+            raise self.fail("scores", f"as many as there are tokens ({len(self.tokens)}) are expected")
+        return scores
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a named token, None: the file names none."""
+        index = self.get(f"{name}_token_id")
+        if index is None:
+            return None
+        if not isinstance(index, int) or not 0 <= index < len(self.tokens):
+            raise self.fail(f"{name}_token_id", f"an id below {len(self.tokens)} is expected, found {index!r}")
+        return index
+
+    def chat_templates(self) -> dict[str, str]:
+        """Return the templates by name, as `tokenizer/files.py` has them."""
+        names = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+        found = {name: self._file.metadata.get(key) for name, key in names.items()}
+        return {name: text for name, text in found.items() if isinstance(text, str)}
+
+    def _list(self, key: str, kind: type, default: Any = None) -> list[Any]:
+        found = self.get(key, default)
+        if not isinstance(found, list) or not found or not isinstance(found[0], kind):
+            raise self.fail(key, f"a list of {kind.__name__} is expected")
+        return found
+
+
+def _byte_level(fields: _Fields) -> Backend:
+    name = fields.text("pre")
+    if name not in _PRE_TOKENIZERS:
+        raise fields.unsupported("pre", "known: " + ", ".join(_PRE_TOKENIZERS))
+    vocab = {token: index for index, token in enumerate(fields.tokens)}
+    model = BPE(vocab, fields.merges(), ignore_merges=name in _WHOLE_WORDS_FIRST)
+    backend = Backend(model)
+    backend.pre_tokenizer = _PRE_TOKENIZERS[name]()
+    backend.decoder = decoders.ByteLevel()
+    if name in _COMPOSED:
+        backend.normalizer = normalizers.NFC()
+    return backend
+
+
+def _sentencepiece(fields: _Fields) -> Backend:
+    """BPE whose merges follow from the scores of tokens: the better the score, the earlier."""
+    scores, rank = fields.scores(), {token: index for index, token in enumerate(fields.tokens)}
+    merges = []
+    for token, index in rank.items():
+        pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        known = [(rank[left], rank[right], left, right) for left, right in pairs if left in rank and right in rank]
+        merges += [(scores[index], left, right) for _, _, left, right in sorted(known)]
+    merges.sort(key=lambda merge: merge[0], reverse=True)
+    unknown = fields.token_id("unknown")
+    model = BPE(
+        rank,
+        [(left, right) for _, left, right in merges],
+        unk_token=fields.tokens[unknown if unknown is not None else 0],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = Backend(model)
+    space, has_prefix = "\N{LOWER ONE EIGHTH BLOCK}", fields.get("add_space_prefix", True)
+    backend.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend(space)] if has_prefix else []), normalizers.Replace(" ", space)]
+    )
+    stripped = [decoders.Strip(content=" ", left=1)] if has_prefix else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped]
+    )
+    return backend
+
+
+def _add_special_tokens(backend: Backend, fields: _Fields) -> None:
+    for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=True)):
+        if kind in (_UNKNOWN, _CONTROL):
+            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        elif kind == _USER_DEFINED:
+            backend.add_tokens([AddedToken(token, normalized=False, special=False)])
+        else:
+            continue
+        if backend.token_to_id(token) != index:
+            raise fields.fail("tokens", f"token {index}, {token!r}, is there twice")
+
+
+def _add_ends(backend: Backend, fields: _Fields, *, adds_bos: bool) -> None:
+    """Set the tokens that every prompt begins and ends with."""
+    begin = fields.token_id("bos") if fields.get("add_bos_token", adds_bos) else None
+    end = fields.token_id("eos") if fields.get("add_eos_token", False) else None
+    parts = [index for index in (begin, end) if index is not None]
+    if not parts:
+        return
+    template = [*([f"{fields.tokens[begin]}:0"] if begin is not None else []), "$A:0"]
+    template += [f"{fields.tokens[end]}:0"] if end is not None else []
+    backend.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[(fields.tokens[index], index) for index in dict.fromkeys(parts)]
+    )
