@@ -35,7 +35,7 @@ def drawn_rows(found: torch.Tensor) -> list[int]:
     return [token for row, token in enumerate(found.tolist()) if row != 3]
 
 
-@pytest.mark.parametrize("vocab_size", pick([1, 7, 1025], [1, 7, 1023, 1024, 1025, 3001]))
+@pytest.mark.parametrize("vocab_size", pick([7, 1025], [1, 7, 1023, 1024, 1025, 3001]))
 def test_tokens_are_those_of_the_definition(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PART", 1024)
     monkeypatch.setattr(module, "_BLOCK", 64)

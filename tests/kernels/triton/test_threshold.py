@@ -43,7 +43,7 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK", 1024)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=pick(12, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.lists(LOGITS, min_size=1, max_size=30).filter(lambda row: max(row) > -torch.inf),
     top_k=st.integers(1, 33),
@@ -55,7 +55,7 @@ def test_what_is_kept_is_what_sorting_keeps(row: list[float], top_k: int, top_p:
     assert torch.equal(kept(logits, top_k, top_p, temperature), sorted_out(logits, top_k, top_p, temperature))
 
 
-@pytest.mark.parametrize("spread", pick([0.0, 5.0], [0.0, 1e-6, 1.0, 5.0]))
+@pytest.mark.parametrize("spread", pick([5.0], [0.0, 1e-6, 1.0, 5.0]))
 def test_many_tokens_in_many_parts(spread: float) -> None:
     logits = (torch.randn(2, 2500, generator=torch.Generator().manual_seed(3)) * spread).to(DEVICE)
     for top_k, top_p in ((2500, 0.9), (2499, 1.0), (700, 0.3), (1, 0.5)):
