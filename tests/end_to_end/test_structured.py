@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import answers
 from tests.structured.support import SCHEMAS, is_valid, parse
@@ -124,7 +125,7 @@ def test_tool_calls(llm: LLM) -> None:
 
 
 def test_alone_and_in_a_batch(checkpoint: GetCheckpoint) -> None:
-    params = mixed_params()
+    params = mixed_params()[: pick(20, None)]
     with open_model(checkpoint, "random", enable_prefix_caching=False) as llm:
         alone = [answers(llm.generate(PROMPT, one, use_tqdm=False))[0] for one in params]
         together = answers(llm.generate([PROMPT] * len(params), params, use_tqdm=False))

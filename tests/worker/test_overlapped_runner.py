@@ -74,7 +74,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")  # the double records torch's ops, and none that we call ourselves
     monkeypatch.setattr(CpuKind, "queue", lambda kind: here.queue)
     monkeypatch.setattr(DeviceManager, "attention", attention)
-    monkeypatch.setattr(TableInFile, "behind", lambda table: None)  # a device's tables are in its own memory
+    monkeypatch.setattr(TableInFile, "from_mapped", lambda table: None)  # a device's tables are in its own memory
     return here
 
 

@@ -85,16 +85,16 @@ FAULTS = [
     ),
     Fault(
         name="a Triton kernel leaves out the last column",
-        right="    is_inside = columns < size\n    places = gate_up + row",
-        wrong="    is_inside = columns < size - 1\n    places = gate_up + row",
-        tests="kernels/triton/test_ops.py -k silu",
+        right="    is_inside = columns < size\n    if KIND",
+        wrong="    is_inside = columns < size - 1\n    if KIND",
+        tests="kernels/triton/test_ops.py -k activ",
     ),
     # -- sampling
     Fault(
         name="frequency counts once however often a token came",
         right="(counts.double() * self._frequency",
         wrong="(counts.double().clamp(max=1.0) * self._frequency",
-        tests="sampling/test_edits.py",
+        tests="sampling/test_logits_processors.py",
     ),
     Fault(
         name="top-p keeps one token too few",
@@ -148,14 +148,14 @@ FAULTS = [
     # -- server
     Fault(
         name="a stream that ends at its length has no last chunk",
-        right="        if answer.finish_reason is not None:\n            frames.append(self._ending(answer, run))",
-        wrong='        if answer.finish_reason == "stop":\n            frames.append(self._ending(answer, run))',
+        right="        if delta.finish_reason is not None:\n            frames.append(self._ending(delta, {}",
+        wrong='        if delta.finish_reason == "stop":\n            frames.append(self._ending(delta, {}',
         tests="server/test_chat.py",
     ),
     Fault(
         name="usage leaves out the last token",
-        right="            sum(state.num_output_tokens for state in states),",
-        wrong="            sum(state.num_output_tokens - 1 for state in states),",
+        right="sum(s.num_output_tokens for s in states)",
+        wrong="sum(s.num_output_tokens - 1 for s in states)",
         tests="server/test_chat.py",
     ),
     Fault(

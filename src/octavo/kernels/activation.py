@@ -30,12 +30,6 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     return _swish(gate, activation.alpha) * (up + 1.0)
 
 
-def soft_capped(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """Return cap * tanh(x / cap), float32."""
-    shrunk = torch.exp(x.abs() * (-2.0 / cap))
-    return torch.copysign(cap * ((1.0 - shrunk) / (1.0 + shrunk)), x)
-
-
 def _swish(x: torch.Tensor, alpha: float) -> torch.Tensor:
     return _swish_by(x, alpha * x if alpha != 1.0 else x)
 

@@ -91,7 +91,7 @@ class Trial {
     const IntegerWeight down = weight(out_size, in_size, false);
     const PackedIntegers map = plain.packed(ops_, pool_), pair = gate_up.packed(ops_, pool_), last = down.packed(ops_, pool_);
     if (!is_gated_product(gate_up, pair.weight())) return "a gated product is wrong";
-    if (!is_mlp_its_linears(pair.weight(), last.weight())) return "an MLP is not its maps";
+    if (!is_mlp_its_linears(pair.weight(), last.weight())) return "an MLP is not its linears";
     if (!is_normalized_first(map.weight())) return "a norm in a map is not the norm before it";
     return spoils_only_itself(map.weight()) ? nullptr : "a row that is not finite spoils others, or not itself";
   }
@@ -126,8 +126,8 @@ class Trial {
   bool is_product(const IntegerWeight& weight, const PackedWeight& packed) {
     const std::vector<float> out = wide(all_rows(), packed);
     const std::vector<bf16> halves = narrow(all_rows(), packed, Output::plain);
-    std::vector<Largest> largest(sizes_.rows);
-    ops_.bfloat16.largest(ArgmaxArgs{all_rows(), packed, largest.data()}, pool_);
+    std::vector<Argmax> largest(sizes_.rows);
+    ops_.bfloat16.argmax(ArgmaxArgs{all_rows(), packed, largest.data()}, pool_);
     bool is_well = true;
     for (std::int64_t row = 0; row < sizes_.rows; ++row) {
       const float* logits = out.data() + row * sizes_.out_size;
@@ -184,7 +184,8 @@ class Trial {
     const auto norm_weight = random_halves(sizes_.in_size, source_);
     std::vector<bf16> total(x_.size()), normalized(x_.size());
     RowsArgs rows = all_rows();
-    rows.residual = residual.data(), rows.norm_weight = norm_weight.data(), rows.eps = 1e-5f, rows.total = total.data();
+    rows.fused = {.residual = residual.data(), .norm_weight = norm_weight.data(), .eps = 1e-5f};
+    rows.total = total.data();
     const std::vector<float> at_once = wide(rows, packed);
     ops_.bfloat16.rms_norm(NormArgs{rows, normalized.data()}, pool_);
     RowsArgs after = all_rows();

@@ -1,4 +1,4 @@
-// Linear maps, the MLP and norms, in bf16 and float32, under address and undefined-behavior sanitizers, at every level that
+// Linears, the MLP and norms, in bf16 and float32, under address and undefined-behavior sanitizers, at every level that
 // this machine has, in odd sizes and buffers of exactly the size that they need. `make sanitize` builds and runs it.
 #include <algorithm>
 #include <cmath>
@@ -38,8 +38,8 @@ class Trial {
     const RowsArgs plain{x.data(), rows, in_size};
     const RowsArgs normed{x.data(), rows, in_size, {residual.data(), norm.data(), 1e-5f}, total.data()};
     layer_ops_.linear(LinearArgs{plain, {out_size, map.data(), nullptr}, Output::float32, wide.data()}, pool_);
-    std::vector<Largest> largest(rows);
-    layer_ops_.largest(ArgmaxArgs{plain, {out_size, map.data(), nullptr}, largest.data()}, pool_);
+    std::vector<Argmax> largest(rows);
+    layer_ops_.argmax(ArgmaxArgs{plain, {out_size, map.data(), nullptr}, largest.data()}, pool_);
     layer_ops_.linear(LinearArgs{normed, {out_size, map.data(), nullptr}, Output::plain, out.data()}, pool_);
     layer_ops_.linear(LinearArgs{plain, {out_size, gate_up.data(), nullptr}, Output::gated, out.data()}, pool_);
     layer_ops_.mlp(MlpArgs{normed, {out_size, gate_up.data(), nullptr}, {in_size, down.data(), nullptr}, back.data()}, pool_);
@@ -96,7 +96,7 @@ double greatest_error(const LayerOps& layer_ops) {
     const std::int64_t max_rows = trial % 3 ? 40 : 200;
     Sizes sizes{1 + random_below(max_rows, source), 1 + random_below(300, source), 1 + random_below(200, source)};
     if (trial % 20 == 19) sizes = {600, 1100, 600};  // several blocks of rows, of k and of panels
-    worst = std::fmax(worst, Trial<Element>(maps, pool, sizes, source).run());
+    worst = std::fmax(worst, Trial<Element>(layer_ops, pool, sizes, source).run());
   }
   return worst;
 }

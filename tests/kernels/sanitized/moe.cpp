@@ -32,7 +32,7 @@ class Trial {
   Trial(const Ops& ops, const LayerOps& layer_ops, Pool& pool, const Sizes& sizes, const Integers& form, std::mt19937& source)
       : ops_(ops), layer_ops_(layer_ops), pool_(pool), sizes_(sizes), form_(form), source_(source) {}
 
-  // Says whether the whole has the bits of its parts, and an expert's rows those of its maps, and every token was counted.
+  // Says whether the whole has the bits of its parts, and an expert's rows those of its linears, and every token was counted.
   bool run() {
     const auto [rows, size, intermediate, routing] = sizes_;
     make_experts();
@@ -131,7 +131,7 @@ int count_wrong(const Ops& ops, const LayerOps& layer_ops, const Integers& form,
     const Routing routing{num_experts, top_k, trial % 2 == 0, trial % 3 == 0};
     const std::int64_t max_rows = trial % 4 ? 20 : 150;
     const Sizes sizes{1 + random_below(max_rows, source), 1 + random_below(200, source), 1 + random_below(90, source), routing};
-    num_wrong += !Trial<Element>(ops, maps, pool, sizes, form, source).run();
+    num_wrong += !Trial<Element>(ops, layer_ops, pool, sizes, form, source).run();
   }
   return num_wrong;
 }
