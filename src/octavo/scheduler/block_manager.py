@@ -28,7 +28,8 @@ class CachedPrefix:
 class BlockManager:
     """Allocated and freed only by the scheduler, one thread. Methods that name a group are about that group's blocks.
 
-    Block `num_blocks` of a group with a window is nobody's: block tables have it where a block was freed.
+    Block `num_blocks` of a group with a window is its null block, which no request owns: block tables have it where a
+    block was freed.
     """
 
     def __init__(
@@ -71,6 +72,9 @@ class BlockManager:
     def num_reached(self) -> list[int]:
         """Blocks of each group from this one on have never been handed out."""
         return [pool.num_reached for pool in self.pools]
+
+    def null_block(self, group: int) -> int:
+        return self.pools[group].num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""

@@ -149,11 +149,11 @@ class RunningRows:
         self.block_ids[row][group] += block_ids
         self.num_slots[group, row] += len(block_ids) * self._block_size
 
-    def free_columns(self, row: int, group: int, end: int, nobodys: int) -> list[int]:
-        """Take the blocks of the columns up to `end` from a row, which has the block `nobodys` there from now on."""
+    def free_columns(self, row: int, group: int, end: int, null_block: int) -> list[int]:
+        """Take the blocks of the columns up to `end` from a row, which has `null_block` there from now on."""
         first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
         table = self.block_ids[row][group]
-        freed, table[first:end] = table[first:end], [nobodys] * (end - first)
+        freed, table[first:end] = table[first:end], [null_block] * (end - first)
         return freed
 
     def check_integrity(self) -> None:

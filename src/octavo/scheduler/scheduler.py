@@ -39,7 +39,7 @@ from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.running_scheduler import RunningScheduler
 from octavo.scheduler.speculation import Speculation
-from octavo.scheduler.step_builder import StepBuilder, StepInFlight, name_given_up
+from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_released
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
@@ -187,7 +187,7 @@ class Scheduler:
         row = request.row
         assert row is not None
         if is_sound:
-            name_given_up(row, self.running, self.blocks, self._in_flight)
+            hash_released(row, self.running, self.blocks, self._in_flight)
         else:
             self._forget_blocks(request, row)
         for group, block_ids in enumerate(self.running.remove(request, status)):
@@ -199,8 +199,8 @@ class Scheduler:
         for group, block_ids in enumerate(self.running.held_blocks(row)):
             self.blocks.forget_blocks(block_ids, group)
         if self.blocks.windowed:
-            named = self.running.tokens[row, : self.running.num_hashed[row]]
-            self.blocks.forget_prefix(named, request.block_root)
+            hashed = self.running.tokens[row, : self.running.num_hashed[row]]
+            self.blocks.forget_prefix(hashed, request.block_root)
 
     # -- a step: the answer -------------------------------------------------------------------------------------
 

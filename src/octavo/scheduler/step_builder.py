@@ -34,9 +34,7 @@ class StepInFlight:
     scheduled_s: float  # when it was made
     rows: RowIndices  # [R] `output.rows` as an index
     generations: NDArray[np.int64]  # [R] of each row when the step was made
-    hashed_blocks: list[
-        tuple[int, int]
-    ]  # (group, block): findable on the promise of this step, or one before, to fill them
+    hashed_blocks: list[tuple[int, int]]  # (group, block): findable as this step, or one before, is to fill them
     admitted: dict[str, AdmittedRequest]
 
     def requests(self, running: RunningRows) -> list[Request]:
@@ -89,15 +87,15 @@ class StepBuilder:
         # Not past what is known: a block is hashed when it is freed, and computed tokens may be taken back.
         next_tokens = np.minimum(running.num_computed[rows], running.num_known[rows])
         for group in blocks.windowed:
-            kind, nobodys = blocks.groups[group], blocks.pools[group].num_blocks
+            kind, null_block = blocks.groups[group], blocks.null_block(group)
             assert kind.sliding_window is not None
             first_seen = np.maximum(next_tokens - (kind.sliding_window - 1), 0)
             ends = first_seen // kind.tile * kind.tile // blocks.block_size
             for index in (ends > running.num_freed[group, rows]).nonzero()[0].tolist():
                 row, end, first = int(rows[index]), int(ends[index]), int(running.num_freed[group, rows[index]])
-                name_given_up(row, running, blocks, in_flight)
-                blocks.free_blocks(running.free_columns(row, group, end, nobodys), group)
-                self._changes += [(row, nobodys, group, column) for column in range(first, end)]
+                hash_released(row, running, blocks, in_flight)
+                blocks.free_blocks(running.free_columns(row, group, end, null_block), group)
+                self._changes += [(row, null_block, group, column) for column in range(first, end)]
 
     def drop_changes(self, row: int) -> None:
         """Leave out what was noted of a row's block tables: its request was preempted."""
@@ -234,8 +232,8 @@ def _columns(changes: list[tuple[int, int, int, int]]) -> dict[str, Int32Array]:
     return dict(zip(names, np.array(changes, dtype=np.int32).reshape(-1, len(names)).T.copy(), strict=True))
 
 
-def name_given_up(row: int, running: RunningRows, blocks: BlockManager, in_flight: Iterable[StepInFlight]) -> None:
-    """Make findable what a row gives up. Any of the steps in flight may be the one that fills it."""
+def hash_released(row: int, running: RunningRows, blocks: BlockManager, in_flight: Iterable[StepInFlight]) -> None:
+    """Make findable what a row is about to free. Any of the steps in flight may be the one that fills it."""
     num_tokens = min(running.num_computed[row], running.num_known[row])
     hashed_blocks = hash_full_blocks(row, int(num_tokens), running, blocks)
     for step in in_flight:
