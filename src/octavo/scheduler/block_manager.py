@@ -50,22 +50,15 @@ class BlockManager:
         return len(self.groups)
 
     @property
-    def _tightest(self) -> BlockPool:
+    def fullest_pool(self) -> BlockPool:
+        """The one with the smallest share of free blocks."""
+        if len(self.pools) == 1:
+            return self.pools[0]
         return min(self.pools, key=lambda pool: pool.num_free / pool.num_blocks)
 
     @property
-    def num_blocks(self) -> int:
-        """Of the group that `num_free_blocks` is about."""
-        return self._tightest.num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Free blocks of the fullest group, those that still hold a findable prefix included."""
-        return self._tightest.num_free
-
-    @property
     def num_free(self) -> list[int]:
-        """Free blocks of each group."""
+        """Free blocks of each group, those that still hold a findable prefix included."""
         return [pool.num_free for pool in self.pools]
 
     @property

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from operator import gt
 
 import numpy as np
 
@@ -162,17 +161,15 @@ class Scheduler:
         if self.blocks.windowed:
             builder.free_behind_windows(self._in_flight)
         running_tokens = self._running_scheduler.next(budget)
-        while any(map(gt, map(sum, running_tokens.num_missing), self.blocks.num_free)):
+        while any(sum(short.num_missing) > self.blocks.pools[short.group].num_free for short in running_tokens.short):
             worst = self.running.worst
             assert worst.row is not None
             builder.drop_changes(worst.row)
             self._preempt(worst)
             running_tokens = self._running_scheduler.next(budget)
-        for group, (rows, num_missing) in enumerate(
-            zip(running_tokens.short_rows, running_tokens.num_missing, strict=True)
-        ):
-            for row, num_blocks in zip(rows, num_missing, strict=True):
-                builder.add_blocks(row, num_blocks, group)
+        for short in running_tokens.short:
+            for row, num_blocks in zip(short.rows, short.num_missing, strict=True):
+                builder.add_blocks(row, num_blocks, short.group)
         builder.add_running(running_tokens.rows, running_tokens.counts)
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
@@ -299,11 +296,12 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return a snapshot for logs and metrics."""
+        pool = self.blocks.fullest_pool
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting) + self._constrained.num_pending,
-            num_free_blocks=self.blocks.num_free_blocks,
-            num_blocks=self.blocks.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_blocks=pool.num_blocks,
             num_preemptions_total=self._num_preemptions,
             num_prefix_queries_total=self.blocks.num_prefix_queries_total,
             num_prefix_hits_total=self.blocks.num_prefix_hits_total,
