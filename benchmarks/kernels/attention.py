@@ -26,7 +26,7 @@ from octavo.attention.base import AttentionBackend, AttentionLayer
 from octavo.attention.metadata import ForwardBatch
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType
-from octavo.contracts.kv_cache import KVCacheSpec
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec
 from octavo.worker.kv_cache import allocate_kv_caches
 
 CPU = torch.device("cpu")
@@ -127,14 +127,15 @@ def make_batch(num_requests: int, num_new: int, context: int) -> ForwardBatch:
 def attention_run(backend: AttentionBackend[Any], cell: Cell) -> Callable[[], torch.Tensor]:
     """Return a call that computes the cell on the KV of the next layer; requests' blocks are neighbors."""
     batch, layout = make_batch(cell.num_requests, cell.num_new, cell.context), backend.kv_layout(cell.head_dim)
-    spec = KVCacheSpec(
-        num_layers=num_copies(cell.num_bytes),
+    group = KVGroupSpec(
+        group=KVGroup(),
+        layers=tuple(range(num_copies(cell.num_bytes))),
         num_kv_heads=cell.num_kv_heads,
         head_size=layout.head_size,
-        block_size=BLOCK_SIZE,
         dtype_bytes=layout.dtype.itemsize,
     )
-    caches = allocate_kv_caches(spec, batch.block_table.numel(), layout.dtype, CPU)
+    spec = KVCacheSpec(block_size=BLOCK_SIZE, groups=(group,))
+    caches = allocate_kv_caches(spec, [batch.block_table.numel()], layout.dtype, CPU)
     for tensor in chain.from_iterable((cache.key, cache.value) for cache in caches):
         tensor.fill_(1)  # or the system has but one page of zeros, which stays in the caches
     layer = AttentionLayer(

@@ -66,8 +66,11 @@ class ModelRunner:
         self._block_size = config.cache.block_size
         worker = Worker(config)
         worker.load_model()
-        num_blocks = worker.count_kv_blocks()
-        worker.initialize_kv_cache(num_blocks)
+        # A handle keeps all of its context: every KV group has the same blocks, those behind a window included.
+        spec = worker.kv_cache_spec
+        num_blocks = spec.num_bytes(worker.count_kv_blocks()) // sum(spec.bytes_per_block)
+        self._num_groups = len(spec.groups)
+        worker.initialize_kv_cache([num_blocks] * self._num_groups)
         self._pool = BlockPool(num_blocks)
         self._model, self._kv_caches = worker.runner.model, worker.runner.kv_caches
         self.device = worker.devices.device
@@ -161,7 +164,7 @@ class ModelRunner:
             block_size=self._block_size,
             query_start_loc_list=query_start_loc,
             seq_lens_list=ends,
-        )
+        ).shared_by(self._num_groups)
 
     def _longs(self, values: list[Any]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

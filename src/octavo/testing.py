@@ -8,7 +8,7 @@ wrongly fails at once.
 Legend: R = requests in the step.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -19,11 +19,12 @@ from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.parallel import RankPlace
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array, NewRequestData, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.sampling_params import RequestPriority, SamplingParams
-from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
 from octavo.scheduler.scheduler import Scheduler
 
 ROOT = 0  # hash of the empty context
@@ -54,7 +55,7 @@ def make_request(
 
 def make_scheduler(
     *,
-    num_blocks: int = 64,
+    num_blocks: int | list[int] = 64,
     block_size: int = 4,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
@@ -63,13 +64,14 @@ def make_scheduler(
     step_target_s: float = 0.0,
     enable_prefix_caching: bool = True,
     num_batches: int = 1,
+    groups: tuple[KVGroup, ...] = FULL_ATTENTION,
     drafter: Drafter | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
     """Build a small scheduler with its blocks. The clock stands still unless one is given."""
     cache = CacheConfig(
         block_size=block_size,
-        num_kv_blocks=num_blocks,
+        num_kv_blocks=None,
         gpu_memory_utilization=None,
         enable_prefix_caching=enable_prefix_caching,
     )
@@ -79,7 +81,8 @@ def make_scheduler(
         ageing_s=ageing_s,
         step_target_s=step_target_s,
     )
-    blocks = BlockManager(cache, num_blocks)
+    of_groups = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(groups)
+    blocks = BlockManager(cache, of_groups, groups)
     return Scheduler(config, blocks, max_model_len, num_batches=num_batches, drafter=drafter, clock=clock)
 
 
@@ -154,7 +157,7 @@ class FakeRow:
     def __init__(self, new: NewRequestData) -> None:
         self.request_id = new.request_id
         self.seed = new.sampling_params.seed
-        self.block_ids = list(new.block_ids)
+        self.block_ids = [list(table) for table in new.block_ids]  # by KV group
         self.num_tokens = 0
         self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
         for token_id in new.token_ids.tolist():
@@ -180,31 +183,47 @@ class FakeRow:
         assert position <= self.num_told, f"{self.request_id}: token {self.num_told} was never sent"
         self.num_told = max(self.num_told, position + 1)
 
-    def slots(self, end: int, block_size: int) -> NDArray[np.int64]:
-        """Return the slots of positions 0 to `end` - 1."""
-        positions = np.arange(end)
-        return np.array(self.block_ids)[positions // block_size] * block_size + positions % block_size
+    def change(self, group: int, column: int, block_id: int) -> None:
+        """Write an entry of a block table; a new one comes at its end."""
+        table = self.block_ids[group]
+        assert column <= len(table), f"{self.request_id}: no block for columns before {column}"
+        table[column : column + 1] = [block_id]
+
+    def slots(self, group: int, start: int, end: int, block_size: int) -> NDArray[np.int64]:
+        """Return where a group has the keys and values of positions `start` to `end` - 1."""
+        positions = np.arange(start, end)
+        return np.array(self.block_ids[group])[positions // block_size] * block_size + positions % block_size
 
 
 class FakeWorker:
     """Executes steps and checks each: a wrong diff, row, block or count is an `AssertionError`."""
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, vocab_size: int = 1000, has_first_stage: bool = False
+        self,
+        *,
+        num_blocks: list[int],
+        block_size: int,
+        groups: tuple[KVGroup, ...] = FULL_ATTENTION,
+        vocab_size: int = 1000,
+        has_first_stage: bool = False,
     ) -> None:
         self.vocab_size = vocab_size
         self._has_first_stage = has_first_stage  # it must be sent every token before it can compute it
         self.num_tokens_computed = 0
         self.rows: dict[int, FakeRow] = {}
         self._block_size = block_size
-        self._kv: NDArray[np.int64] = np.full(num_blocks * block_size, _NOTHING_WRITTEN, dtype=np.int64)
+        self._groups = groups
+        # One block more than there are: the null block, which must never be written or read.
+        sizes = [(count + 1) * block_size for count in num_blocks]
+        self._kv: list[NDArray[np.int64]] = [np.full(size, _NOTHING_WRITTEN, dtype=np.int64) for size in sizes]
 
     @classmethod
     def of(cls, scheduler: Scheduler, *, vocab_size: int = 1000, has_first_stage: bool = False) -> "FakeWorker":
         """Build a worker with as many KV blocks as `scheduler` manages."""
         return cls(
-            num_blocks=scheduler.blocks.num_blocks,
+            num_blocks=[pool.num_blocks for pool in scheduler.blocks.pools],
             block_size=scheduler.blocks.block_size,
+            groups=scheduler.blocks.groups,
             vocab_size=vocab_size,
             has_first_stage=has_first_stage,
         )
@@ -226,8 +245,8 @@ class FakeWorker:
         for row, start, end in spans:
             self._write(row, start, end)
         self._spread_losses(spans)
-        for row, _, end in spans:
-            self._check_reads(row, end)
+        for row, start, end in spans:
+            self._check_reads(row, start, end)
         sampled = [self._sample(row, end, tried) for (row, _, end), tried in zip(spans, drafts, strict=True)]
         has_sampled = [bool(token_ids) for token_ids in sampled]
         assert has_sampled == scheduler_output.samples.tolist(), f"rows at their last token: {has_sampled}"
@@ -252,32 +271,44 @@ class FakeWorker:
             assert new.row not in self.rows, f"row {new.row} is taken by {self.rows[new.row].request_id}"
             self.rows[new.row] = FakeRow(new)
         diffs = scheduler_output.scheduled_cached_reqs
-        for row, block_id in zip(diffs.rows.tolist(), diffs.block_ids.tolist(), strict=True):
-            self.rows[row].block_ids.append(block_id)
+        for change in zip(
+            *(x.tolist() for x in (diffs.rows, diffs.groups, diffs.columns, diffs.block_ids)), strict=True
+        ):
+            self.rows[change[0]].change(*change[1:])
         told = zip(diffs.token_rows.tolist(), diffs.token_positions.tolist(), diffs.token_ids.tolist(), strict=True)
         for row, position, token_id in told:
             self.rows[row].hear(position, token_id)
 
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
-        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was not sent"
-        assert end <= len(row.block_ids) * self._block_size, f"{row.request_id}: no block for position {end - 1}"
-        self._kv[row.slots(end, self._block_size)[start:]] = _LOST if row.is_lost else row.contexts[start:end]
+        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was not told"
+        for group, kv in enumerate(self._kv):
+            room = len(row.block_ids[group]) * self._block_size
+            assert end <= room, f"{row.request_id}: no block for position {end - 1}"
+            slots = row.slots(group, start, end, self._block_size)
+            assert (slots < len(kv) - self._block_size).all(), f"{row.request_id}: writes to the null block"
+            kv[slots] = _LOST if row.is_lost else row.contexts[start:end]
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
         """Mark whatever was computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
         for _ in spans:
             for row, start, end in spans:
-                if _LOST in self._kv[row.slots(end, self._block_size)]:
+                if any(_LOST in found for found, _ in self._reads(row, start, end)):
                     row.is_lost = True
                     self._write(row, start, end)
 
-    def _check_reads(self, row: FakeRow, end: int) -> None:
+    def _reads(self, row: FakeRow, start: int, end: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+        """Yield what each group has for tokens `start` to `end` - 1 to read, and the position where that begins."""
+        for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
+            first = kind.first_read(start)
+            yield kv[row.slots(group, first, end, self._block_size)], first
+
+    def _check_reads(self, row: FakeRow, start: int, end: int) -> None:
         if row.is_lost:
             return
-        found = self._kv[row.slots(end, self._block_size)]
-        wrong = (found != np.array(row.contexts[:end])).nonzero()[0]
-        assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
+        for found, first in self._reads(row, start, end):
+            wrong = (found != np.array(row.contexts[first:end])).nonzero()[0] + first
+            assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
 
     def _try_drafts(self, scheduler_output: SchedulerOutput) -> list[list[int]]:
         """Append each row's drafts [R] to what it knows, until it has sampled."""
@@ -346,7 +377,7 @@ class FakeExecutor:
         max_steps_in_flight: int = 1,
     ) -> None:
         self.max_steps_in_flight = max_steps_in_flight
-        self.worker = FakeWorker(num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size)
+        self.worker = FakeWorker(num_blocks=[num_blocks], block_size=block_size, vocab_size=vocab_size)
         self.has_exited = False
         self._num_blocks = num_blocks
         self._fails = fails
@@ -355,8 +386,8 @@ class FakeExecutor:
     def profile(self) -> str:
         return "fake"
 
-    def start(self) -> int:
-        return self._num_blocks
+    def start(self) -> list[int]:
+        return [self._num_blocks]
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()
@@ -370,8 +401,8 @@ class FakeExecutor:
     def warmup(self) -> None:
         """No-op: nothing is initialized lazily."""
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
-        """Return False: there is no KV memory to prefault."""
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        """It keeps no keys and values."""
         return False
 
     def check_health(self) -> None:
@@ -394,10 +425,10 @@ class FakeRank:
     def load_model(self) -> None:
         """No-op: there is no model."""
 
-    def count_kv_blocks(self) -> int:
-        return self._config.cache.num_kv_blocks or 64
+    def count_kv_blocks(self) -> list[int]:
+        return [self._config.cache.num_kv_blocks or 64]
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         cache, vocab_size = self._config.cache, self._config.model.vocab_size
         self._worker = FakeWorker(num_blocks=num_blocks, block_size=cache.block_size, vocab_size=vocab_size)
 
@@ -408,6 +439,6 @@ class FakeRank:
     def warmup(self) -> None:
         """No-op: nothing is initialized lazily."""
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
-        """Return False: there is no KV memory to prefault."""
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        """It keeps no keys and values."""
         return False

@@ -46,7 +46,7 @@ ORDER = SchedulerOutput(
             ),
             eos_token_ids=[2],
             bad_words_token_ids=[[1, 2], [3]],
-            block_ids=[9],
+            block_ids=[[9], [8]],
             num_computed_tokens=0,
         )
     ],
@@ -91,7 +91,7 @@ def test_an_order() -> None:
 
 
 def test_a_call() -> None:
-    call = RankCall(method="initialize_kv_cache", arguments=[64])
+    call = RankCall(method="initialize_kv_cache", arguments=[[64, 32]])
     assert decode_to_rank(encode_to_rank(call)) == call
 
 

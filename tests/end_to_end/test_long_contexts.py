@@ -25,6 +25,14 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 MODELS: dict[str, dict[str, Any]] = {
     "full attention": {"family": "Qwen3"},
     "sliding window": {"family": "Mistral", "settings": {"sliding_window": 75}},
+    "full and sliding": {
+        "family": "Qwen3",
+        "settings": {
+            "use_sliding_window": True,
+            "sliding_window": 75,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    },
 }
 
 

@@ -13,9 +13,9 @@ class PagingExecutor(FakeExecutor):
         self.calls: list[int] = []
         self.num_pages = 0
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
-        self.calls.append(num_reached_blocks)
-        if self.num_pages >= 2 * num_reached_blocks:
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        self.calls.append(num_reached_blocks[0])
+        if self.num_pages >= 2 * num_reached_blocks[0]:
             return False
         self.num_pages += 1
         return True

@@ -33,11 +33,11 @@ class WilfulRank(FakeRank):
         if self.place.rank == 1 and what == "bug":
             raise ZeroDivisionError("in the loader")
 
-    def count_kv_blocks(self) -> int:
-        return super().count_kv_blocks() - self.place.rank
+    def count_kv_blocks(self) -> list[int]:
+        return [count - self.place.rank for count in super().count_kv_blocks()]
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
-        return self.place.rank < num_reached_blocks
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        return self.place.rank < num_reached_blocks[0]
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         words = {int(new.token_ids[0]) for new in scheduler_output.scheduled_new_reqs}

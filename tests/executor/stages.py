@@ -12,7 +12,7 @@ BAD_TOKEN = 96  # in a prompt: the first stage's forward raises
 class FragileWorker(Worker):
     """Fails once the model is there; warm-up prompts have other tokens, or are too short to count."""
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         super().initialize_kv_cache(num_blocks)
         if self.place.is_first_stage:
             graph = self.runner.graph

@@ -56,7 +56,7 @@ def test_tokens_are_those_of_one_rank() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named(executor: RayExecutor, rank: int) -> None:
-    assert executor.start() == 63
+    assert executor.start() == [63]
     pids = ranks_of(executor).pids
     model_output = executor.execute_model(scheduler_output_of(STUCK))
     os.kill(pids[rank], signal.SIGKILL)

@@ -66,7 +66,7 @@ class Bench:
             block_size=4, num_kv_blocks=num_blocks, gpu_memory_utilization=None, enable_prefix_caching=True
         )
         self.scheduler = Scheduler(
-            config, BlockManager(cache, num_blocks), MAX_LEN, grammars=self.grammars, clock=lambda: 0.0
+            config, BlockManager(cache, [num_blocks]), MAX_LEN, grammars=self.grammars, clock=lambda: 0.0
         )
         self.worker = FakeWorker.of(self.scheduler, vocab_size=VOCAB)
         self.tokens: dict[str, list[int]] = {}

@@ -107,7 +107,8 @@ def test_without_a_target_chunks_are_as_long_as_may_be() -> None:
 def test_every_running_request_advances(num_running: int) -> None:
     running = RunningRows(num_running, 64, 32)
     for index in range(num_running):
-        running.add(Request(make_request(f"{index}", [1] * 8), index, 64), [index], num_cached_blocks=0, last_hash=b"")
+        request = Request(make_request(f"{index}", [1] * 8), index, 64)
+        running.add(request, [[index]], num_cached_blocks=0, num_freed=[0], last_hash=b"")
     assert StepPace(MOST, 0.25, lambda: 0.0).budget(running) >= num_running
 
 

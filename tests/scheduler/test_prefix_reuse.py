@@ -79,8 +79,8 @@ def test_siblings_that_arrive_together_share_in_the_same_step() -> None:
         scheduler.add_request(request)
     new = admit(scheduler, worker)
     assert [data.num_computed_tokens for data in new.values()] == [0, 12, 12, 12]
-    assert len({tuple(data.block_ids[:3]) for data in new.values()}) == 1
-    assert len({data.block_ids[3] for data in new.values()}) == 4
+    assert len({tuple(data.block_ids[0][:3]) for data in new.values()}) == 1
+    assert len({data.block_ids[0][3] for data in new.values()}) == 4
     assert worker.num_tokens_computed == 13 + 3
     run_to_end(scheduler, worker)
 
@@ -122,7 +122,7 @@ def test_without_prefix_caching_nothing_is_found_or_named() -> None:
     for index in range(2):
         scheduler.add_request(make_request(f"r{index}", [*PROMPT, 1], max_tokens=1))
     assert [new.num_computed_tokens for new in admit(scheduler, worker).values()] == [0, 0]
-    assert scheduler.blocks.pool._block_by_hash == {}
+    assert scheduler.blocks.pools[0]._block_by_hash == {}
 
 
 def test_reset_forgets_every_prefix(scheduler: Scheduler) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.breadth import pick
 
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
+from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
@@ -55,17 +56,24 @@ class Drill:
         self.choices = choices
         self.depth = 1 + choices.below(3)  # steps made before the first of them is answered
         self.is_pipeline = self.depth > 1 and choices.one_in(2)
-        block_size, num_blocks = 1 + choices.below(4), 3 + choices.below(10)
+        block_size, num_blocks = 1 + choices.below(4), 3 + choices.below(20)
         max_num_seqs = 1 + choices.below(5)
         self.max_model_len = max(2, block_size * num_blocks - choices.below(3))
         self.now_s = 0.0
         self.drafter = KnownDrafter(self.rest_of, vocab_size=VOCAB_SIZE, max_num_drafts=1 + choices.below(4))
         self.has_drafts = choices.one_in(2)
+        tile = 1 + choices.below(3)
+        windows = [None, *(1 + choices.below(2 * block_size) for _ in range(2))]
+        kinds = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2))[choices.below(5)]
+        groups = tuple(KVGroup(sliding_window=windows[kind], tile=tile) for kind in kinds)
+        budget = max_num_seqs + choices.below(12)
+        peaks = [group.peak_blocks(self.max_model_len, block_size, budget) for group in groups]
         self.scheduler = make_scheduler(
-            num_blocks=num_blocks,
+            num_blocks=[min(num_blocks, peak + choices.below(3)) for peak in peaks],
+            groups=groups,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + choices.below(12),
+            max_num_batched_tokens=budget,
             max_model_len=self.max_model_len,
             ageing_s=1.0,
             enable_prefix_caching=not choices.one_in(4),
@@ -218,7 +226,7 @@ class Drill:
 
     def check_the_end(self) -> None:
         scheduler = self.scheduler
-        assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
+        assert all(pool.num_free == pool.num_blocks for pool in scheduler.blocks.pools)
         assert (len(scheduler.running), len(scheduler.waiting), scheduler.get_ready_requests()) == (0, 0, [])
         assert self.worker.rows == {}
         assert self.ends.keys() == self.requests.keys()

@@ -135,12 +135,12 @@ def test_a_new_request_travels_whole_and_then_as_diffs() -> None:
     first = step(scheduler, worker)
     (new,) = first.scheduled_new_reqs
     assert (new.request_id, new.token_ids.tolist(), new.num_prompt_tokens) == ("r", [5, 6, 7], 3)
-    assert (len(new.block_ids), new.num_computed_tokens, new.eos_token_ids) == (1, 0, [1])
+    assert (len(new.block_ids[0]), new.num_computed_tokens, new.eos_token_ids) == (1, 0, [1])
     later = [step(scheduler, worker) for _ in range(6)]
     assert all(not scheduler_output.scheduled_new_reqs for scheduler_output in later)
     diffs = [scheduler_output.scheduled_cached_reqs for scheduler_output in later]
     assert [diff.rows.tolist() for diff in diffs] == [[], [new.row], [], [], [], [new.row]]
-    first_block = new.block_ids[0]
+    first_block = new.block_ids[0][0]
     assert [diff.block_ids.tolist() for diff in diffs if len(diff.rows)] == [[first_block + 1], [first_block + 2]]
 
 
@@ -190,7 +190,7 @@ def test_a_token_sampled_past_the_end_is_dropped() -> None:
     assert (outputs.new_token_ids, outputs.finished["r"].finish_reason) == ([7], "stop")
     outputs = scheduler.update_from_output(second, model_output_for(second, [8]))
     assert (outputs.req_ids, outputs.new_token_ids, outputs.finished) == ([], [], {})
-    assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
+    assert scheduler.blocks.num_free == [scheduler.blocks.pools[0].num_blocks]
 
 
 def test_a_token_past_the_end_enters_no_block_name() -> None:

@@ -54,7 +54,7 @@ def test_experts_are_recorded_too(name: str, options: dict[str, Any], tmp_path: 
         found.append([(output.token_ids, output.cumulative_logprob) for output in outputs])
         worker = Worker(EngineArgs(model_name=str(tmp_path), num_kv_blocks=64, **settings).resolve())
         worker.load_model()
-        worker.initialize_kv_cache(64)
+        worker.initialize_kv_cache([64])
         assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager
     assert found[0] == found[1]
 
@@ -64,14 +64,14 @@ def test_enforce_eager_captures_nothing(dtype: Any) -> None:
     for enforce_eager in (False, True):
         worker = Worker(EngineArgs(dtype=dtype, num_kv_blocks=64, enforce_eager=enforce_eager).resolve())
         worker.load_model()
-        worker.initialize_kv_cache(64)
+        worker.initialize_kv_cache([64])
         assert isinstance(worker.runner.graph, StepGraph) is not enforce_eager
 
 
 def test_a_model_on_torch_ops_is_not_recorded() -> None:
     worker = Worker(EngineArgs(dtype="float16", num_kv_blocks=64).resolve())
     worker.load_model()
-    worker.initialize_kv_cache(64)
+    worker.initialize_kv_cache([64])
     assert worker.runner.graph is None
 
 
@@ -111,7 +111,7 @@ class OpenMLP(SneakyMLP):
 def test_a_torch_op_that_a_recording_would_miss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sneaky_worker(monkeypatch, SneakyMLP)
     with pytest.raises(RecordingError, match=r"add in layers\.0\.mlp"):
-        worker.initialize_kv_cache(64)
+        worker.initialize_kv_cache([64])
 
 
 def test_what_cannot_be_recorded_runs_op_by_op(
@@ -119,6 +119,6 @@ def test_what_cannot_be_recorded_runs_op_by_op(
 ) -> None:
     worker = sneaky_worker(monkeypatch, OpenMLP)
     with caplog.at_level("INFO"):
-        worker.initialize_kv_cache(64)
+        worker.initialize_kv_cache([64])
     assert worker.runner.graph is None
     assert "steps run op by op: OpenMLP (layers.0.mlp) cannot be recorded" in caplog.text

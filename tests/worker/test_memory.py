@@ -8,11 +8,11 @@ import pytest
 from tests.models.paged import load
 from tests.models.tiny import TINY_MODELS, TinyModel
 
-from octavo.config.engine import CacheConfig
+from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.config.hf import read_model_config
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
-from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, MemoryReport
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.linear import MergedLinear
@@ -29,7 +29,10 @@ from octavo.worker.memory import (
 from octavo.worker.parameters import count_parameters, vocabulary_parameters
 from octavo.worker.stages import plan_stages
 
-SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_size=8, block_size=16, dtype_bytes=2)
+FULL = KVGroupSpec(group=KVGroup(), layers=(0, 1), num_kv_heads=2, head_size=8, dtype_bytes=2)
+SPEC = KVCacheSpec(block_size=16, groups=(FULL,))
+(BLOCK_BYTES,) = SPEC.bytes_per_block
+LIMITS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, ageing_s=1.0)
 CACHE = CacheConfig(block_size=16, num_kv_blocks=None, gpu_memory_utilization=None, enable_prefix_caching=True)
 
 WHOLE = Stage.whole(6)  # the demo model
@@ -123,26 +126,42 @@ def test_a_model_that_cannot_fit_is_refused_with_both_numbers(model: ModelConfig
 
 
 def test_blocks_fill_what_is_left_but_no_more_than_is_useful(model: ModelConfig) -> None:
-    assert SPEC.bytes_per_block == 2 * 2 * 2 * 8 * 16 * 2
-    assert choose_num_blocks(model, CACHE, SPEC, report(50 * SPEC.bytes_per_block + 1), 8) == 50
+    assert BLOCK_BYTES == 2 * 2 * 2 * 8 * 16 * 2
+    assert choose_num_blocks(model, CACHE, SPEC, report(50 * BLOCK_BYTES + 1), LIMITS) == [50]
     # Seven blocks hold 100 tokens; eight such requests, and as much again for cached prefixes.
-    assert choose_num_blocks(model, CACHE, SPEC, report(10**12), 8) == 2 * 8 * 7
+    assert choose_num_blocks(model, CACHE, SPEC, report(10**12), LIMITS) == [2 * 8 * 7]
 
 
 def test_an_override_counts_whatever_the_memory(model: ModelConfig) -> None:
-    assert choose_num_blocks(model, replace(CACHE, num_kv_blocks=9), SPEC, report(0), 8) == 9
+    assert choose_num_blocks(model, replace(CACHE, num_kv_blocks=9), SPEC, report(0), LIMITS) == [9]
 
 
 def test_less_than_one_full_request_is_refused_with_the_way_out(model: ModelConfig) -> None:
     with pytest.raises(InsufficientMemoryError, match="max_model_len to at most 96"):
-        choose_num_blocks(model, CACHE, SPEC, report(6 * SPEC.bytes_per_block), 8)
+        choose_num_blocks(model, CACHE, SPEC, report(6 * BLOCK_BYTES), LIMITS)
 
 
 def test_the_log_says_what_the_memory_is_worth(model: ModelConfig, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        choose_num_blocks(model, CACHE, SPEC, report(50 * SPEC.bytes_per_block), 8)
+        choose_num_blocks(model, CACHE, SPEC, report(50 * BLOCK_BYTES), LIMITS)
     assert "50 blocks of 16 tokens" in caplog.text
     assert "800 tokens, or 8.0 requests of the full 100 tokens" in caplog.text
+
+
+def test_groups_share_memory_so_that_most_full_requests_fit(
+    model: ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request of 10,000 tokens holds 625 blocks of full attention, and 14 of a window of 64 with chunks of 64."""
+    window = replace(FULL, group=KVGroup(sliding_window=64), layers=(2, 3))
+    spec = KVCacheSpec(block_size=16, groups=(FULL, window))
+    model, kv_bytes = replace(model, max_model_len=10_000), 3 * (625 + 14) * BLOCK_BYTES
+    assert window.group.peak_blocks(10_000, 16, 64) == -(-(64 + 64 + 64 + 8) // 16) + 1 == 14
+    with caplog.at_level(logging.INFO):
+        assert choose_num_blocks(model, CACHE, spec, report(kv_bytes), LIMITS) == [3 * 625, 3 * 14]
+    assert "1875 and 42 blocks of 16 tokens" in caplog.text
+    assert "30,000 tokens, or 3.0 requests of the full 10000 tokens" in caplog.text
+    with pytest.raises(InsufficientMemoryError, match=r"625 and 14 KV blocks.* max_model_len to at most 1376"):
+        choose_num_blocks(model, CACHE, spec, report(100 * BLOCK_BYTES), LIMITS)
 
 
 def test_the_kv_budget_is_the_smaller_of_share_and_free_memory() -> None:

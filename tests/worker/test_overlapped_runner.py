@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.breadth import pick
+from tests.models.tiny import TinyModel
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo import LLM, SamplingParams, StructuredOutput
@@ -124,6 +125,22 @@ def test_every_part_of_a_draw_is_in_a_graph(place: Place, caplog: pytest.LogCapt
     assert {("argmax",), ("drawn",), *(("drawn", *some) for some in parts)} <= endings
 
 
+def test_blocks_freed_behind_a_window_are_no_reason_to_go_without_a_graph(place: Place, tmp_path: Path) -> None:
+    """Eight blocks of a row at once, every 64 tokens, which is more than the record of one row holds."""
+    settings = {"use_sliding_window": True, "sliding_window": 9, "max_position_embeddings": 256}
+    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    TinyModel(name="mixed", family="Qwen3", settings={**settings, "layer_types": layer_types}).save(tmp_path / "mixed")
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    token_ids, queue = [], RecordedQueue()
+    for place.queue in (None, queue):
+        options = {**OPTIONS, "max_model_len": 256, "num_kv_blocks": 40}
+        with LLM(str(tmp_path / "mixed"), tokenizer="demo", **options) as llm:
+            [output] = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+        token_ids.append(output.outputs[0].token_ids)
+    assert token_ids[0] == token_ids[1]
+    assert len(queue.replays) > 195
+
+
 def prefilled(queue: DeviceQueue | None, place: Place, num_requests: int) -> tuple[EngineCore, UniProcExecutor]:
     place.queue = queue
     config = EngineArgs(model_name="demo", **{**OPTIONS, "max_num_seqs": 4, "num_kv_blocks": 40}).resolve()
@@ -144,7 +161,7 @@ def test_padded_rows_write_nowhere_else(place: Place) -> None:
         core.step()
     assert queue.replays
     block_size = OPTIONS["block_size"]
-    held = {block for row in range(4) for block in core.scheduler.running.block_ids[row]}
+    held = {block for row in range(4) for [table] in [core.scheduler.running.block_ids[row] or [[]]] for block in table}
     free = [block for block in range(40) if block not in held]
     slots = torch.tensor(free)[:, None] * block_size + torch.arange(block_size)
     for cache in runner.kv_caches:

@@ -38,9 +38,10 @@ class ThreadedRanks:
     def profile(self) -> str:
         return self.workers[0].profile
 
-    def start(self) -> int:
+    def start(self) -> list[int]:
         self._on_every_rank(Worker.load_model)
-        num_blocks = min(self._on_every_rank(Worker.count_kv_blocks))
+        counts = self._on_every_rank(Worker.count_kv_blocks)
+        num_blocks = [min(of_group) for of_group in zip(*counts, strict=True)]
         self._on_every_rank(lambda worker: worker.initialize_kv_cache(num_blocks))
         return num_blocks
 

@@ -33,6 +33,7 @@ class AttentionLayer:
     sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     norms: HeadNorms | None = None
     scale: float | None = None  # the factor on products of queries and keys; None: 1 / sqrt(head_dim)
+    kv_group: int = 0  # whose block table and slots are this layer's, see `ForwardBatch.of_group`
     computes_kept_only: bool = False  # only the answers to `ForwardBatch.kept_indices` are read; others may be anything
 
     @property
@@ -72,7 +73,7 @@ class AttentionBackend(Protocol[PlanT]):
         ...
 
     def plan(self, batch: ForwardBatch) -> PlanT:
-        """Derive from the batch what every layer needs."""
+        """Derive from the batch what every layer of its KV group needs."""
         ...
 
     def forward(

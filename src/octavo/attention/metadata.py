@@ -4,7 +4,9 @@ Legend: T = tokens computed in this step, R = requests in it, B = most blocks an
 logits, W = tokens that are kept behind the last layer's attention, D = hidden size.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -31,6 +33,9 @@ class ForwardBatch:
     Of a prompt, only the last token's hidden state is wanted, as a rule. The others go into the last layer to leave
     their keys and values, and no further: behind its attention there are W tokens. At least one, so that no op has to
     do with none; where no token gets logits, its hidden state is for nobody.
+
+    Layers that keep different parts of a context (KV groups) have different block tables. Those of the first group are
+    in this batch; `other_groups` are the same batch as the layers of each other group see it.
     """
 
     input_ids: torch.Tensor  # [T] int64
@@ -44,6 +49,25 @@ class ForwardBatch:
     block_size: int
     query_start_loc_list: list[int]  # [R + 1]
     seq_lens_list: list[int]  # [R]
+    other_groups: tuple[Self, ...] = ()
+
+    def of_group(self, kv_group: int) -> Self:
+        """Return the batch as layers of a KV group see it."""
+        return self.other_groups[kv_group - 1] if kv_group else self
+
+    @property
+    def groups(self) -> tuple[Self, ...]:
+        """The batch as each KV group sees it."""
+        return self, *self.other_groups
+
+    def with_tables(self, tables: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Self:
+        """Return the batch with slots [T] and block table [R, B] of each further KV group."""
+        others = (replace(self, slot_mapping=slots, block_table=table) for slots, table in tables)
+        return replace(self, other_groups=tuple(others))
+
+    def shared_by(self, num_groups: int) -> Self:
+        """Return the batch for so many KV groups that all have the same block table."""
+        return self.with_tables([(self.slot_mapping, self.block_table)] * (num_groups - 1))
 
     def of_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the rows that get logits, [L, D], of what the last stage made of the step, [T, D] or [W, D]."""

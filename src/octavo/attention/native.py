@@ -135,6 +135,7 @@ class NativeAttention:
             is_float32=self._dtype == torch.float32,
             has_int8_kv=self._kv_dtype == torch.int8,
             computes_kept_only=layer.computes_kept_only,
+            kv_group=layer.kv_group,
         )
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.contracts.kv_cache import KVGroup
+
 DType = Literal["float32", "bfloat16", "float16"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
@@ -82,3 +84,17 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     moe: MoEConfig | None = None  # None: no MoE layers
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """What layers keep of a context, kind by kind: the groups of KV memory, the same on every rank."""
+        return tuple(KVGroup(sliding_window=window) for window in dict.fromkeys(self._kept_windows)) or (KVGroup(),)
+
+    def kv_group_of(self, layer: int) -> int:
+        """Return the group of a layer, as an index into `kv_groups`."""
+        return self.kv_groups.index(KVGroup(sliding_window=self._kept_windows[layer]))
+
+    @property
+    def _kept_windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; none where no context is longer."""
+        return tuple(window if window and window < self.max_model_len else None for window in self.sliding_windows)

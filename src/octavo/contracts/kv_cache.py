@@ -1,25 +1,67 @@
-"""Size and shape of KV memory."""
+"""How much key/value memory there is, and of what shape.
 
+Layers that keep the same part of a context form a KV group. Every group has a block pool and a block table of its own;
+column c of each table holds positions c * block_size ... (c + 1) * block_size - 1.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+ATTENTION_TILE = 64  # positions: attention reads whole tiles at absolute positions, and masks what a row may not see
+_MAX_AHEAD = 8  # tokens computed by steps in flight beyond those known, behind which nothing is freed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KVCacheSpec:
-    """Geometry of one rank's KV cache. One block holds `block_size` tokens in every layer."""
+class KVGroup:
+    """What layers of one kind keep of a context: all of it, or what a sliding window still sees."""
 
-    num_layers: int
+    sliding_window: int | None = None  # position p sees p - sliding_window + 1 ... p; None: all up to p
+    tile: int = ATTENTION_TILE
+
+    def first_read(self, position: int) -> int:
+        """Return the first position that a step reads whose first new token stands at `position`."""
+        if self.sliding_window is None:
+            return 0
+        return max(0, position - self.sliding_window + 1) // self.tile * self.tile
+
+    def peak_blocks(self, num_tokens: int, block_size: int, max_chunk: int) -> int:
+        """Return the most blocks that a request of `num_tokens` ever holds, at most `max_chunk` computed in a step."""
+        whole = -(-num_tokens // block_size)
+        if self.sliding_window is None:
+            return whole
+        return min(whole, -(-(self.sliding_window + self.tile + max_chunk + _MAX_AHEAD) // block_size) + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVGroupSpec:
+    """Geometry of one group on one rank: what its layers keep of a token."""
+
+    group: KVGroup
+    layers: tuple[int, ...]  # of the stage, counted from its first; none where all layers of the group are elsewhere
     num_kv_heads: int
-    head_size: int  # elements of one head's key (or value) for one token, including padding
-    block_size: int
+    head_size: int  # elements of one head of a token's key, or of its value, with whatever padding they have
     dtype_bytes: int
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_size * self.dtype_bytes
+        return 2 * len(self.layers) * self.num_kv_heads * self.head_size * self.dtype_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVCacheSpec:
+    """Geometry of one rank's KV cache. One block holds `block_size` tokens in every layer of its group."""
+
+    block_size: int
+    groups: tuple[KVGroupSpec, ...]
 
     @property
-    def bytes_per_block(self) -> int:
-        return self.bytes_per_token * self.block_size
+    def bytes_per_block(self) -> tuple[int, ...]:
+        """Bytes of one block of each group."""
+        return tuple(spec.bytes_per_token * self.block_size for spec in self.groups)
+
+    def num_bytes(self, num_blocks: Sequence[int]) -> int:
+        """Return what so many blocks of each group take."""
+        return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

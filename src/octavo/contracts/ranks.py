@@ -18,13 +18,13 @@ class RankCall(msgspec.Struct, frozen=True, kw_only=True):
     """Call a method of the worker; every rank replies with a `RankResult` or a `RankFailure`."""
 
     method: RankMethod
-    arguments: list[int] = []
+    arguments: list[list[int]] = []
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     """The return value of the method."""
 
-    value: bool | int | str | None
+    value: bool | int | str | list[int] | None
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """One step: what the scheduler sends to every rank. Ids and counts in numpy columns, no tensors.
 
 A request is sent whole once (`NewRequestData`) together with the row that it will live in; afterwards only what
-changed travels. Legend: R = requests in the step, L = rows of logits that it samples, N = blocks newly given out,
+changed travels. Legend: R = requests in the step, L = rows of logits that it samples, N = changes of block tables,
 M = masks, W = words of a mask (a bit for each token of the vocabulary, perhaps some more), K = drafts of the step,
 `row` = index into the worker's rows.
 """
@@ -28,7 +28,7 @@ class NewRequestData:
     sampling_params: SamplingParams
     eos_token_ids: list[int]  # masked out until min_tokens have been generated
     bad_words_token_ids: list[list[int]]
-    block_ids: list[int]  # all blocks it currently holds
+    block_ids: list[list[int]]  # of each KV group: its row of the block table, freed columns included
     num_computed_tokens: int  # found in the prefix cache
 
 
@@ -38,13 +38,18 @@ def _none() -> Int32Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedRequestData:
-    """Diffs for requests that the worker already has: blocks appended to their tables, and sampled tokens.
+    """Diffs for requests that the worker already has: changes of their block tables, and tokens that were sampled.
+
+    `block_ids[n]` goes to column `columns[n]` of row `rows[n]` in the table of group `groups[n]`: a block given out, or
+    the group's null block in place of one that was freed behind a sliding window.
 
     Tokens are only sent where some ranks do not sample: pipeline stages before the last.
     """
 
-    rows: Int32Array  # [N] blocks of the same row are appended in this order
-    block_ids: Int32Array  # [N]
+    rows: Int32Array = field(default_factory=_none)  # [N]
+    block_ids: Int32Array = field(default_factory=_none)  # [N]
+    groups: Int32Array = field(default_factory=_none)  # [N]
+    columns: Int32Array = field(default_factory=_none)  # [N]
     token_rows: Int32Array = field(default_factory=_none)  # [K]
     token_positions: Int32Array = field(default_factory=_none)  # [K] in each row's context
     token_ids: Int32Array = field(default_factory=_none)  # [K]

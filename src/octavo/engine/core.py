@@ -45,7 +45,7 @@ class EngineCore:
         self._grammars = make_grammars(config)
         self.scheduler = Scheduler(
             config.scheduler,
-            BlockManager(config.cache, num_blocks),
+            BlockManager(config.cache, num_blocks, config.model.kv_groups),
             config.model.max_model_len,
             epoch=epoch,
             grammars=self._grammars,
@@ -55,7 +55,7 @@ class EngineCore:
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[PendingStep] = deque()  # oldest first
         self._finished_outputs: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
-        self._prepared_blocks = -1  # blocks in use when the ranks last had enough memory prefaulted
+        self._prepared_blocks: list[int] | None = None  # in use when the ranks last had enough memory prefaulted
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)

@@ -18,8 +18,8 @@ class Executor(Protocol):
         """What the exact bits of an output depend on: device, dtype, kernels."""
         ...
 
-    def start(self) -> int:
-        """Start the ranks and load the model; return the number of KV blocks of each rank."""
+    def start(self) -> list[int]:
+        """Build the ranks and load the model; return how many KV blocks of each group every rank has."""
         ...
 
     @property
@@ -38,10 +38,10 @@ class Executor(Protocol):
         """Run a prefill and a decode step without side effects, timed and logged."""
         ...
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
-        """Prefault some KV memory after the first `num_reached_blocks` blocks, for a few ms; call when idle.
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        """Prefault some KV memory past the first `num_reached_blocks` blocks of each group, for a few ms.
 
-        Returns False if enough is prefaulted.
+        For idle moments. Returns False when enough of it is there.
 
         Raises:
             EngineDeadError: a rank has died.

@@ -51,8 +51,8 @@ class DistributedExecutor:
         assert self._ranks is not None, "the executor has not started, or has exited"
         return self._ranks
 
-    def start(self) -> int:
-        """See `Executor.start`. All ranks initialize in parallel; the smallest number of KV blocks counts.
+    def start(self) -> list[int]:
+        """See `Executor.start`. All ranks do the same stage at the same time; each is asked for its numbers of blocks.
 
         Raises:
             UserError: from the first rank that raised one, with the rank's number.
@@ -65,7 +65,8 @@ class DistributedExecutor:
         try:
             self.profile = str(self._call("init_worker")[0])
             self._call("load_model")
-            num_blocks = min(int(count or 0) for count in self._call("count_kv_blocks"))
+            counts = [count for count in self._call("count_kv_blocks") if isinstance(count, list)]
+            num_blocks = [min(of_group) for of_group in zip(*counts, strict=True)]
             self._call("initialize_kv_cache", num_blocks)
         except BaseException as error:
             self._watch.give_up(EngineDeadError(f"the ranks failed to start: {error}"))
@@ -95,7 +96,7 @@ class DistributedExecutor:
     def warmup(self) -> None:
         self._call("warmup")
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return any(self._call("prefault_kv", num_reached_blocks))
 
     def check_health(self) -> None:
@@ -126,8 +127,8 @@ class DistributedExecutor:
         """Wait until `fd` is readable and receive replies meanwhile, because ranks block while theirs are not read."""
         self._receive(None, fd)
 
-    def _call(self, method: RankMethod, *arguments: int) -> list[int | str | None]:
-        """Call a method of the worker on all ranks in parallel; return each rank's result."""
+    def _call(self, method: RankMethod, *arguments: list[int]) -> list[int | str | list[int] | None]:
+        """Have all ranks run a method of the worker at the same time; return what each of them returned."""
         self.check_health()
         self._results = {}
         self._broadcast(encode_to_rank(RankCall(method=method, arguments=list(arguments))))

@@ -40,7 +40,7 @@ class UniProcExecutor:
     def profile(self) -> str:
         return self.worker.profile
 
-    def start(self) -> int:
+    def start(self) -> list[int]:
         self.worker.load_model()
         num_blocks = self.worker.count_kv_blocks()
         self.worker.initialize_kv_cache(num_blocks)
@@ -71,7 +71,7 @@ class UniProcExecutor:
     def warmup(self) -> None:
         self.worker.warmup()
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return self.worker.prefault_kv(num_reached_blocks)
 
     def check_health(self) -> None:

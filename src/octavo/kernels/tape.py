@@ -52,6 +52,6 @@ class Tape:
         self.calls = _cpu.Tape()
         self.buffers = TapeBuffers()
 
-    def replay(self, num_tokens: int, step: "_cpu.AttentionStep") -> None:
-        """Make all calls for the first T rows of every tensor, with this step's attention."""
-        self._native.replay(self.calls, num_tokens, step)
+    def replay(self, num_tokens: int, steps: "list[_cpu.AttentionStep]") -> None:
+        """Make all calls for the first T rows of every tensor, with this step's attention, as each KV group sees it."""
+        self._native.replay(self.calls, num_tokens, steps)

@@ -21,7 +21,7 @@ class AttentionMetadata:
     """What all layers of one step share; made once per step by the model."""
 
     batch: ForwardBatch
-    plan: Any  # of the attention backend
+    plans: tuple[Any, ...]  # of the attention backend, one for each KV group
     cos: torch.Tensor  # [T, E / 2] float32
     sin: torch.Tensor  # [T, E / 2] float32
 
@@ -62,4 +62,6 @@ class Attention(nn.Module):
         step: AttentionMetadata,
     ) -> torch.Tensor:  # [T, H * E]
         """Write this step's keys and values to the cache, and attend to all of each request's context."""
-        return self._backend.forward(qkv, step.cos, step.sin, kv_cache, step.batch, step.plan, self._layer)
+        group = self._layer.kv_group
+        batch, plan = step.batch.of_group(group), step.plans[group]
+        return self._backend.forward(qkv, step.cos, step.sin, kv_cache, batch, plan, self._layer)

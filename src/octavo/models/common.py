@@ -89,6 +89,7 @@ class DecoderAttention(nn.Module):
             num_kv_heads=self.qkv.heads.kv.size,
             head_dim=config.head_dim,
             sliding_window=config.sliding_windows[layer],
+            kv_group=config.kv_group_of(layer),
             norms=self.head_norms.values if self.head_norms is not None else None,
             computes_kept_only=self._is_last,
         )
@@ -205,7 +206,8 @@ class DecoderForCausalLM(CausalLM):
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""
         cos, sin = self.rotary(batch.positions)
-        return AttentionMetadata(batch=batch, plan=self.context.attention.plan(batch), cos=cos, sin=sin)
+        plans = tuple(map(self.context.attention.plan, batch.groups))
+        return AttentionMetadata(batch=batch, plans=plans, cos=cos, sin=sin)
 
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata

@@ -14,16 +14,17 @@ class Rejection:
     """Who did not fit, and how much room there was. Kept, so that a long prompt is not hashed again in every step."""
 
     request: Request
-    num_spare_blocks: int
+    num_spare_blocks: list[int]  # of each KV group
 
 
 class Admission:
     """Owned by the scheduler, which says when; this one decides who."""
 
-    def __init__(self, waiting: RequestQueue, running: RunningRows, blocks: BlockManager) -> None:
+    def __init__(self, waiting: RequestQueue, running: RunningRows, blocks: BlockManager, max_chunk: int) -> None:
         self._waiting = waiting
         self._running = running
         self._blocks = blocks
+        self._max_chunk = max_chunk
         self._rejection: Rejection | None = None
 
     def admit(self, builder: StepBuilder, budget: int, now_s: float) -> None:
@@ -35,27 +36,29 @@ class Admission:
             budget -= builder.add_admitted(request, budget)
 
     @property
-    def _num_spare_blocks(self) -> int:
+    def _num_spare_blocks(self) -> list[int]:
         """Free blocks but one for each running request, or admission would cause the next preemption."""
-        return self._blocks.num_free_blocks - len(self._running)
+        return [num_free - len(self._running) for num_free in self._blocks.num_free]
 
     def _is_still_rejected(self, request: Request) -> bool:
         """True when there is no more room than the last time. All room is there, at the latest, when nothing runs."""
         rejection = self._rejection
-        return (
-            rejection is not None
-            and rejection.request is request
-            and self._num_spare_blocks <= rejection.num_spare_blocks
-        )
+        if rejection is None or rejection.request is not request:
+            return False
+        return all(now <= then for now, then in zip(self._num_spare_blocks, rejection.num_spare_blocks, strict=True))
 
     def _try(self, request: Request, now_s: float) -> bool:
-        """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway."""
-        prefix = CachedPrefix(block_ids=[], last_hash=request.block_root)
+        """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway.
+
+        Of a group with a sliding window, those of its first chunk: it gives up as many as it takes when it goes on.
+        """
+        prefix = self._no_prefix(request)
         if request.may_use_cached_prefix:
             prefix = self._blocks.find_prefix(request.token_ids, request.block_root)
-        num_new_blocks = self._blocks.blocks_for(len(request.token_ids)) - prefix.num_blocks
+        num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_blocks)
         num_spare_blocks = self._num_spare_blocks
-        if num_new_blocks + self._blocks.num_unowned(prefix) > num_spare_blocks:
+        needs = zip(num_new_blocks, self._blocks.num_unowned(prefix), num_spare_blocks, strict=True)
+        if any(num_new + num_unowned > num_spare for num_new, num_unowned, num_spare in needs):
             self._rejection = Rejection(request, num_spare_blocks)
             return False
         self._rejection = None
@@ -64,7 +67,32 @@ class Admission:
         self._blocks.acquire(prefix)
         if request.may_use_cached_prefix and not request.num_preemptions:  # to find one's own blocks again is no merit
             self._blocks.count_look_up(len(request.token_ids), prefix)
-        last_block = prefix.block_ids[-1] if prefix.block_ids else None
-        block_ids = prefix.block_ids + self._blocks.allocate_blocks(num_new_blocks, after=last_block)
-        self._running.add(request, block_ids, num_cached_blocks=prefix.num_blocks, last_hash=prefix.last_hash)
+        self._running.add(
+            request,
+            [self._table(group, prefix, num_new) for group, num_new in enumerate(num_new_blocks)],
+            num_cached_blocks=prefix.num_blocks,
+            num_freed=prefix.first_columns,
+            last_hash=prefix.last_hash,
+        )
         return True
+
+    def _no_prefix(self, request: Request) -> CachedPrefix:
+        num_groups = self._blocks.num_groups
+        return CachedPrefix(
+            num_blocks=0,
+            block_ids=[[] for _ in range(num_groups)],
+            first_columns=[0] * num_groups,
+            last_hash=request.block_root,
+        )
+
+    def _num_new_blocks(self, num_tokens: int, num_cached_blocks: int) -> list[int]:
+        """Return how many blocks of each group a request takes beside those it found."""
+        whole = self._blocks.blocks_for(num_tokens) - num_cached_blocks
+        chunk = min(whole, self._blocks.blocks_for(self._max_chunk))
+        return [whole if group.sliding_window is None else chunk for group in self._blocks.groups]
+
+    def _table(self, group: int, prefix: CachedPrefix, num_new_blocks: int) -> list[int]:
+        """Allocate; return a request's row of a group's block table."""
+        cached = prefix.block_ids[group]
+        new = self._blocks.allocate_blocks(num_new_blocks, cached[-1] if cached else None, group)
+        return [self._blocks.null_block(group)] * prefix.first_columns[group] + cached + new

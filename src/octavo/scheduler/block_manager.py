@@ -1,113 +1,187 @@
-"""Who owns which KV block: allocation for requests, and prefix reuse by block hash."""
+"""Who owns which KV block of which group: allocation for requests, and prefix reuse by block hash."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.config.engine import CacheConfig
+from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array
 from octavo.scheduler.block_hash import chain_hashes
 from octavo.scheduler.block_pool import BlockPool
 
+FULL_ATTENTION = (KVGroup(),)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedPrefix:
-    """Full blocks that already hold the beginning of a prompt. Not owned until `acquire`d."""
+    """Full blocks that already hold the beginning of a prompt. Not owned until `acquire`d.
 
-    block_ids: list[int]
+    Of a group with a sliding window, only the last of them are held; columns in front of those hold no block.
+    """
+
+    num_blocks: int
+    block_ids: list[list[int]]  # of each group: the columns first_columns[group] ... num_blocks - 1
+    first_columns: list[int]  # of each group
     last_hash: bytes  # parent of the block that follows
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.block_ids)
 
 
 class BlockManager:
-    """Allocated and freed only by the scheduler, one thread."""
+    """Allocated and freed only by the scheduler, one thread. Methods that name a group are about that group's blocks.
 
-    def __init__(self, config: CacheConfig, num_blocks: int) -> None:
+    Block `num_blocks` of a group with a window is its null block, which no request owns: block tables have it where a
+    block was freed.
+    """
+
+    def __init__(
+        self, config: CacheConfig, num_blocks: Sequence[int], groups: tuple[KVGroup, ...] = FULL_ATTENTION
+    ) -> None:
         self.block_size = config.block_size
         self.enable_prefix_caching = config.enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
+        self.groups = groups
+        self.pools = [BlockPool(count) for count in num_blocks]
+        self.windowed = [index for index, group in enumerate(groups) if group.sliding_window is not None]
+        self._full = [index for index, group in enumerate(groups) if group.sliding_window is None]
         self.num_prefix_queries_total = 0
         self.num_prefix_hits_total = 0
+        assert len(self.pools) == len(groups), f"{len(self.pools)} pools for {len(groups)} KV groups"
 
     @property
-    def num_blocks(self) -> int:
-        return self.pool.num_blocks
+    def num_groups(self) -> int:
+        return len(self.groups)
 
     @property
-    def num_free_blocks(self) -> int:
-        """Free blocks, those that still hold a findable prefix included."""
-        return self.pool.num_free
+    def fullest_pool(self) -> BlockPool:
+        """The one with the smallest share of free blocks."""
+        if len(self.pools) == 1:
+            return self.pools[0]
+        return min(self.pools, key=lambda pool: pool.num_free / pool.num_blocks)
 
     @property
-    def num_reached(self) -> int:
-        """Blocks from this one on have never been handed out."""
-        return self.pool.num_reached
+    def num_free(self) -> list[int]:
+        """Free blocks of each group, those that still hold a findable prefix included."""
+        return [pool.num_free for pool in self.pools]
+
+    @property
+    def num_reached(self) -> list[int]:
+        """Blocks of each group from this one on have never been handed out."""
+        return [pool.num_reached for pool in self.pools]
+
+    def null_block(self, group: int) -> int:
+        return self.pools[group].num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def allocate_blocks(self, num_blocks: int, after: int | None = None) -> list[int]:
+    def can_ever_fit(self, num_tokens: int, max_chunk: int) -> bool:
+        """Say whether a request of `num_tokens` fits when nobody else is there."""
+        peaks = [group.peak_blocks(num_tokens, self.block_size, max_chunk) for group in self.groups]
+        return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.pools, strict=True))
+
+    def allocate_blocks(self, num_blocks: int, after: int | None = None, group: int = 0) -> list[int]:
         """Hand out blocks, next to block `after` where possible.
 
         Raises:
             OutOfBlocksError: with the numbers; nothing was handed out.
         """
-        return self.pool.allocate(num_blocks, after)
+        return self.pools[group].allocate(num_blocks, after)
 
-    def free_blocks(self, block_ids: list[int]) -> None:
+    def free_blocks(self, block_ids: list[int], group: int = 0) -> None:
         """Give back a request's blocks, in the order of its context. Hashed ones stay findable until reused."""
-        self.pool.release(block_ids)
+        self.pools[group].release(block_ids)
 
     def find_prefix(self, token_ids: Int32Array, root: bytes) -> CachedPrefix:
-        """Look up the longest cached run of full blocks, at most `len(token_ids) - 1` tokens.
+        """Look up the longest run of full blocks that every group can serve, at most `len(token_ids) - 1` tokens.
 
         One token is always left to compute: its logits are what the request came for.
         """
-        block_ids: list[int] = []
-        last_hash = root
+        hashes = [root]
+        found: list[list[int | None]] = [[] for _ in self.pools]
         if self.enable_prefix_caching:
             for block_hash in chain_hashes(root, token_ids[:-1], self.block_size):
-                block_id = self.pool.find(block_hash)
-                if block_id is None:
+                blocks = [pool.find(block_hash) for pool in self.pools]
+                if any(blocks[group] is None for group in self._full):
                     break
-                block_ids.append(block_id)
-                last_hash = block_hash
-        return CachedPrefix(block_ids=block_ids, last_hash=last_hash)
+                hashes.append(block_hash)
+                for column, block_id in zip(found, blocks, strict=True):
+                    column.append(block_id)
+        num_blocks = self._longest_served(found) if self.windowed else len(hashes) - 1
+        firsts = [group.first_read(num_blocks * self.block_size) // self.block_size for group in self.groups]
+        return CachedPrefix(
+            num_blocks=num_blocks,
+            block_ids=[
+                [block_id for block_id in column[first:num_blocks] if block_id is not None]
+                for column, first in zip(found, firsts, strict=True)
+            ],
+            first_columns=firsts,
+            last_hash=hashes[num_blocks],
+        )
 
-    def num_unowned(self, prefix: CachedPrefix) -> int:
-        """Return how many blocks of `prefix` are free, so that acquiring it leaves that many fewer."""
-        return sum(self.pool.ref_count(block_id) == 0 for block_id in prefix.block_ids)
+    def _longest_served(self, found: list[list[int | None]]) -> int:
+        """Return the most blocks of a prefix of which groups with a window have all that the next token may see."""
+        longest = 0
+        run_starts = [0] * len(self.pools)  # of each group: where the blocks begin that end in the present one
+        for num_blocks in range(1, len(found[0]) + 1):
+            is_served = True
+            for group in self.windowed:
+                if found[group][num_blocks - 1] is None:
+                    run_starts[group] = num_blocks
+                first = self.groups[group].first_read(num_blocks * self.block_size) // self.block_size
+                is_served &= run_starts[group] <= first
+            if is_served:
+                longest = num_blocks
+        return longest
+
+    def num_unowned(self, prefix: CachedPrefix) -> list[int]:
+        """Return how many blocks of `prefix` are free in each group, so that acquiring it leaves that many fewer."""
+        return [
+            sum(pool.ref_count(block_id) == 0 for block_id in block_ids)
+            for pool, block_ids in zip(self.pools, prefix.block_ids, strict=True)
+        ]
 
     def acquire(self, prefix: CachedPrefix) -> None:
         """Own the blocks of `prefix`."""
-        for block_id in prefix.block_ids:
-            self.pool.acquire(block_id)
+        for pool, block_ids in zip(self.pools, prefix.block_ids, strict=True):
+            for block_id in block_ids:
+                pool.acquire(block_id)
 
     def count_look_up(self, num_tokens: int, prefix: CachedPrefix) -> None:
         """Count for the statistics that a prompt of `num_tokens` found `prefix`."""
         self.num_prefix_queries_total += num_tokens
         self.num_prefix_hits_total += prefix.num_blocks * self.block_size
 
-    def hash_blocks(self, block_ids: list[int], parent: bytes, token_ids: Int32Array) -> tuple[bytes, list[int]]:
-        """Make full blocks findable that hold `token_ids` [len(block_ids) * block_size] after `parent`.
+    def hash_blocks(
+        self, block_ids: Sequence[list[int]], parent: bytes, token_ids: Int32Array
+    ) -> tuple[bytes, list[tuple[int, int]]]:
+        """Make full blocks of every group findable that hold `token_ids` [blocks * block_size] after `parent`.
 
-        Returns the hash of the last, and the blocks now found by theirs: where an equal block was first, that one is.
+        Returns the hash of the last, and those that now bear theirs, as (group, block): where an equal block was first,
+        that one does.
         """
         block_hash, hashed = parent, []
-        for block_id, block_hash in zip(block_ids, chain_hashes(parent, token_ids, self.block_size), strict=True):
-            if self.pool.set_hash(block_id, block_hash):
-                hashed.append(block_id)
+        for index, block_hash in enumerate(chain_hashes(parent, token_ids, self.block_size)):
+            for group, pool in enumerate(self.pools):
+                if pool.set_hash(block_ids[group][index], block_hash):
+                    hashed.append((group, block_ids[group][index]))
         return block_hash, hashed
 
-    def forget_blocks(self, block_ids: list[int]) -> None:
+    def forget_blocks(self, block_ids: Sequence[int], group: int = 0) -> None:
         """Make blocks unfindable: the step that was to fill them failed."""
-        self.pool.forget_hashes(block_ids)
+        self.pools[group].forget_hashes(block_ids)
+
+    def forget_prefix(self, token_ids: Int32Array, root: bytes) -> None:
+        """Make all blocks of a context unfindable, those behind a window included that were freed before."""
+        for block_hash in chain_hashes(root, token_ids, self.block_size):
+            for pool in self.pools:
+                block_id = pool.find(block_hash)
+                if block_id is not None:
+                    pool.forget_hashes([block_id])
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. Running requests keep their blocks."""
-        self.pool.forget_all_hashes()
+        for pool in self.pools:
+            pool.forget_all_hashes()
 
     def check_integrity(self) -> None:
-        self.pool.check_integrity()
+        for pool in self.pools:
+            pool.check_integrity()

@@ -1,6 +1,6 @@
 """Progress of the running requests, as numpy columns: a pure decode step touches no Python object per request.
 
-num_hashed <= num_computed <= num_known + num_in_flight <= limit, num_computed <= num_slots
+num_hashed <= num_computed <= num_known + num_in_flight <= limit, num_computed <= num_slots of every group
 tokens[row, 0:num_known]                         known: prompt and sampled
 [num_known, num_known + num_in_flight)           sampled by a step whose answer is not here yet: with drafts, at most
 [0, num_computed)                                in KV memory, or will be once the steps in flight are done; drafts that
@@ -24,20 +24,23 @@ RowIndices = NDArray[np.intp]  # numpy's own index type: with any other, an inde
 class RunningRows:
     """A fixed number of rows. A row's number is also its index in the worker, for as long as the request runs."""
 
-    def __init__(self, max_num_rows: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, max_num_rows: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
         self.tokens: Int32Array = np.zeros((max_num_rows, max_model_len), dtype=np.int32)  # pages appear when touched
         self.num_prompt = np.zeros(max_num_rows, dtype=np.int32)
         self.num_known = np.zeros(max_num_rows, dtype=np.int32)
         self.num_in_flight = np.zeros(max_num_rows, dtype=np.int32)
         self.num_computed = np.zeros(max_num_rows, dtype=np.int32)
         self.num_hashed = np.zeros(max_num_rows, dtype=np.int32)
-        self.num_slots = np.zeros(max_num_rows, dtype=np.int32)  # tokens that its blocks can hold
+        # Of each KV group [G, rows]: the end of what its blocks can hold, and columns without a block at its front.
+        self.num_slots = np.zeros((num_groups, max_num_rows), dtype=np.int32)
+        self.slots_of_group = list(self.num_slots)  # G views [rows]
+        self.num_freed = np.zeros((num_groups, max_num_rows), dtype=np.int32)
         self.limit = np.zeros(max_num_rows, dtype=np.int32)  # tokens at which the request ends
         self.generation = np.zeros(max_num_rows, dtype=np.int64)  # rises when the row changes hands
         self.is_constrained = np.zeros(max_num_rows, dtype=np.bool_)  # its next token depends on the last one's value
         self.requests: list[Request | None] = [None] * max_num_rows
         self._request_ids = np.full(max_num_rows, "", dtype=object)
-        self.block_ids: list[list[int]] = [[] for _ in range(max_num_rows)]
+        self.block_ids: list[list[list[int]]] = [[] for _ in range(max_num_rows)]  # by row, then group: all columns
         self.last_hash: list[bytes] = [b""] * max_num_rows  # hash of the last full block
         self._block_size = block_size
         self._free_rows = list(range(max_num_rows))[::-1]
@@ -84,20 +87,33 @@ class RunningRows:
         assert request is not None, f"row {row} is empty"
         return request
 
-    def holders(self, block_ids: Iterable[int]) -> list[Request]:
-        """Return the requests that hold any of these blocks. Slow: every table is read."""
-        wanted = frozenset(block_ids)
-        rows = [row for row in self._ordered_rows if not wanted.isdisjoint(self.block_ids[row])]
+    def holders(self, blocks: Iterable[tuple[int, int]]) -> list[Request]:
+        """Return the requests that hold any of these blocks, given as (group, block). Slow: every table is read."""
+        wanted = frozenset(blocks)
+        rows = [
+            row
+            for row in self._ordered_rows
+            if any((group, block) in wanted for group, table in enumerate(self.block_ids[row]) for block in table)
+        ]
         return [self.request_at(row) for row in rows]
 
-    def add(self, request: Request, block_ids: list[int], *, num_cached_blocks: int, last_hash: bytes) -> int:
+    def add(
+        self,
+        request: Request,
+        block_ids: list[list[int]],
+        *,
+        num_cached_blocks: int,
+        num_freed: list[int],
+        last_hash: bytes,
+    ) -> int:
         """Move a waiting request into a free row; its tokens live there from now on."""
         row = self._free_rows.pop()
         num_tokens = len(request.token_ids)
         self.tokens[row, :num_tokens] = request.token_ids
         self.num_prompt[row], self.num_known[row], self.num_in_flight[row] = request.num_prompt_tokens, num_tokens, 0
         self.num_computed[row] = self.num_hashed[row] = num_cached_blocks * self._block_size
-        self.num_slots[row], self.limit[row] = len(block_ids) * self._block_size, request.max_num_tokens
+        self.num_slots[:, row] = [len(table) * self._block_size for table in block_ids]
+        self.num_freed[:, row], self.limit[row] = num_freed, request.max_num_tokens
         self.is_constrained[row] = request.is_constrained
         self.requests[row], self._request_ids[row] = request, request.request_id
         self.block_ids[row], self.last_hash[row] = block_ids, last_hash
@@ -108,8 +124,8 @@ class RunningRows:
         self._active = None
         return row
 
-    def remove(self, request: Request, status: RequestStatus) -> list[int]:
-        """Give the row back; the request takes its known tokens along. Returns the blocks it held."""
+    def remove(self, request: Request, status: RequestStatus) -> list[list[int]]:
+        """Give the row back; the request takes its known tokens along. Returns the blocks it held of each group."""
         row = request.row
         assert row is not None
         request.token_ids = self.tokens[row, : self.num_known[row]].copy()
@@ -120,12 +136,22 @@ class RunningRows:
         self.requests[row] = None
         self.generation[row] += 1
         self._free_rows.append(row)
-        block_ids, self.block_ids[row] = self.block_ids[row], []
+        block_ids, self.block_ids[row] = self.held_blocks(row), []
         return block_ids
 
-    def append_blocks(self, row: int, block_ids: list[int]) -> None:
-        self.block_ids[row] += block_ids
-        self.num_slots[row] += len(block_ids) * self._block_size
+    def held_blocks(self, row: int) -> list[list[int]]:
+        """Return the blocks that a row holds of each group."""
+        return [
+            table[first:] if first else table
+            for table, first in zip(self.block_ids[row], self.num_freed[:, row].tolist(), strict=True)
+        ]
+
+    def free_columns(self, row: int, group: int, end: int, null_block: int) -> list[int]:
+        """Take the blocks of the columns up to `end` from a row, which has `null_block` there from now on."""
+        first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
+        table = self.block_ids[row][group]
+        freed, table[first:end] = table[first:end], [null_block] * (end - first)
+        return freed
 
     def check_integrity(self) -> None:
         """Assert the invariants drawn at the top of this file, for every running row."""
@@ -138,5 +164,6 @@ class RunningRows:
         assert (self.num_hashed[rows] <= self.num_computed[rows]).all()
         assert (self.num_computed[rows] <= total).all()
         assert (total <= self.limit[rows]).all()
-        assert (self.num_computed[rows] <= self.num_slots[rows]).all()
-        assert [len(self.block_ids[row]) * self._block_size for row in rows.tolist()] == self.num_slots[rows].tolist()
+        assert (self.num_computed[rows] <= self.num_slots[:, rows]).all()
+        for group, num_slots in enumerate(self.num_slots[:, rows].tolist()):
+            assert [len(self.block_ids[row][group]) * self._block_size for row in rows.tolist()] == num_slots

@@ -4,6 +4,7 @@ Legend: R = rows in the step.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,14 +14,21 @@ from octavo.scheduler.budget import split_budget
 from octavo.scheduler.running import RowIndices, RunningRows
 
 
+class ShortRows(NamedTuple):
+    """Rows whose blocks of a KV group cannot hold what they would compute."""
+
+    group: int
+    rows: list[int]
+    num_missing: list[int]  # blocks that each of them lacks
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningTokens:
     """The part of a step that belongs to running rows."""
 
     rows: RowIndices  # [R]
     counts: Int32Array  # [R] tokens, each at least 1
-    short_rows: list[int]  # of these, rows whose blocks cannot hold so many
-    num_missing: list[int]  # blocks that each of those lacks
+    short: list[ShortRows]  # of these; no entry for a group that has blocks enough
 
 
 class RunningScheduler:
@@ -49,14 +57,14 @@ class RunningScheduler:
         counts = split_budget(self._wanted(rows), budget)
         if np.count_nonzero(counts) < len(counts):
             rows, counts = rows[counts > 0], counts[counts > 0]
-        num_over = running.num_computed[rows] + counts - running.num_slots[rows]
-        short = (num_over > 0).nonzero()[0]
-        return RunningTokens(
-            rows=rows,
-            counts=counts,
-            short_rows=rows[short].tolist(),
-            num_missing=[self._blocks.blocks_for(num_tokens) for num_tokens in num_over[short].tolist()],
-        )
+        ends, short = running.num_computed[rows] + counts, []
+        for group, num_slots in enumerate(running.slots_of_group):
+            num_over = ends - num_slots[rows]
+            at = (num_over > 0).nonzero()[0]
+            if len(at):
+                num_missing = [self._blocks.blocks_for(num_tokens) for num_tokens in num_over[at].tolist()]
+                short.append(ShortRows(group, rows[at].tolist(), num_missing))
+        return RunningTokens(rows=rows, counts=counts, short=short)
 
     def _wanted(self, rows: RowIndices) -> Int32Array:
         """Return how many tokens each of `rows` [R] would compute if the budget had no end."""

@@ -38,7 +38,7 @@ from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.running_scheduler import RunningScheduler
 from octavo.scheduler.speculation import Speculation
-from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_full_blocks
+from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_released
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
@@ -61,9 +61,9 @@ class Scheduler:
     ) -> None:
         self.blocks = blocks
         self.waiting = RequestQueue(config.ageing_s)
-        self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size)
+        self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size, blocks.num_groups)
         self._constrained = ConstrainedRequests(grammars, self.running)
-        self._admission = Admission(self.waiting, self.running, blocks)
+        self._admission = Admission(self.waiting, self.running, blocks, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
         self._speculation = Speculation(drafter, self.running, blocks, self._constrained) if drafter else None
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
@@ -72,6 +72,7 @@ class Scheduler:
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
         self._in_flight: deque[StepInFlight] = deque()
         self._max_model_len = max_model_len
+        self._max_chunk = config.max_num_batched_tokens
         self._epoch = epoch
         self._clock = clock
         self._num_arrived = self._num_steps = self._num_preemptions = 0
@@ -86,7 +87,7 @@ class Scheduler:
         assert message.request_id not in self._requests, f"request {message.request_id!r} is here already"
         request = Request(message, self._num_arrived, self._max_model_len)
         assert 0 < request.num_prompt_tokens < request.max_num_tokens <= self._max_model_len
-        assert self.blocks.blocks_for(request.max_num_tokens) <= self.blocks.num_blocks
+        assert self.blocks.can_ever_fit(request.max_num_tokens, self._max_chunk)
         self._num_arrived += 1
         self._requests[message.request_id] = request
         self._stop_ids.add(request.stop_token_ids)
@@ -157,12 +158,18 @@ class Scheduler:
 
     def _schedule_running(self, builder: StepBuilder, budget: int) -> None:
         """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
+        if self.blocks.windowed:
+            builder.free_behind_windows(self._in_flight)
         running_tokens = self._running_scheduler.next(budget)
-        while sum(running_tokens.num_missing) > self.blocks.num_free_blocks:
-            self._preempt(self.running.worst)
+        while any(sum(short.num_missing) > self.blocks.pools[short.group].num_free for short in running_tokens.short):
+            worst = self.running.worst
+            assert worst.row is not None
+            builder.drop_changes(worst.row)
+            self._preempt(worst)
             running_tokens = self._running_scheduler.next(budget)
-        for row, num_blocks in zip(running_tokens.short_rows, running_tokens.num_missing, strict=True):
-            builder.add_blocks(row, num_blocks)
+        for short in running_tokens.short:
+            for row, num_blocks in zip(short.rows, short.num_missing, strict=True):
+                builder.add_blocks(row, num_blocks, short.group)
         builder.add_running(running_tokens.rows, running_tokens.counts)
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
@@ -177,14 +184,20 @@ class Scheduler:
         row = request.row
         assert row is not None
         if is_sound:
-            num_tokens = min(self.running.num_computed[row], self.running.num_known[row])
-            hashed_blocks = hash_full_blocks(row, int(num_tokens), self.running, self.blocks)
-            for step in self._in_flight:  # any of these may be the one that fills them
-                step.hashed_blocks.extend(hashed_blocks)
+            hash_released(row, self.running, self.blocks, self._in_flight)
         else:
-            self.blocks.forget_blocks(self.running.block_ids[row])
-        self.blocks.free_blocks(self.running.remove(request, status))
+            self._forget_blocks(request, row)
+        for group, block_ids in enumerate(self.running.remove(request, status)):
+            self.blocks.free_blocks(block_ids, group)
         self._forgotten_req_ids.append(request.request_id)
+
+    def _forget_blocks(self, request: Request, row: int) -> None:
+        """Make a row's blocks unfindable, and those that it has freed behind a sliding window."""
+        for group, block_ids in enumerate(self.running.held_blocks(row)):
+            self.blocks.forget_blocks(block_ids, group)
+        if self.blocks.windowed:
+            hashed = self.running.tokens[row, : self.running.num_hashed[row]]
+            self.blocks.forget_prefix(hashed, request.block_root)
 
     # -- a step: the answer -------------------------------------------------------------------------------------
 
@@ -242,7 +255,8 @@ class Scheduler:
         step = self._in_flight.popleft()
         assert step.output is output, "answers come in the order of their steps"
         for unsure in (step, *self._in_flight):  # a hash set in a later one may stand for what follows an empty block
-            self.blocks.forget_blocks(unsure.hashed_blocks)
+            for group, block_id in unsure.hashed_blocks:
+                self.blocks.forget_blocks([block_id], group)
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
         for request in step.requests(self.running):
             self._fail(request, error)
@@ -282,11 +296,12 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return a snapshot for logs and metrics."""
+        pool = self.blocks.fullest_pool
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting) + self._constrained.num_pending,
-            num_free_blocks=self.blocks.num_free_blocks,
-            num_blocks=self.blocks.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_blocks=pool.num_blocks,
             num_preemptions_total=self._num_preemptions,
             num_prefix_queries_total=self.blocks.num_prefix_queries_total,
             num_prefix_hits_total=self.blocks.num_prefix_hits_total,
@@ -296,10 +311,11 @@ class Scheduler:
         """Assert that every block has the owners it counts and every row is consistent. Slow: for idle moments."""
         self.blocks.check_integrity()
         self.running.check_integrity()
-        owners = np.zeros(self.blocks.num_blocks, dtype=np.int64)
-        for row in self.running.active.tolist():
-            np.add.at(owners, self.running.block_ids[row], 1)
-        assert owners.tolist() == [self.blocks.pool.ref_count(block_id) for block_id in range(self.blocks.num_blocks)]
+        for group, pool in enumerate(self.blocks.pools):
+            owners = np.zeros(pool.num_blocks, dtype=np.int64)
+            for row in self.running.active.tolist():
+                np.add.at(owners, self.running.held_blocks(row)[group], 1)
+            assert owners.tolist() == [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
         assert len(self._requests) == len(self.running) + len(self.waiting) + self._constrained.num_pending
 
     def _assert_owner(self) -> None:

@@ -16,7 +16,8 @@ from octavo.sampling.device_draw import FLOAT_COLUMNS, INTEGER_COLUMNS, Sampling
 _INTEGERS = (
     "rows",  # [N] in the worker's rows
     "positions",  # [N] of the one token that each computes
-    "grown_rows",  # [N] rows that got a block in this step
+    "grown_rows",  # [N] rows whose block table changes in this step
+    "grown_groups",  # [N] in the table of which KV group
     "grown_columns",  # [N] where in their tables
     "grown_blocks",  # [N] which
     *INTEGER_COLUMNS,  # [N] each

@@ -52,7 +52,7 @@ class DecodeStep:
 
     def _run(self, key: GraphKey) -> None:
         record, size, token_ids = self.record, key.num_rows, self._rows.token_ids
-        grown = record.integers("grown_rows", size), record.integers("grown_columns", size)
+        grown = tuple(record.integers(f"grown_{name}", size) for name in ("groups", "rows", "columns"))
         self._rows.block_table[grown] = record.integers("grown_blocks", size).to(torch.int32)
         rows, positions = record.integers("rows", size), record.integers("positions", size)  # [N]
         with self._counting(rows):
@@ -76,20 +76,25 @@ class DecodeStep:
     def _batch(self, key: GraphKey, rows: torch.Tensor, positions: torch.Tensor) -> ForwardBatch:
         size, block_size = key.num_rows, self._rows.block_size
         max_blocks = -(-key.max_context // block_size)
-        table = self._rows.block_table[:, :max_blocks].index_select(0, rows)  # [N, B]
-        blocks = table.gather(1, (positions // block_size)[:, None])[:, 0].to(torch.int64)  # [N]
+
+        def slots_and_table(tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            table = tables[:, :max_blocks].index_select(0, rows)  # [N, B]
+            blocks = table.gather(1, (positions // block_size)[:, None])[:, 0].to(torch.int64)  # [N]
+            return blocks * block_size + positions % block_size, table
+
+        (slots, table), *others = map(slots_and_table, self._rows.block_tables)
         return ForwardBatch(
             input_ids=self._rows.token_ids[rows, positions].to(torch.int64),
             positions=positions,
             query_start_loc=self._starts[: size + 1],
             seq_lens=(positions + 1).to(torch.int32),
-            slot_mapping=blocks * block_size + positions % block_size,
+            slot_mapping=slots,
             block_table=table,
             logits_indices=self._places[:size],
             block_size=block_size,
             query_start_loc_list=list(range(size + 1)),
             seq_lens_list=[key.max_context] * size,  # bounds, as a capturable backend takes them
-        )
+        ).with_tables(others)
 
     def _sample(self, key: GraphKey, hidden: torch.Tensor) -> Sampled:
         if key.ending == ARGMAX:

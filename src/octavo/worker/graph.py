@@ -51,7 +51,8 @@ class StepGraph:
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)
         with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
-            result = model.run_layers(x, residual, kv_caches, _blank_step(attention, block_size))
+            step = _blank_step(attention, block_size, len(model.config.kv_groups))
+            result = model.run_layers(x, residual, kv_caches, step)
         return cls(model, tape, x, residual, result)
 
     def run(self, batch: ForwardBatch, incoming: IntermediateTensors | None) -> IntermediateTensors:
@@ -64,15 +65,15 @@ class StepGraph:
             self._x[:num_tokens], self._residual[:num_tokens] = incoming.hidden, incoming.residual
         step = self._model.attention_step(batch)
         assert isinstance(self._attention, NativeAttention)
-        native_step = self._attention.make_step(step.plan, step.cos, step.sin, self._group_size)
-        self._tape.replay(num_tokens, native_step)
+        make_step = self._attention.make_step
+        self._tape.replay(num_tokens, [make_step(plan, step.cos, step.sin, self._group_size) for plan in step.plans])
         num_rows = num_tokens
         if self._model.stage.is_last and batch.kept_indices is not None:
             num_rows = len(batch.kept_indices)
         return IntermediateTensors(self._result.hidden[:num_rows], self._result.residual[:num_rows])
 
 
-def _blank_step(attention: NativeAttention, block_size: int) -> AttentionMetadata:
+def _blank_step(attention: NativeAttention, block_size: int, num_groups: int) -> AttentionMetadata:
     """Return a step of no tokens, for the recording: each replay brings its own."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = ForwardBatch(
@@ -86,7 +87,7 @@ def _blank_step(attention: NativeAttention, block_size: int) -> AttentionMetadat
         block_size=block_size,
         query_start_loc_list=[0],
         seq_lens_list=[],
-    )
+    ).shared_by(num_groups)
     plan = NativePlan(batch)
     plan.step = attention.make_step(plan, nothing.float(), nothing.float(), 1)
-    return AttentionMetadata(batch=batch, plan=plan, cos=nothing.float(), sin=nothing.float())
+    return AttentionMetadata(batch=batch, plans=(plan,) * num_groups, cos=nothing.float(), sin=nothing.float())

@@ -39,19 +39,27 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> 
     sent = rows.send(*(array.astype(np.int64) for array in integers), starts, ends)
     at_rows, at_positions, at_columns, at_offsets, step_rows, logits_indices, query_start_loc, lens = sent
     max_blocks = -(-int(ends.max()) // block_size)
-    return ForwardBatch(
+    table, *other_tables = rows.block_tables
+
+    def slots_in(table: torch.Tensor) -> torch.Tensor:
+        return table[at_rows, at_columns].to(torch.int64) * block_size + at_offsets
+
+    batch = ForwardBatch(
         input_ids=rows.token_ids[at_rows, at_positions].to(torch.int64),
         positions=at_positions,
         query_start_loc=query_start_loc,
         seq_lens=lens,
-        slot_mapping=rows.block_table[at_rows, at_columns].to(torch.int64) * block_size + at_offsets,
-        block_table=rows.block_table[step_rows, :max_blocks],
+        slot_mapping=slots_in(table),
+        block_table=table[step_rows, :max_blocks],
         logits_indices=logits_indices,
         kept_indices=_kept(logits_indices, num_tokens, rows),
         block_size=block_size,
         query_start_loc_list=starts.tolist(),
         seq_lens_list=ends.tolist(),
     )
+    if not other_tables:
+        return batch
+    return batch.with_tables([(slots_in(table), table[step_rows, :max_blocks]) for table in other_tables])
 
 
 def _with_drafts(last: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -18,14 +18,15 @@ _MAX_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
 
 
 def allocate_kv_caches(
-    spec: KVCacheSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
+    spec: KVCacheSpec, num_blocks: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> list[LayerKVCache]:
-    """Return one cache per layer, zeroed, so that an unwritten slot never holds a NaN."""
-    shape = (num_blocks * spec.block_size, spec.num_kv_heads, spec.head_size)
-    return [
-        LayerKVCache(key=_zeros(shape, dtype, device), value=_zeros(shape, dtype, device))
-        for _ in range(spec.num_layers)
-    ]
+    """Return one cache per layer, of so many blocks of its group, zeroed, so that an unwritten slot is never a NaN."""
+    caches: dict[int, LayerKVCache] = {}
+    for group, count in zip(spec.groups, num_blocks, strict=True):
+        shape = (count * spec.block_size, group.num_kv_heads, group.head_size)
+        for layer in group.layers:
+            caches[layer] = LayerKVCache(key=_zeros(shape, dtype, device), value=_zeros(shape, dtype, device))
+    return [caches[layer] for layer in range(len(caches))]
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -40,8 +41,8 @@ class KVPrefault:
     """Brings KV memory in while there is nothing to compute, one large page at a time, ahead of the blocks in use.
 
     The system finds a page when it is first written. That is 0.2 ms on a machine of one's own, but 6 ms on a virtual
-    one whose host has to find it as well: then the KV memory of a token takes as long as the token. All tensors advance
-    together: a block has a part in each of them.
+    one whose host has to find it as well: then the KV memory of a token takes as long as the token. One for each group:
+    its tensors advance together, as a block has a part in each of them.
     """
 
     def __init__(self, kv_caches: Sequence[LayerKVCache], num_blocks: int, device_bytes: int) -> None:

@@ -5,9 +5,10 @@ never more than what is free: on a shared machine others were there first.
 """
 
 import logging
+from bisect import bisect_left
 from dataclasses import replace
 
-from octavo.config.engine import CacheConfig
+from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
@@ -106,35 +107,71 @@ def check_weights_fit(model: ModelConfig, stage: Stage, weights_bytes: int, budg
 
 
 def choose_num_blocks(
-    model: ModelConfig, cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, max_num_seqs: int
-) -> int:
-    """Return how many KV blocks to make, and log what that is worth.
+    model: ModelConfig, cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, limits: SchedulerConfig
+) -> list[int]:
+    """Return how many KV blocks of each group to make, and log what that is worth.
+
+    The groups' shares are such that the most requests of `max_model_len` tokens fit.
 
     Raises:
         InsufficientMemoryError: when not even one request of `max_model_len` tokens fits.
     """
-    blocks_per_request = -(-model.max_model_len // spec.block_size)
-    max_useful = _PREFIX_CACHE_FACTOR * max_num_seqs * blocks_per_request
-    num_blocks = cache.num_kv_blocks or min(memory.kv_bytes // spec.bytes_per_block, max_useful)
-    num_tokens = num_blocks * spec.block_size
-    if num_blocks < blocks_per_request:
+    peaks = _peak_blocks(spec, model.max_model_len, limits)
+    num_blocks = _divide(cache, spec, memory, peaks)
+    if any(count < peak for count, peak in zip(num_blocks, peaks, strict=True)):
         raise InsufficientMemoryError(
-            f"max_model_len={model.max_model_len}: one such request needs {blocks_per_request} KV blocks of "
-            f"{spec.block_size} tokens ({gib(blocks_per_request * spec.bytes_per_block)}), but there is room for "
-            f"{num_blocks} ({num_tokens} tokens): budget {gib(memory.budget_bytes)}, weights "
+            f"max_model_len={model.max_model_len}: one such request needs {_listed(peaks)} KV blocks of "
+            f"{spec.block_size} tokens ({gib(spec.num_bytes(peaks))}), but there is room for "
+            f"{_listed(num_blocks)}: budget {gib(memory.budget_bytes)}, weights "
             f"{gib(memory.weights_bytes)}, activations {gib(memory.activation_bytes)}; "
-            f"set max_model_len to at most {num_tokens}, or give more memory"
+            f"set max_model_len to at most {_longest_fitting(model, cache, spec, memory, limits)}, or give more memory"
         )
+    useful = [_PREFIX_CACHE_FACTOR * limits.max_num_seqs * peak for peak in peaks]
+    if not cache.num_kv_blocks:
+        num_blocks = [min(count, most) for count, most in zip(num_blocks, useful, strict=True)]
+    num_tokens = min(
+        count * spec.block_size if of.group.sliding_window is None else count * model.max_model_len // peak
+        for count, peak, of in zip(num_blocks, peaks, spec.groups, strict=True)
+    )
     logger.info(
-        "KV memory: %d blocks of %d tokens, %s: %s tokens, or %.1f requests of the full %d tokens",
-        num_blocks,
+        "KV memory: %s blocks of %d tokens, %s: %s tokens, or %.1f requests of the full %d tokens",
+        _listed(num_blocks),
         spec.block_size,
-        gib(num_blocks * spec.bytes_per_block),
+        gib(spec.num_bytes(num_blocks)),
         f"{num_tokens:,}",
         num_tokens / model.max_model_len,
         model.max_model_len,
     )
     return num_blocks
+
+
+def _peak_blocks(spec: KVCacheSpec, num_tokens: int, limits: SchedulerConfig) -> list[int]:
+    """Return the most blocks of each group that a request of so many tokens holds."""
+    chunk = limits.max_num_batched_tokens
+    return [of.group.peak_blocks(num_tokens, spec.block_size, chunk) for of in spec.groups]
+
+
+def _divide(cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, peaks: list[int]) -> list[int]:
+    """Share the memory out in the ratio of what one request needs. `num_kv_blocks` is a number for each group."""
+    if cache.num_kv_blocks:
+        return [cache.num_kv_blocks] * len(peaks)
+    return [memory.kv_bytes * peak // spec.num_bytes(peaks) for peak in peaks]
+
+
+def _longest_fitting(
+    model: ModelConfig, cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, limits: SchedulerConfig
+) -> int:
+    """Return the most tokens of which one request fits."""
+
+    def is_too_long(num_tokens: int) -> bool:
+        peaks = _peak_blocks(spec, num_tokens, limits)
+        return any(count < peak for count, peak in zip(_divide(cache, spec, memory, peaks), peaks, strict=True))
+
+    return bisect_left(range(1, model.max_model_len + 1), True, key=is_too_long)
+
+
+def _listed(counts: list[int]) -> str:
+    return " and ".join(map(str, counts))
 
 
 def kv_budget(memory_budget: int, free_now: int, weights_bytes: int, activations: int) -> int:

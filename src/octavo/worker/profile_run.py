@@ -28,7 +28,9 @@ class ProfileRun:
         self._device, self._block_size = model.context.device, spec.block_size
         self._num_prompt_tokens = min(config.scheduler.max_num_batched_tokens, config.model.max_model_len)
         num_blocks = -(-self._num_prompt_tokens // spec.block_size)
-        self._kv_caches: list[LayerKVCache] = allocate_kv_caches(spec, num_blocks, layout.dtype, self._device)
+        self._kv_caches: list[LayerKVCache] = allocate_kv_caches(
+            spec, [num_blocks] * len(spec.groups), layout.dtype, self._device
+        )
 
     @torch.inference_mode()
     def prefill(self) -> None:
@@ -79,7 +81,7 @@ class ProfileRun:
             block_size=self._block_size,
             query_start_loc_list=starts.tolist(),
             seq_lens_list=[bound] * len(lens) if bound else lens,
-        )
+        ).shared_by(len(self._config.model.kv_groups))
 
 
 def measured_peaks(steps: ProfileRun, peak_bytes: Callable[[Callable[[], None]], int | None]) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
 """Rows: the worker's fixed-size copy of every running request, changed only by a `SchedulerOutput` or our own sample.
 
-Legend: N = rows, M = max_model_len, B = most blocks of one request.
+Legend: N = rows, M = max_model_len, B = most blocks of one request, G = KV groups.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ class RequestRows:
         num_rows: int,
         max_model_len: int,
         block_size: int,
+        num_groups: int = 1,
         sampling: SamplingRows,
         device: torch.device,
         queue: DeviceQueue | None = None,
@@ -44,11 +45,11 @@ class RequestRows:
         self.device = device
         self.sampling = sampling
         max_blocks = -(-max_model_len // block_size)
-        self.token_ids = _lazy_zeros(num_rows, max_model_len, device)  # [N, M] int32
-        self.block_table = _lazy_zeros(num_rows, max_blocks, device)  # [N, B] int32
+        self.token_ids = _lazy_zeros((num_rows, max_model_len), device)  # [N, M] int32
+        self.block_table = _lazy_zeros((num_groups, num_rows, max_blocks), device)  # [G, N, B] int32
+        self.block_tables = self.block_table.unbind()  # G views [N, B]
         self.num_prompt_tokens = np.zeros(num_rows, dtype=np.int32)  # [N]
         self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}
-        self._num_blocks = np.zeros(num_rows, dtype=np.int32)  # [N]
         self._row_of: dict[str, int] = {}
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
@@ -58,7 +59,7 @@ class RequestRows:
 
     def apply_tables(self, scheduler_output: SchedulerOutput) -> None:
         """Take over blocks and tokens, the second half of `apply`."""
-        self._append_blocks(scheduler_output.scheduled_cached_reqs)
+        self._change_tables(scheduler_output.scheduled_cached_reqs)
         self._take_tokens(scheduler_output.scheduled_cached_reqs)
         if scheduler_output.scheduled_spec_decode_tokens is not None:
             self._take_drafts(scheduler_output, scheduler_output.scheduled_spec_decode_tokens)
@@ -69,14 +70,6 @@ class RequestRows:
             self._remove(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._add(request)
-
-    def block_columns(self, grown: CachedRequestData) -> NDArray[np.int64]:
-        """Say where in their rows' tables the blocks [N] of `grown` belong, and count them: [N]."""
-        columns = np.empty(len(grown.rows), dtype=np.int64)
-        for index, row in enumerate(grown.rows.tolist()):
-            columns[index] = self._num_blocks[row]
-            self._num_blocks[row] += 1
-        return columns
 
     def append_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
         """Write tokens just sampled, `token_ids` [S] int64, behind the known ones of `rows` [S]."""
@@ -99,8 +92,8 @@ class RequestRows:
         self._row_of[request.request_id] = row
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self._write(self.token_ids, row, 0, request.token_ids)
-        self._write(self.block_table, row, 0, np.array(request.block_ids, dtype=np.int32))
-        self._num_blocks[row] = len(request.block_ids)
+        for table, block_ids in zip(self.block_tables, request.block_ids, strict=True):
+            self._write(table, row, 0, np.array(block_ids, dtype=np.int32))
         self.sampling.add(
             row,
             request.sampling_params,
@@ -122,17 +115,11 @@ class RequestRows:
         self.prompt_logprobs.pop(row, None)
         self.sampling.remove(row)
 
-    def _append_blocks(self, grown: CachedRequestData) -> None:
-        if self.queue is not None:
-            if len(grown.rows):
-                rows, columns, block_ids = self.send(
-                    grown.rows.astype(np.int64), self.block_columns(grown), grown.block_ids
-                )
-                self.block_table[rows, columns] = block_ids
-            return
-        for row, block_id in zip(grown.rows.tolist(), grown.block_ids.tolist(), strict=True):
-            self.block_table[row, self._num_blocks[row]] = block_id
-            self._num_blocks[row] += 1
+    def _change_tables(self, changed: CachedRequestData) -> None:
+        if len(changed.rows):
+            places = (changed.groups, changed.rows, changed.columns)
+            *at, block_ids = self.send(*(place.astype(np.int64) for place in places), changed.block_ids)
+            self.block_table[tuple(at)] = block_ids
 
     def _take_tokens(self, told: CachedRequestData) -> None:
         if len(told.token_rows):
@@ -171,8 +158,8 @@ def _send_packed(arrays: Sequence[NDArray[Any]], queue: DeviceQueue, device: tor
     ]
 
 
-def _lazy_zeros(num_rows: int, width: int, device: torch.device) -> torch.Tensor:
-    """Return int32 zeros [num_rows, width]; on a CPU the pages only appear when they are touched."""
+def _lazy_zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return int32 zeros; on a CPU the pages only appear when they are touched."""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros((num_rows, width), dtype=np.int32))
-    return torch.zeros((num_rows, width), dtype=torch.int32, device=device)
+        return torch.from_numpy(np.zeros(shape, dtype=np.int32))
+    return torch.zeros(shape, dtype=torch.int32, device=device)

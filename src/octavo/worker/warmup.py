@@ -34,7 +34,7 @@ class Warmup:
 
     def __init__(self, runner: RankModelRunner, config: EngineConfig) -> None:
         self._runner = runner
-        self._block_size = config.cache.block_size
+        self._block_size, self._num_groups = config.cache.block_size, len(config.model.kv_groups)
         self._vocab_size = config.model.vocab_size
         room = config.model.max_model_len - _NUM_DECODE_STEPS
         self._num_prompt_tokens = max(1, min(_NUM_PREFILL_TOKENS, room, config.scheduler.max_num_batched_tokens))
@@ -71,7 +71,7 @@ class Warmup:
             sampling_params=SamplingParams(seed=0),
             eos_token_ids=[],
             bad_words_token_ids=[],
-            block_ids=list(range(-(-num_tokens // self._block_size))),
+            block_ids=[list(range(-(-num_tokens // self._block_size)))] * self._num_groups,
             num_computed_tokens=0,
         )
 
@@ -89,7 +89,7 @@ def _scheduler_output(
         samples=np.ones(rows, dtype=np.bool_),
         total_num_scheduled_tokens=count,
         scheduled_new_reqs=[new] if new else [],
-        scheduled_cached_reqs=CachedRequestData(rows=_ints(0, 0), block_ids=_ints(0, 0)),
+        scheduled_cached_reqs=CachedRequestData(),
         finished_req_ids=[_REQUEST_ID] if forget else [],
     )
 

@@ -13,7 +13,7 @@ from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import ALONE, RankPlace
-from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
@@ -78,7 +78,7 @@ class Worker:
         self._model: CausalLM | None = None
         self._expert_loads: ExpertLoads | None = None
         self._runner: RankModelRunner | None = None
-        self._kv_prefault: KVPrefault | None = None
+        self._kv_prefaults: dict[int, KVPrefault] = {}  # by KV group
         self._queue = self.devices.queue() if self._stage.is_whole else None
 
     @property
@@ -104,12 +104,19 @@ class Worker:
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
         model, layout = self._part, self._kv_layout
+        groups = [model.kv_group_of(layer) for layer in self._stage.layers]
         return KVCacheSpec(
-            num_layers=len(self._stage.layers),
-            num_kv_heads=model.num_kv_heads,
-            head_size=layout.head_size,
             block_size=self._config.cache.block_size,
-            dtype_bytes=layout.dtype.itemsize,
+            groups=tuple(
+                KVGroupSpec(
+                    group=group,
+                    layers=tuple(layer for layer, of in enumerate(groups) if of == index),
+                    num_kv_heads=model.num_kv_heads,
+                    head_size=layout.head_size,
+                    dtype_bytes=layout.dtype.itemsize,
+                )
+                for index, group in enumerate(model.kv_groups)
+            ),
         )
 
     @property
@@ -141,30 +148,33 @@ class Worker:
         give_back_freed_memory()  # what no step will want again
         logger.info("model %s ready in %.2f s", model.model, time.perf_counter() - start_s)
 
-    def count_kv_blocks(self) -> int:
-        """Measure what memory is left; return how many KV blocks there could be in it.
+    def count_kv_blocks(self) -> list[int]:
+        """Measure what memory is left; return how many KV blocks of each group there could be in it.
 
         Raises:
             InsufficientMemoryError: too few for one request.
         """
         config = self._config
-        return choose_num_blocks(
-            config.model, config.cache, self.kv_cache_spec, self.measure_memory(), config.scheduler.max_num_seqs
-        )
+        memory = self.measure_memory()
+        return choose_num_blocks(config.model, config.cache, self.kv_cache_spec, memory, config.scheduler)
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
-        """Make KV memory of `num_blocks` blocks (the same on every rank), and the runner that uses it."""
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None:
+        """Make KV memory of so many blocks of each group (the same on every rank), and the runner that uses it."""
         assert self._model is not None, "load_model comes first"
-        config = self._config
-        kv_caches = allocate_kv_caches(
-            self.kv_cache_spec, num_blocks + self._num_scratch, self._kv_layout.dtype, self.devices.device
-        )
-        self._kv_prefault = KVPrefault(kv_caches, num_blocks + self._num_scratch, self._memory.total_bytes)
+        config, spec = self._config, self.kv_cache_spec
+        with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
+        kv_caches = allocate_kv_caches(spec, with_scratch, self._kv_layout.dtype, self.devices.device)
+        self._kv_prefaults = {
+            index: KVPrefault([kv_caches[layer] for layer in of.layers], count, self._memory.total_bytes)
+            for index, (of, count) in enumerate(zip(spec.groups, with_scratch, strict=True))
+            if of.layers
+        }
         num_rows = config.scheduler.max_num_seqs + self._num_scratch
         rows = RequestRows(
             num_rows=num_rows,
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
+            num_groups=len(spec.groups),
             sampling=SamplingRows(
                 num_rows, config.model.vocab_size, self.devices.device, processors_on_device=self._queue is not None
             ),
@@ -174,19 +184,20 @@ class Worker:
         if self._queue is None:
             self._runner = RankModelRunner(self._model, kv_caches, rows, self._capture_graph(kv_caches), self._links())
         else:
-            graphs = self._decode_graphs(self._queue, rows, kv_caches, scratch_block=num_blocks)
+            graphs = self._decode_graphs(self._queue, rows, kv_caches, num_blocks)
             self._runner = OverlappedRunner(self._model, kv_caches, rows, self._queue, graphs)
 
     def _decode_graphs(
-        self, queue: DeviceQueue, rows: RequestRows, kv_caches: list[LayerKVCache], scratch_block: int
+        self, queue: DeviceQueue, rows: RequestRows, kv_caches: list[LayerKVCache], scratch_blocks: list[int]
     ) -> GraphedDecoding | None:
         """Return what captures steps of decoding; None where they are to be, or have to be, computed op by op."""
         assert self._model is not None
         if not self._takes_graphs:
             return None
         config, scratch_row = self._config, self._config.scheduler.max_num_seqs
-        rows.block_table[scratch_row] = scratch_block
-        record = DecodeRecord(row_bucket(scratch_row), scratch_row, scratch_block, self.devices.device)
+        for table, scratch_block in zip(rows.block_tables, scratch_blocks, strict=True):
+            table[scratch_row] = scratch_block
+        record = DecodeRecord(row_bucket(scratch_row), scratch_row, scratch_blocks[0], self.devices.device)
         step = DecodeStep(self._model, kv_caches, rows, record, self._expert_loads)
         uses = GraphUses.of(
             __version__,
@@ -217,7 +228,7 @@ class Worker:
         """Report the device's memory with the weights loaded and no KV yet."""
         assert self._model is not None, "load_model comes first"
         activations, graphs = self._step_bytes(self._model)
-        scratch = self._num_scratch * self.kv_cache_spec.bytes_per_block
+        scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
         return self._memory.report(self._model, activations=activations, graphs=graphs, scratch=scratch)
 
     def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
@@ -264,10 +275,9 @@ class Worker:
             self._expert_loads.reset()
         return report
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Bring in some KV memory behind the blocks in use, for a few ms; False when enough of it is there."""
-        assert self._kv_prefault is not None, "initialize_kv_cache comes first"
-        return self._kv_prefault.step(num_reached_blocks)
+        return any(prefault.step(num_reached_blocks[group]) for group, prefault in self._kv_prefaults.items())
 
     @property
     def _takes_graphs(self) -> bool:
@@ -279,8 +289,14 @@ class Worker:
 
     @property
     def _num_scratch(self) -> int:
-        """Rows, and blocks, that only padding uses."""
+        """Rows that only padding uses."""
         return int(self._takes_graphs)
+
+    @property
+    def _scratch_blocks(self) -> list[int]:
+        """Blocks of each group behind those given out: for padding, and in place of those freed behind a window."""
+        windows = [of.group.sliding_window for of in self.kv_cache_spec.groups]
+        return [int(self._takes_graphs or window is not None) for window in windows]
 
     @property
     def _kv_layout(self) -> KVLayout:

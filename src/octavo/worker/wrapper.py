@@ -22,15 +22,15 @@ class RankWorker(Protocol):
 
     def load_model(self) -> None: ...
 
-    def count_kv_blocks(self) -> int: ...
+    def count_kv_blocks(self) -> list[int]: ...
 
-    def initialize_kv_cache(self, num_blocks: int) -> None: ...
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None: ...
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput: ...
 
     def warmup(self) -> object: ...
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool: ...
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool: ...
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,16 +64,16 @@ class WorkerWrapperBase:
     def load_model(self) -> None:
         self.worker.load_model()
 
-    def count_kv_blocks(self) -> int:
+    def count_kv_blocks(self) -> list[int]:
         return self.worker.count_kv_blocks()
 
-    def initialize_kv_cache(self, num_blocks: int) -> None:
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         self.worker.initialize_kv_cache(num_blocks)
 
     def warmup(self) -> None:
         self.worker.warmup()
 
-    def prefault_kv(self, num_reached_blocks: int) -> bool:
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return self.worker.prefault_kv(num_reached_blocks)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

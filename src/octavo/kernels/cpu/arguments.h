@@ -20,10 +20,10 @@ T* at(std::uintptr_t address) {
 inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
                                  std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
                                  std::uintptr_t key_norm, float norm_eps, float scale, bool is_float32,
-                                 bool has_int8_kv, bool computes_kept_only) {
+                                 bool has_int8_kv, bool computes_kept_only, std::int64_t kv_group) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
-          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv, computes_kept_only};
+          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv, computes_kept_only, kv_group};
 }
 
 inline RowBlocks make_row_blocks(std::int64_t count, std::uintptr_t of) { return {count, at<const std::int32_t>(of)}; }

@@ -22,6 +22,7 @@ struct AttentionLayer {
   bool is_float32;   // projection, output and, but for int8, pool; else bf16
   bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
   bool computes_kept_only;  // of the step's tokens, only to those that are kept
+  std::int64_t kv_group = 0;  // whose block table and slots are this layer's
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row
@@ -31,7 +32,7 @@ struct RowBlocks {
   const std::int32_t* of;  // [count, 3]: request, first row, rows; those of more than 16 rows first
 };
 
-// One step, in every layer.
+// One step, in every layer of a KV group.
 struct AttentionStep {
   std::int64_t num_tokens, num_kept, num_blocks_per_request;  // T, W, B
   const float* cos;                     // [T, E / 2]

@@ -121,9 +121,9 @@ class Kernels {
   void begin_recording(Tape& tape) { recorded_tape() = &tape; }
   void end_recording() { recorded_tape() = nullptr; }
 
-  void replay(const Tape& tape, std::int64_t num_rows, const AttentionStep& step) {
+  void replay(const Tape& tape, std::int64_t num_rows, const std::vector<AttentionStep>& steps) {
     nb::gil_scoped_release released;
-    tape.replay(ops_, layer_ops_, pool_, num_rows, step);
+    tape.replay(ops_, layer_ops_, pool_, num_rows, steps);
   }
 
  private:

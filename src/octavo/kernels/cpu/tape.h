@@ -31,9 +31,11 @@ struct KeepRowsArgs {
 };
 
 // Calls that were noted down instead of made. `replay` makes them with another number of rows and another step: T rows,
-// and W of them behind the first that are kept.
+// and W of them behind the first that are kept. A step is told once for each KV group.
 class Tape {
  public:
+  using Steps = std::vector<AttentionStep>;
+
   template <class Args>
   void add(const Args& args) {
     calls_.emplace_back(args);
@@ -41,30 +43,30 @@ class Tape {
 
   std::size_t size() const { return calls_.size(); }
 
-  void replay(const Ops& ops, const LayerOps& layer_ops, Pool& pool, std::int64_t num_rows, const AttentionStep& step) const {
+  void replay(const Ops& ops, const LayerOps& layer_ops, Pool& pool, std::int64_t num_rows, const Steps& steps) const {
     for (const Call& call : calls_) {
-      std::visit([&](auto args) { make(ops, layer_ops, pool, set(args, num_rows, step)); }, call);
-      if (std::holds_alternative<KeepRowsArgs>(call)) num_rows = step.num_kept;
+      std::visit([&](auto args) { make(ops, layer_ops, pool, set(args, num_rows, steps)); }, call);
+      if (std::holds_alternative<KeepRowsArgs>(call)) num_rows = steps[0].num_kept;
     }
   }
 
  private:
   using Call = std::variant<LinearArgs, MlpArgs, MoeArgs, NormArgs, AttentionArgs, AllReduceArgs, KeepRowsArgs>;
 
-  static AttentionArgs set(AttentionArgs args, std::int64_t, const AttentionStep& step) {
-    static_cast<AttentionStep&>(args) = step;
+  static AttentionArgs set(AttentionArgs args, std::int64_t, const Steps& steps) {
+    static_cast<AttentionStep&>(args) = steps.at(static_cast<std::size_t>(args.kv_group));
     return args;
   }
-  static AllReduceArgs set(AllReduceArgs args, std::int64_t num_rows, const AttentionStep&) {
+  static AllReduceArgs set(AllReduceArgs args, std::int64_t num_rows, const Steps&) {
     args.rows = num_rows;
     return args;
   }
-  static KeepRowsArgs set(KeepRowsArgs args, std::int64_t, const AttentionStep& step) {
-    args.num_kept = step.num_kept, args.kept = step.kept;
+  static KeepRowsArgs set(KeepRowsArgs args, std::int64_t, const Steps& steps) {
+    args.num_kept = steps[0].num_kept, args.kept = steps[0].kept;
     return args;
   }
   template <class Args>
-  static Args set(Args args, std::int64_t num_rows, const AttentionStep&) {
+  static Args set(Args args, std::int64_t num_rows, const Steps&) {
     args.rows.rows = num_rows;
     return args;
   }
