@@ -39,6 +39,8 @@ class PacedExecutor:
         self._random = np.random.default_rng(0)
         self._step_s = float(os.environ[STEP_S_VARIABLE])
 
+    max_steps_in_flight = 1
+
     @property
     def profile(self) -> str:
         return "none"
@@ -61,6 +63,12 @@ class PacedExecutor:
 
     def warmup(self) -> None:
         """Nothing is lazy here."""
+
+    def prefault_kv(self, num_reached_blocks: int) -> bool:
+        return False
+
+    def check_health(self) -> None:
+        """No rank can be gone."""
 
     def exit(self) -> None:
         """Nothing is held."""

@@ -15,9 +15,8 @@ SHAPES = [
     Shape(),
     Shape(num_heads=3, num_kv_heads=1, head_dim=20, block_size=8),
     Shape(num_heads=16, num_kv_heads=2, head_dim=64),
-    Shape(num_heads=2, num_kv_heads=2, head_dim=128),
-    Shape(num_heads=1, num_kv_heads=1, head_dim=32),
     Shape(num_heads=40, num_kv_heads=2, head_dim=12),
+    *pick([], [Shape(num_heads=2, num_kv_heads=2, head_dim=128), Shape(num_heads=1, num_kv_heads=1, head_dim=32)]),
 ]
 LENGTH = 150
 BACKENDS = [("tiled", torch.float32), *((name, dtype) for name in NATIVE for dtype in (torch.float32, torch.bfloat16))]

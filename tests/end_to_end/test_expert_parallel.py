@@ -43,7 +43,10 @@ def test_tokens_of_one_rank(name: str, num_ranks: int, make_llm: MakeLLM) -> Non
     assert token_ids(llm) == alone
 
 
-@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"tensor_parallel_size": 2, "enable_expert_parallel": True}, marks=pytest.mark.full)],
+)
 def test_every_choice_of_an_expert_is_counted_once(options: dict[str, Any], make_llm: MakeLLM) -> None:
     llm = make_llm("qwen2-moe-windows", enable_prefix_caching=False, **options)  # layer 1 of three has experts
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)

@@ -57,6 +57,7 @@ def test_greedy_tokens_are_those_of_one_rank(
         llm.engine.check_integrity()
 
 
+@pytest.mark.full
 def test_a_step_that_fails_on_the_first_stage_leaves_the_engine_alive(
     alone: list[list[int]], checkpoint: GetCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

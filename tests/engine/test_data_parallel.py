@@ -101,6 +101,7 @@ async def test_a_killed_replica_takes_only_its_own_requests_along() -> None:
             await llm.generate("Hi", LONG)
 
 
+@pytest.mark.full
 def test_one_that_cannot_start_lets_the_others_go() -> None:
     with pytest.raises(InsufficientMemoryError, match="max_model_len"):
         LLM("demo", data_parallel_size=2, num_kv_blocks=1)

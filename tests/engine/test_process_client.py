@@ -105,6 +105,7 @@ def test_a_quiet_core_brings_kv_memory_in() -> None:
     engine.exit()
 
 
+@pytest.mark.full  # by default tests/server/test_start.py says so, with a server around it
 def test_the_front_never_imports_torch() -> None:
     code = (
         "import sys; from octavo import LLMEngine; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"

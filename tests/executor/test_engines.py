@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import httpx2 as httpx
 import pytest
+from tests.breadth import pick
 from tests.executor.conftest import possessions
 from tests.executor.processes import are_gone, descendants, ranks_below, wait_until
 from tests.server.http_server import HttpServer
@@ -29,6 +30,7 @@ def nothing_left() -> Iterator[None]:
     assert (after["children"], after["shared memory"]) == (before["children"], before["shared memory"])
 
 
+@pytest.mark.full
 def test_an_engine_in_this_process_names_the_dead_rank() -> None:
     with nothing_left():
         llm = LLM("demo", **TWO_RANKS)
@@ -67,7 +69,7 @@ def test_a_program_that_is_killed_takes_all_along() -> None:
         wait_until(lambda: are_gone(below))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", pick([0], [0, 1]))
 def test_a_server_ends_with_its_rank(rank: int) -> None:
     flags = ("--tensor-parallel-size", "2", "--num-kv-blocks", "128", "--max-num-seqs", "8")
     with nothing_left(), HttpServer(*flags) as server:

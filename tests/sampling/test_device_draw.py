@@ -65,8 +65,8 @@ def logits_of(kind: str, num_rows: int, vocab_size: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("_kernels")
-@each("vocab_size", pick([1, 301], [1, 301, 1100]))
-@each("kind", ["spread", "flat", "spiky", "tied", "masked", "tiny", "huge"])
+@each("vocab_size", pick([301], [1, 301, 1100]))
+@each("kind", pick(["spiky", "tied", "masked", "huge"], ["spread", "flat", "spiky", "tied", "masked", "tiny", "huge"]))
 def test_tokens_are_the_samplers(kind: str, vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_draw, "_SLICE", 4 * vocab_size)
     monkeypatch.setattr(draw, "_PART", 1024)

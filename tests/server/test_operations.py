@@ -68,6 +68,7 @@ def test_sigterm_lets_a_stream_finish_and_the_exit_code_is_0() -> None:
         assert server.process.wait(END_S) == 0, server.log
 
 
+@pytest.mark.full
 def test_a_second_signal_breaks_streams_off_and_the_exit_code_tells() -> None:
     with HttpServer() as server, server.client.stream("POST", CHAT, json=LONG) as response:
         lines = response.iter_lines()
@@ -114,6 +115,7 @@ def test_listening_beyond_loopback_without_a_key_is_refused() -> None:
     assert "--no-auth" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 def test_tls(tmp_path: Path) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"

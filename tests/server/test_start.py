@@ -8,8 +8,10 @@ from tests.server.http_server import HttpServer
 
 
 def test_http_answers_while_the_model_is_loading() -> None:
+    """Requests are asked to come back."""
     running = HttpServer()
     health = running.client.get("/health")
+    response = running.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
     with running:
         if health.status_code == 503:  # so it is but on the slowest of machines
             assert health.json()["status"] == "loading"
@@ -17,12 +19,6 @@ def test_http_answers_while_the_model_is_loading() -> None:
             assert "retry-after" in health.headers
         assert running.client.get("/health").json() == {"status": "ok"}
         assert running.client.get("/ready").status_code == 200
-
-
-def test_requests_before_the_model_is_there_are_asked_to_come_back() -> None:
-    running = HttpServer()
-    response = running.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
-    with running:
         if response.status_code != 200:
             assert response.status_code == 503
             assert response.json()["error"].keys() == {"message", "type", "param", "code"}

@@ -24,7 +24,7 @@ FAULTS = [
         name="min_tokens holds one token too short",
         right="num_output_tokens > request.params.min_tokens",
         wrong="num_output_tokens >= request.params.min_tokens",
-        tests="scheduler/test_ends.py",
+        tests="scheduler/test_stop_ids.py",
     ),
     Fault(
         name="the length cap stops one token late",

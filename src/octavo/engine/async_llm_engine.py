@@ -1,7 +1,7 @@
-"""`AsyncLLMEngine`: the same engine for async programs. Requests come and go while it runs.
+"""`AsyncLLMEngine`: the engine for async programs. Requests come and go while it runs.
 
-Two threads. The event loop owns processors and request states. The engine thread waits for the core's outputs (with a
-core in this process it also runs the steps) and hands each step's outputs to the loop.
+Two threads: the event loop owns processors and request states; the engine thread waits for the core's outputs and
+passes each step's to the loop. With a core in this process it also runs the steps.
 """
 
 import asyncio
@@ -24,9 +24,10 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 
 
 class LiveRequest:
-    """Made by `AsyncLLMEngine.open`. Told that there is news, take it from each sample; close the request in any case.
+    """A running request, for a reader of deltas; made by `AsyncLLMEngine.open`.
 
-    A sample that has nothing new, though it has not ended, may be waiting for an engine that is dead: `check` tells.
+    When notified, take what is new from each sample. If nothing is new, `check` tells whether the engine is dead. Close
+    it in any case.
     """
 
     __slots__ = ("_death", "_forget", "state")
@@ -45,25 +46,25 @@ class LiveRequest:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more will come, because all has, or because the engine is dead."""
+        """Whether no more output will come: the request has finished or the engine is dead."""
         return self.state.is_finished or self._death() is not None
 
     def check(self) -> None:
-        """Raise EngineDeadError if the engine ended before the request did."""
+        """Raise EngineDeadError if the engine died before the request finished."""
         if not self.state.is_finished and (death := self._death()) is not None:
             raise death
 
     def close(self) -> None:
-        """Stop listening; a request that has not ended is aborted. May be called twice."""
+        """Forget the reader; a request that has not finished is aborted. Idempotent."""
         self._forget(self.state)
 
 
 class AsyncLLMEngine:
-    """An engine in the hands of one event loop: the one in which it is first used.
+    """An engine owned by one event loop: the one in which it is first used.
 
         results = await AsyncLLMEngine().generate_async(["Hello", "World"])
 
-    The constructor loads the model, which takes a while; `AsyncLLM` does that without blocking the loop.
+    The constructor loads the model and blocks meanwhile; `AsyncLLM` loads without blocking the loop.
     Options are those of `octavo.config.args.EngineArgs`.
     """
 
@@ -72,14 +73,14 @@ class AsyncLLMEngine:
 
     @classmethod
     def from_args(cls, args: EngineArgs) -> Self:
-        """Build from options that are checked already."""
+        """Build from validated options."""
         engine = cls.__new__(cls)
         engine._open(args)
         return engine
 
     def _open(self, args: EngineArgs) -> None:
         self._front = EngineFront.open(args)
-        self._readers: dict[str, Callable[[], None]] = {}  # by request id: called when its state changed
+        self._readers: dict[str, Callable[[], None]] = {}  # by request id: called when its state changes
         self._death: OctavoError | None = None
         self._has_died = asyncio.Event()
         self._pump: OutputPump | None = None
@@ -94,7 +95,7 @@ class AsyncLLMEngine:
 
     @property
     def metrics(self) -> EngineMetrics:
-        """What the front has counted so far; still there after `exit`."""
+        """The engine's metrics; still available after `exit`."""
         return self._front.outputs.metrics
 
     async def stream(
@@ -106,13 +107,13 @@ class AsyncLLMEngine:
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield everything so far, whenever there is more; a slow reader gets several steps at once.
+        """Yield the whole output so far whenever it grows; a slow reader gets several steps at once.
 
         Leaving the loop early, or cancelling the task, aborts the request.
 
         Raises:
             InvalidParameterError: naming field, value and limit.
-            EngineDeadError: the engine ended meanwhile.
+            EngineDeadError: the engine died.
         """
         await self._check_structured_outputs([sampling_params])
         processed = self.front.process(
@@ -121,7 +122,7 @@ class AsyncLLMEngine:
         updated = asyncio.Event()
         state = self._start(processed, updated.set)
         try:
-            is_whole = False  # what was yielded, not what there is: the end may come while the reader is busy
+            is_whole = False  # what was yielded is: the request may finish while the reader is busy
             while not is_whole:
                 await updated.wait()
                 updated.clear()
@@ -134,17 +135,17 @@ class AsyncLLMEngine:
             self._forget(state)
 
     def open(self, processed: ProcessedRequest, notify: Callable[[], None]) -> LiveRequest:
-        """Start a request for a reader that wants only what is new; `notify` is called whenever there is something.
+        """Start a request, made by `front.process`, for a reader of deltas.
 
-        It is called in the event loop and must neither raise nor block. The processed request is `front.process`'s.
+        `notify` is called in the event loop whenever there is something new, and must neither raise nor block.
 
         Raises:
-            EngineDeadError: the engine has ended.
+            EngineDeadError: the engine is dead.
         """
         return LiveRequest(self._start(processed, notify), lambda: self._death, self._forget)
 
     async def died(self) -> OctavoError:
-        """Wait until the engine cannot go on; return why. From the first call on, it is watched."""
+        """Wait until the engine dies; return why."""
         self._start_pump()
         await self._has_died.wait()
         assert self._death is not None
@@ -153,7 +154,7 @@ class AsyncLLMEngine:
     async def generate(
         self, prompt: object, sampling_params: SamplingParams | None = None, **options: Any
     ) -> RequestOutput:
-        """Generate for one prompt; return its complete output. Options and errors are those of `stream`."""
+        """Generate for one prompt; return its complete output. Options and errors as `stream`."""
         await self._check_structured_outputs([sampling_params])
         processed = self.front.process(prompt, sampling_params, **options)
         updated = asyncio.Event()
@@ -168,7 +169,7 @@ class AsyncLLMEngine:
         """Generate for one prompt or many at once; return their outputs in the order of the prompts.
 
         Raises:
-            InvalidParameterError: naming field, value and limit; then none of them was started.
+            InvalidParameterError: naming field, value and limit; nothing was started.
         """
         prompt_list = as_prompt_list(prompts)
         params_list = params_per_prompt(sampling_params, len(prompt_list))
@@ -186,7 +187,7 @@ class AsyncLLMEngine:
         return self.front.inputs.chat_prompt(messages, **template_options)
 
     async def abort_request(self, request_id: str) -> None:
-        """End a request; whoever waits for it gets what there is, with finish_reason `abort`."""
+        """End a request; its reader gets the output so far, with finish_reason `abort`."""
         self.front.client.abort(self.front.outputs.core_ids(request_id))
 
     async def call(self, method: CoreMethod) -> None:
@@ -195,13 +196,13 @@ class AsyncLLMEngine:
         await asyncio.to_thread(self.front.client.call, method)
 
     def exit(self) -> None:
-        """Let the core and its memory go. Streams still open end with EngineDeadError. May be called twice."""
+        """Shut down the core and free its memory. Open streams end with EngineDeadError. Idempotent."""
         if self._pump is not None:
             self._pump.stop(EngineDeadError("the engine was closed"))
         self._close()
 
     async def _check_structured_outputs(self, params: Sequence[SamplingParams | None]) -> None:
-        """Have the forms of answers looked at, away from the event loop: it may take a while."""
+        """Check constraints outside the event loop: it may take a while."""
         constraints = {
             one.structured_output for one in params if isinstance(one, SamplingParams) and one.structured_output
         }
@@ -229,7 +230,7 @@ class AsyncLLMEngine:
             self._forget(state)
 
     def _forget(self, state: RequestState) -> None:
-        """The reader has left: stop listening, and stop computing if it left early."""
+        """The reader is gone: forget it, and abort the request if it has not finished."""
         self._readers.pop(state.request_id, None)
         if not state.is_finished and self._death is None:
             self.front.client.abort(self.front.outputs.core_ids(state.request_id))
@@ -239,7 +240,7 @@ class AsyncLLMEngine:
             self._pump = OutputPump(self.front.client, asyncio.get_running_loop(), self._on_outputs, self._die)
 
     def _on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Take in a step's outputs; runs in the event loop."""
+        """Process a step's outputs; runs in the event loop."""
         result = self._front.outputs.process(outputs)
         if result.to_abort:
             self._front.client.abort(result.to_abort)
@@ -248,7 +249,7 @@ class AsyncLLMEngine:
                 notify()
 
     def _die(self, death: OctavoError) -> None:
-        """Wake everyone who waits: nothing more will come."""
+        """Wake all readers: no more outputs will come."""
         self._death = self._death or death
         self._has_died.set()
         for notify in list(self._readers.values()):

@@ -1,4 +1,4 @@
-"""What the engine's process says goes through the log of its parent, in whatever format that has."""
+"""Relays the output of the engine process to its parent's log, in the parent's format."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ logger = logging.getLogger("octavo.engine.process")
 
 
 def relay_lines(pipe: IO[bytes]) -> threading.Thread:
-    """Log every line that comes through the pipe; the thread ends, and closes it, when the other side is gone."""
+    """Log every line from the pipe, until the other side closes it; return the thread that does."""
     thread = threading.Thread(target=_relay, args=(pipe,), name="octavo-engine-log", daemon=True)
     thread.start()
     return thread

@@ -1,8 +1,7 @@
 """The engine core: scheduler plus executor. Knows tokens, never text. A step is three calls.
 
-Several steps are in flight where ranks form a pipeline, as many as it has stages, and where a device has a queue, so
-that it need not wait for the host: the core hands out new ones as long as there is something to compute, and waits for
-the oldest.
+Several steps are in flight in a pipeline of ranks, one per stage, and on devices with a queue, which then need not wait
+for the host: the core submits steps while there is something to compute, and waits for the oldest.
 """
 
 import logging
@@ -23,19 +22,19 @@ from octavo.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-_GRAMMAR_WAIT_S = 0.01  # at a time, when there is nothing else to do; messages are read in between
+_GRAMMAR_WAIT_S = 0.01  # per wait, when idle; messages are read in between
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step on its way through the ranks."""
+    """A step in flight through the ranks."""
 
     scheduler_output: SchedulerOutput
     future: Future[ModelRunnerOutput]
 
 
 class EngineCore:
-    """One thread owns it; everyone else sends messages (`EngineCoreClient`)."""
+    """Owned by one thread; others send messages (`EngineCoreClient`)."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, *, epoch: int = 0, drafter: Drafter | None = None
@@ -56,13 +55,13 @@ class EngineCore:
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[PendingStep] = deque()  # oldest first
         self._finished_outputs: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
-        self._prepared_blocks: list[int] | None = None  # so many were reached when the ranks last had memory enough
+        self._prepared_blocks: list[int] | None = None  # in use when the ranks last had enough memory prefaulted
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
 
     def abort(self, request_ids: list[str]) -> None:
-        """End requests at once. Their blocks are free when this returns; their report comes with the next step."""
+        """End requests at once. Their blocks are free when this returns; their outputs come with the next step."""
         self.scheduler.abort(request_ids)
 
     def has_work(self) -> bool:
@@ -83,7 +82,7 @@ class EngineCore:
         return self._finish_oldest()
 
     def _submit_steps(self) -> None:
-        """Hand out steps until enough are under way, or nothing is left that can be computed now."""
+        """Submit steps until enough are in flight, or nothing is left that can be computed now."""
         scheduler_output: SchedulerOutput | None = (
             self._schedule_next() if self._pending_steps else self.scheduler.schedule()
         )
@@ -103,7 +102,7 @@ class EngineCore:
             return future
 
     def _finish_oldest(self) -> EngineCoreOutputs:
-        """Wait for the oldest step in flight and book its answer."""
+        """Wait for the oldest step in flight and update the scheduler from its output."""
         pending = self._pending_steps[0]
         try:
             model_output = pending.future.result()
@@ -111,7 +110,7 @@ class EngineCore:
             raise
         except BaseException as error:
             if not pending.future.done():
-                raise  # Ctrl-C while we waited: the step goes on, and its answer is there for the next call
+                raise  # Ctrl-C while waiting: the step continues, and the next call gets its output
             self._fail(self._pending_steps.popleft(), error)
             return self.scheduler.take_finished()
         self._pending_steps.popleft()
@@ -120,7 +119,7 @@ class EngineCore:
     def _fail(self, pending: PendingStep, error: BaseException) -> None:
         self.scheduler.fail_step(pending.scheduler_output, f"{type(error).__name__}: {error}")
         if not isinstance(error, Exception):
-            raise error  # Ctrl-C: nobody knows how far the step came, so its requests have ended all the same
+            raise error  # Ctrl-C: the state of the step is unknown, so its requests have ended all the same
         scheduler_output = pending.scheduler_output
         logger.error(
             "step %d failed; its %d requests end with an error",
@@ -135,26 +134,26 @@ class EngineCore:
         self._executor.warmup()
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix; running requests are not disturbed."""
+        """Drop all cached prefixes; running requests are not affected."""
         self._finish_all()
         self.scheduler.blocks.reset_prefix_cache()
 
     def check_integrity(self) -> None:
-        """Assert that no block is lost or owned twice. For tests and idle moments."""
+        """Assert that no block is lost or owned twice. For tests and when idle."""
         self.scheduler.check_integrity()
 
     def check_health(self) -> None:
-        """Raise EngineDeadError when a rank is gone. For idle moments: a step finds out by itself."""
+        """Raise EngineDeadError if a rank is gone. For when idle: a step notices by itself."""
         self._executor.check_health()
 
     def prepare(self) -> bool:
-        """Do a little of what makes later steps quicker. For idle moments; False when nothing of it is left.
+        """Do a little work that makes later steps faster, when idle; return False when none is left.
 
         Raises:
             EngineDeadError: a rank is gone.
         """
         num_reached = self.scheduler.blocks.num_reached
-        if num_reached == self._prepared_blocks:  # an idle engine leaves its ranks asleep
+        if num_reached == self._prepared_blocks:  # let the ranks of an idle engine sleep
             return False
         has_more = self._executor.prefault_kv(num_reached)
         if not has_more:
@@ -162,7 +161,7 @@ class EngineCore:
         return has_more
 
     def _finish_all(self) -> None:
-        """Wait for every step in flight, so that nothing happens behind a caller's back."""
+        """Wait for all steps in flight, so that none runs concurrently with the caller."""
         while self._pending_steps:
             self._finished_outputs.append(self._finish_oldest())
 

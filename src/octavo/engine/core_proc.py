@@ -1,6 +1,6 @@
 """The child process: an engine core behind two sockets. Run as `python -m octavo.engine.core_proc FOLDER`.
 
-It ends with code 0 when told to or when its parent is gone, and with 1 when it could not start or go on.
+Exits with code 0 when told to or when its parent is gone, and with 1 when it fails.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from octavo.executor.base import make_executor
 
 logger = logging.getLogger(__name__)
 
-_QUIET_MS = 200  # without a message and without work, before ranks are looked at and later steps prepared
-_LEAVE_S = 5.0  # how long an graceful shutdown may take, a step under way included
+_QUIET_MS = 200  # without messages or work, before ranks are checked and later steps prepared
+_LEAVE_S = 5.0  # for a graceful shutdown, including a step in flight
 
 
 class CoreProc:
-    """Messages first, then a step, as long as there is work; when it is quiet, what steps will want; else asleep."""
+    """Loops over messages and steps; when idle, prepares later steps, then sleeps."""
 
     def __init__(self, folder: Path) -> None:
         sockets = zmq.Context()
@@ -61,7 +61,7 @@ class CoreProc:
                 self._serve(core)
             return 0
         except Exception as error:
-            if not isinstance(error, UserError):  # the user is told by the parent, without a traceback
+            if not isinstance(error, UserError):  # the parent tells the user, without a traceback
                 logger.exception("the engine core cannot go on")
             self._send(CoreFailed(error_type=type(error).__name__, message=str(error)))
             return 1
@@ -80,7 +80,7 @@ class CoreProc:
                 self._is_preparing = core.prepare()
 
     def _carry_out_messages(self, core: EngineCore) -> bool:
-        """Carry out all messages that are here; without work, wait a moment for one. False: told to stop."""
+        """Handle all pending messages; without work, wait a moment for one. False: told to stop."""
         while self._inbox.poll(0 if core.has_work() or self._is_preparing else _QUIET_MS):
             if not self._carry_out(core, self._decode(self._inbox.recv())):
                 return False
@@ -104,7 +104,7 @@ class CoreProc:
             getattr(core, message.method)()
         except EngineDeadError:
             raise
-        except Exception as error:  # it belongs to the caller, who is told; the core goes on
+        except Exception as error:  # reported to the caller; the core continues
             logger.exception("%s failed", message.method)
             self._send(CallResult(call_id=message.call_id, error=f"{type(error).__name__}: {error}"))
         else:
@@ -116,7 +116,7 @@ class CoreProc:
 
 def main() -> int:
     """Read the configuration from standard input and serve."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and service managers reach both; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # both processes receive them; the parent decides
         signal.signal(number, signal.SIG_IGN)
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     threading.Thread(target=_exit_when_parent_is_gone, args=(os.getppid(),), daemon=True).start()
@@ -124,9 +124,9 @@ def main() -> int:
 
 
 def _exit_when_parent_is_gone(parent: int) -> None:
-    """Watch the pipe rather than ask the kernel for a death signal: that one fires when the parent's *thread* ends."""
-    # Returns when the parent closes the pipe, or dies. Not `sys.stdin.read`: its lock, held by a thread that waits,
-    # would abort the interpreter where it exits first.
+    """Watch the pipe: a death signal from the kernel would fire when the parent's *thread* ends."""
+    # Ends when the parent closes the pipe, or dies. Not `sys.stdin.read`: the lock it holds while waiting would abort
+    # the interpreter at exit.
     while os.read(sys.stdin.fileno(), 1):
         pass
     deadline_s = time.monotonic() + _LEAVE_S

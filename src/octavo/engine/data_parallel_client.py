@@ -1,7 +1,7 @@
 """Several engine cores behind one client: replicas of the model, each a process with its own scheduler and KV memory.
 
-A replica that dies takes its own requests along, which end with `EngineDeadError`; the others go on, and only when the
-last one is gone is the engine dead.
+The requests of a replica that dies end with `EngineDeadError`; the others continue. The engine is dead when the last
+replica is.
 """
 
 import logging
@@ -29,15 +29,17 @@ class DataParallelClient:
     """Implements `EngineCoreClient`. All replicas load at the same time, each with its share of the host's cores."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._arrivals: queue.SimpleQueue[tuple[int, EngineCoreOutputs | None]] = queue.SimpleQueue()  # None: it died
+        self._arrivals: queue.SimpleQueue[tuple[int, EngineCoreOutputs | None]] = (
+            queue.SimpleQueue()
+        )  # None: the replica died
         num_replicas = config.parallel.data_parallel_size
         self._replicas: list[ProcessClient] = []
-        with ExitStack() as started:  # one that cannot be started takes the others along
+        with ExitStack() as started:  # if one cannot start, close the others
             for number in range(num_replicas):
                 self._replicas.append(self._start(_config_of_replica(config), number))
                 started.callback(self._replicas[-1].close)
             started.pop_all()
-        self._lock = threading.Lock()  # of what follows: one thread adds while another gets outputs
+        self._lock = threading.Lock()  # guards what follows: one thread adds while another gets outputs
         self._router = Router(num_replicas, config.cache.block_size, caches_prefixes=config.cache.enable_prefix_caching)
         self._homes: dict[str, int] = {}  # unfinished request id -> its replica
         self._stats: dict[int, SchedulerStats] = {}  # the latest of each replica
@@ -78,7 +80,7 @@ class DataParallelClient:
                 self._homes.update(dict.fromkeys(ids, number))
             try:
                 return self._replicas[number].add(requests)
-            except EngineDeadError:  # just now: `get_outputs` will see to what it had; these have not reached it
+            except EngineDeadError:  # just now: `get_outputs` ends what it had; these did not reach it
                 with self._lock:
                     self._router.drop(number)
                     for request_id in ids:
@@ -106,7 +108,7 @@ class DataParallelClient:
         return msgspec.structs.replace(outputs, replica=number)
 
     def call(self, method: CoreMethod) -> None:
-        """See `EngineCoreClient.call`: all replicas that live, at the same time."""
+        """See `EngineCoreClient.call`: all live replicas, concurrently."""
         with self._lock:
             replicas = [self._replicas[number] for number in self._router.replicas]
         with ThreadPoolExecutor(len(self._replicas)) as threads:
@@ -130,7 +132,7 @@ class DataParallelClient:
             self._stats[number] = outputs.stats
 
     def _take_leave_of(self, number: int) -> EngineCoreOutputs:
-        """Return the ends of what a dead replica leaves unfinished.
+        """Return outputs that end what a dead replica left unfinished.
 
         Raises:
             EngineDeadError: it was the last one.
@@ -144,7 +146,7 @@ class DataParallelClient:
                 del self._homes[request_id]
             num_left = len(self._router.replicas)
         if not num_left:
-            self._arrivals.put((number, None))  # for whoever asks next
+            self._arrivals.put((number, None))  # for the next call
             raise self._last_death()
         logger.error(
             "replica %d is gone: %s; %d of its requests end, %d replicas go on", number, death, len(lost), num_left
@@ -170,6 +172,6 @@ class DataParallelClient:
 
 
 def _config_of_replica(config: EngineConfig) -> EngineConfig:
-    """Return the configuration of one of several on this host: they share its cores."""
+    """Return the configuration of one replica: replicas share the host's cores."""
     threads = config.threads or usable_cores()
     return replace(config, threads=max(1, threads // config.parallel.data_parallel_size))

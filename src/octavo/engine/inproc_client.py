@@ -14,13 +14,13 @@ from octavo.executor.base import make_executor
 
 
 class InprocClient:
-    """The thread that gets outputs is the core's one thread: it carries out the messages, then runs a step."""
+    """Implements `EngineCoreClient`. The thread that gets outputs runs the core: messages first, then a step."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._loaded: EngineCore | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._core_thread: int | None = None  # whoever last got outputs
+        self._core_thread: int | None = None  # the one that last got outputs
 
     @property
     def profile(self) -> str:
@@ -47,7 +47,7 @@ class InprocClient:
         done: Future[None] = Future()
         self._inbox.put(partial(_run, getattr(self._core, method), done))
         if self._core_thread in (None, threading.get_ident()):
-            self._carry_out(0.0)  # nobody else will
+            self._carry_out(0.0)  # no other thread will
         done.result()
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class InprocClient:
         return self._loaded
 
     def _carry_out(self, timeout_s: float | None) -> None:
-        """Run the messages that are here; when there are none, wait for one at most `timeout_s`."""
+        """Handle pending messages; if there are none, wait for one at most `timeout_s`."""
         while True:
             try:
                 message = self._inbox.get(block=timeout_s != 0.0, timeout=timeout_s)
@@ -73,7 +73,7 @@ class InprocClient:
 def _run(method: Callable[[], None], done: Future[None]) -> None:
     try:
         method()
-    except Exception as error:  # noqa: BLE001 - it belongs to the caller, who waits for it
+    except Exception as error:  # noqa: BLE001 - raised in the waiting caller
         done.set_exception(error)
     else:
         done.set_result(None)

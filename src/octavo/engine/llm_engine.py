@@ -1,4 +1,4 @@
-"""`LLMEngine`: text in, text out, driven by its caller one step at a time."""
+"""`LLMEngine`: text in, text out, driven by the caller step by step."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 
 
 class LLMEngine:
-    """An engine in the hands of one thread.
+    """An engine owned by one thread.
 
         engine = LLMEngine("demo")
         engine.add_request("Hi", SamplingParams())
@@ -28,7 +28,7 @@ class LLMEngine:
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         self._front = EngineFront.open(engine_args(model_name, options))
-        self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran for others; `step` returns them
+        self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran others; `step` returns them
         self._close = weakref.finalize(self, self._front.close)  # also when the program ends
 
     @property
@@ -57,7 +57,7 @@ class LLMEngine:
         return self._start(processed).request_id
 
     def step(self) -> tuple[list[RequestOutput], int]:
-        """Run one step. Returns the requests that changed, each with everything so far, and the tokens computed."""
+        """Run one step. Return the changed requests, each with its output so far, and the number of tokens computed."""
         changed, num_tokens = self._step()
         unseen, self._unseen = self._unseen, {}
         return [*unseen.values(), *(state.snapshot() for state in changed)], num_tokens
@@ -66,7 +66,7 @@ class LLMEngine:
         return len(self.front.outputs) > 0
 
     def abort_request(self, request_id: str) -> None:
-        """End a request; its output, with finish_reason `abort`, comes with the next step. Unknown ids are ignored."""
+        """End a request; the next step returns its output with finish_reason `abort`. Unknown ids are ignored."""
         self.front.client.abort(self.front.outputs.core_ids(request_id))
 
     def generate(
@@ -94,7 +94,7 @@ class LLMEngine:
             self._run_until_finished(states, ProgressBar(len(states), enabled=use_tqdm))
         finally:
             for state in states:
-                if not state.is_finished:  # interrupted: leave nothing behind
+                if not state.is_finished:  # interrupted: abort the rest
                     self.abort_request(state.request_id)
         return [state.snapshot() for state in states]
 
@@ -103,19 +103,19 @@ class LLMEngine:
         return self.front.inputs.chat_prompt(messages, **template_options)
 
     def warmup_model(self) -> None:
-        """Run a prefill and a decode that leave no trace, timed and logged. The constructor has done so once."""
+        """Run a prefill and a decode without side effects, timed and logged. The constructor has done so once."""
         self.front.client.call("warmup_model")
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix."""
+        """Drop all cached prefixes."""
         self.front.client.call("reset_prefix_cache")
 
     def check_integrity(self) -> None:
-        """Assert that the core has lost no block. For tests."""
+        """Assert that the core has lost no KV block. For tests."""
         self.front.client.call("check_integrity")
 
     def exit(self) -> None:
-        """Let the core and its memory go. May be called twice; also runs when the program ends."""
+        """Shut down the core and free its memory. Idempotent; also runs when the program ends."""
         self._close()
 
     def _start(self, processed: ProcessedRequest) -> RequestState:

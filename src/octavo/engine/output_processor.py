@@ -13,7 +13,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one step changed for the front."""
+    """What one step changed in the front."""
 
     changed: list[RequestState]  # each once, in the order of the step
     to_abort: list[str]  # core requests that a stop string ended; the core does not know yet
@@ -21,7 +21,7 @@ class StepResult:
 
 
 class OutputProcessor:
-    """Keeps the state of every unfinished request. One thread."""
+    """Keeps the state of every unfinished request. Not thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, metrics: EngineMetrics) -> None:
         self.metrics = metrics
@@ -36,7 +36,7 @@ class OutputProcessor:
         return len(self._requests)
 
     def add(self, processed: ProcessedRequest) -> RequestState:
-        """Expect outputs of this request from now on."""
+        """Register a request, to process its outputs."""
         assert processed.request_id not in self._requests
         state = RequestState(processed, self._tokenizer)
         self._requests[state.request_id] = state
@@ -44,12 +44,12 @@ class OutputProcessor:
         return state
 
     def core_ids(self, request_id: str) -> list[str]:
-        """Return the unfinished core requests behind a user's request; none when it is not known."""
+        """Return the unfinished core requests behind a user's request; none if it is unknown."""
         state = self._requests.get(request_id)
         return [sample.request_id for sample in state.samples if not sample.finish_reason] if state else []
 
     def process(self, outputs: EngineCoreOutputs) -> StepResult:
-        """Take in one step: detokenize, look for stop strings, note who has ended."""
+        """Process one step: detokenize, look for stop strings, record what has finished."""
         now_s = time.time()
         changed: dict[str, RequestState] = {}
         ended: dict[str, RequestState] = {}  # those of which a sample has ended
@@ -88,7 +88,7 @@ class OutputProcessor:
         )
 
     def _push(self, sample: CompletionState, first: int, token_ids: list[int], outputs: EngineCoreOutputs) -> bool:
-        """Give a sample its new tokens; return whether a stop string ended it."""
+        """Add new tokens to a sample; return whether a stop string ended it."""
         logprobs = outputs.logprobs.get(sample.request_id, ())
         report = outputs.finished.get(sample.request_id)
         if report is not None and report.finish_reason == "stop" and not report.shows_last_token:
@@ -109,7 +109,7 @@ class OutputProcessor:
                 self._samples[core_id][0].record_prompt_logprobs(entries)
 
     def _retire(self, ended: Iterable[RequestState], now_s: float) -> None:
-        """Forget samples and requests that are done."""
+        """Drop finished samples and requests."""
         for state in ended:
             for sample in state.samples:
                 if sample.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""The engine thread of an `AsyncLLMEngine`: waits for outputs and hands them to the event loop."""
+"""The engine thread of an `AsyncLLMEngine`: waits for outputs and passes them to the event loop."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ class OutputPump:
         self._thread.start()
 
     def stop(self, reason: OctavoError) -> None:
-        """Return when the thread has ended; a step under way is finished first. Who still waits is told the reason."""
+        """Stop the thread after the step in flight; `on_death` gets the reason."""
         self._should_stop.set()
         self._thread.join()
         self._post(self._on_death, reason)
@@ -50,6 +50,6 @@ class OutputPump:
             self._post(self._on_death, EngineDeadError(f"{type(error).__name__}: {error}"))
 
     def _post(self, callback: Callable[..., None], argument: object) -> None:
-        """Run a callback in the loop; a loop that has closed has nobody left to tell."""
+        """Run a callback in the loop, unless it has closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, argument)

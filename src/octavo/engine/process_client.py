@@ -38,22 +38,22 @@ from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 
-_POLL_MS = 100  # how often a quiet wait looks whether the child still lives
-_UNHEARD_S = 0.01  # between tries to send to a child that has just gone
-_CLOSE_S = 5.0  # how long the child may take to leave on its own
+_POLL_MS = 100  # how often a waiting listener checks that the child lives
+_UNHEARD_S = 0.01  # between attempts to send to a child that has just died
+_CLOSE_S = 5.0  # how long the child may take to exit
 
 
 class ProcessClient:
-    """Starts the child, which loads the model. A thread listens to it from then on."""
+    """Implements `EngineCoreClient`. Starts the child, which loads the model; a thread listens to it."""
 
-    # The folder of the sockets comes behind it.
+    # Followed by the folder of the sockets.
     command: Sequence[str] = (sys.executable, "-m", "octavo.engine.core_proc")
 
     def __init__(self, config: EngineConfig, deliver: Callable[[EngineCoreOutputs | None], None] | None = None) -> None:
         """`deliver` gets outputs in place of `get_outputs`, in the listening thread; None once the child is gone.
 
         Raises:
-            EngineDeadError: the system starts no process.
+            EngineDeadError: the process cannot be started.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
         self._sockets = zmq.Context()
@@ -104,7 +104,7 @@ class ProcessClient:
         except queue.Empty:
             return None
         if outputs is None:
-            self._outputs.put(None)  # for whoever asks next
+            self._outputs.put(None)  # for the next call
             assert self._death is not None
             raise self._death
         return outputs
@@ -122,7 +122,7 @@ class ProcessClient:
         with contextlib.suppress(OctavoError):  # gone already
             self._send(Shutdown())
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it never read its configuration
+        with contextlib.suppress(BrokenPipeError):  # it exited before reading its configuration
             self._child.stdin.close()
         try:
             self._child.wait(_CLOSE_S)
@@ -139,7 +139,7 @@ class ProcessClient:
 
     def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
         socket = self._sockets.socket(kind)
-        socket.set_hwm(0)  # nothing is ever dropped; admission bounds what can be outstanding
+        socket.set_hwm(0)  # never drop; admission bounds what is outstanding
         socket.bind(f"ipc://{self._folder / name}")
         return socket
 
@@ -149,7 +149,7 @@ class ProcessClient:
         assert child.stdin is not None
         assert child.stderr is not None
         self._relay = relay_lines(child.stderr)
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, and the listener will say how
+        with contextlib.suppress(BrokenPipeError):  # it has exited; the listener reports why
             child.stdin.write(msgspec.json.encode(config) + b"\n")
             child.stdin.flush()
         return child
@@ -164,11 +164,11 @@ class ProcessClient:
                     self._to_core.send(data, zmq.NOBLOCK)
                 return
             except zmq.Again:
-                # Nobody at the other end: a plain send would wait for ever, and the listener is about to know.
+                # The child is gone: a blocking send would wait forever, and the listener is about to notice.
                 time.sleep(_UNHEARD_S)
 
     def _listen(self) -> None:
-        """Sort what comes from the child, until it is gone."""
+        """Dispatch messages from the child until it is gone."""
         decode = msgspec.msgpack.Decoder(FromCore).decode
         while True:
             if self._from_core.poll(_POLL_MS):
@@ -191,7 +191,7 @@ class ProcessClient:
                 self._calls.pop(message.call_id).set_exception(EngineError(message.error))
 
     def _bury(self, death: OctavoError) -> None:
-        """Tell everyone who waits; the first cause of death is the one that is told."""
+        """Fail everything that waits, with the first cause of death."""
         if self._death is not None:
             return
         self._death = death

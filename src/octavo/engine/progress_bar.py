@@ -1,4 +1,4 @@
-"""The bar of offline batches: prompts done, and tokens per second in and out."""
+"""The progress bar of offline batches: finished prompts, tokens per second in and out."""
 
 import time
 from types import TracebackType

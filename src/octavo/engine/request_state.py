@@ -1,4 +1,4 @@
-"""What the front remembers of a request until its last token: text so far, logprobs, times."""
+"""What the front keeps of a request until it finishes: text so far, logprobs, times."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class CompletionDelta(msgspec.Struct, frozen=True):
-    """What is new of one sample since somebody last looked; `finish_reason` comes with the last of them."""
+    """What is new of one sample since the last `take`; the last one has a `finish_reason`."""
 
     index: int
     text: str
@@ -27,7 +27,7 @@ class CompletionDelta(msgspec.Struct, frozen=True):
 
 
 class CompletionState:
-    """One sample: a detokenizer, a watch for stop strings, and everything that came out so far."""
+    """One sample: its detokenizer, stop string matcher and output so far."""
 
     __slots__ = (
         "_detokenizer",
@@ -62,7 +62,7 @@ class CompletionState:
         self.error: str | None = None
         self.error_type: str | None = None
         self.last_token_time_s: float | None = None
-        self._is_taken = False  # whether `take` has told the end
+        self._is_taken = False  # `take` has returned the end
         self._num_taken = 0  # tokens that `take` has returned
         self._params = params
         self._text: list[str] = []
@@ -74,13 +74,13 @@ class CompletionState:
 
     @property
     def text(self) -> str:
-        """All text that may be shown so far; joined once, however often it is asked for."""
+        """All text that may be shown so far."""
         if len(self._text) > 1:
             self._text = ["".join(self._text)]
         return self._text[0] if self._text else ""
 
     def push(self, first_index: int, token_ids: list[int], logprobs: Sequence[TokenLogprobs]) -> None:
-        """Take new tokens, the first of which is output token `first_index`; what a replay repeats is passed over."""
+        """Add new tokens, the first of which is output token `first_index`; tokens repeated by a replay are skipped."""
         num_repeated = len(self.token_ids) - first_index
         assert num_repeated >= 0, f"{self.request_id}: tokens {len(self.token_ids)} to {first_index} are missing"
         for offset in range(num_repeated, len(token_ids)):
@@ -92,13 +92,13 @@ class CompletionState:
                 return
 
     def end(self, report: FinishedRequest) -> None:
-        """Take over how the core ended this sample."""
+        """Record how the core ended this sample."""
         self.finish_reason, self.error, self.error_type = report.finish_reason, report.error, report.error_type
         self.stop_reason = report.stop_token_id
         self._flush()
 
     def push_stop_token(self, first_index: int, token_id: int, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Take the token that ended the sample: it counts, but its text is not shown unless asked for."""
+        """Add the token that ended the sample: it counts, but its text is shown only on request."""
         if self._params.include_stop_str_in_output:
             self.push(first_index, [token_id], logprobs)
         elif first_index == len(self.token_ids):
@@ -107,7 +107,7 @@ class CompletionState:
                 self._push_logprobs(logprobs[0])
 
     def snapshot(self, index: int) -> CompletionOutput:
-        """Return what there is so far."""
+        """Return the whole output so far."""
         return CompletionOutput(
             index=index,
             text=self.text,
@@ -122,9 +122,9 @@ class CompletionState:
         )
 
     def take(self, index: int) -> CompletionDelta | None:
-        """Return what came since the last call, None if nothing did; `index` is for the caller to recognize it by.
+        """Return what is new since the last call, None if nothing is; `index` is passed through.
 
-        Text that was taken is not kept for `snapshot`.
+        Taken text is not kept for `snapshot`.
         """
         start, self._num_taken = self._num_taken, len(self.token_ids)
         if (start == self._num_taken and self.finish_reason is None) or self._is_taken:
@@ -144,7 +144,7 @@ class CompletionState:
         )
 
     def _show(self, delta: str) -> None:
-        """Add text, as far as it cannot be part of a stop string; end at one that is complete."""
+        """Add text that cannot be part of a stop string; end at a complete one."""
         if self._matcher is not None and len(self.token_ids) >= self._params.min_tokens:
             delta, stop = self._matcher.push(delta)
             if stop is not None:
@@ -153,7 +153,7 @@ class CompletionState:
             self._text.append(delta)
 
     def _flush(self) -> None:
-        """Show what was held back: an incomplete character, the beginning of a stop string that never came."""
+        """Show text held back: an incomplete character or the beginning of a stop string."""
         self._show(self._detokenizer.flush())
         if self._matcher is not None:
             self._text.append(self._matcher.flush())
@@ -187,7 +187,7 @@ class RequestState:
 
     @property
     def is_finished(self) -> bool:
-        for sample in self.samples:  # noqa: SIM110 - asked for every token: a generator costs three times as much
+        for sample in self.samples:  # noqa: SIM110 - called per token; a generator costs three times as much
             if sample.finish_reason is None:
                 return False
         return True
@@ -210,11 +210,11 @@ class RequestState:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens whose KV was found in the prefix cache."""
+        """Prompt tokens found in the prefix cache."""
         return self.admitted.num_cached_tokens if self.admitted else 0
 
     def record_token(self, now_s: float) -> bool:
-        """Note a step that brought a token; return whether there had been one before."""
+        """Record a step with a token; return whether there was one before."""
         if self._first_token_time_s is not None:
             return True
         self._first_token_time_s = now_s
@@ -226,7 +226,7 @@ class RequestState:
         ]
 
     def snapshot(self) -> RequestOutput:
-        """Return everything so far as the user sees it."""
+        """Return the whole output so far as the user sees it."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self._processed.prompt,
@@ -238,7 +238,7 @@ class RequestState:
         )
 
     def times(self) -> RequestMetrics:
-        """Return when things happened so far."""
+        """Return the times of events so far."""
         return RequestMetrics(
             arrival_time_s=self.arrival_time_s,
             first_scheduled_time_s=self.admitted.scheduled_time_s if self.admitted else None,
@@ -250,7 +250,7 @@ class RequestState:
 
 
 def readable_logprobs(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """Turn one position's ids and numbers into the user's form: the token that stands there first, then the best."""
+    """Return one position's logprobs as the user sees them: the chosen token first, then the most likely."""
     table = {
         token_id: Logprob(logprob=logprob, rank=rank, decoded_token=tokenizer.token_text(token_id))
         for rank, (token_id, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), start=1)

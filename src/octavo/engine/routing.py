@@ -1,11 +1,11 @@
-"""Which replica of a model gets a request: the one that will have least to do before its first token.
+"""Routes a request to the replica with the least work before its first token.
 
-Costs are counted in prompt tokens: those that wait at a replica already, those of the request itself that the replica
-is not known to have in its prefix cache, and `_TOKENS_PER_REQUEST` for each unfinished request, whose steps it will
-share. So a long common prefix brings requests together, until the replica that has it is that much busier than others.
+Cost is counted in prompt tokens: those waiting at the replica, those of the request that are not known to be in its
+prefix cache, and `_TOKENS_PER_REQUEST` for each unfinished request, whose steps it will share. So requests with a long
+common prefix go to the same replica, until it is that much busier than others.
 
-What a replica has cached is not asked but remembered: the names of the blocks that were sent there, at most as many as
-it has, those least recently used forgotten first, as its own pool does.
+The cache contents of a replica are tracked, not queried: the hashes of blocks sent there, at most as many as it has
+blocks, with LRU eviction as in its own pool.
 """
 
 from collections import OrderedDict
@@ -17,26 +17,26 @@ import numpy as np
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.scheduler.block_hash import chain_hashes, request_root
 
-_TOKENS_PER_REQUEST = 64  # of a prompt, which take about as long as one more row in the steps of a short answer
+_TOKENS_PER_REQUEST = 64  # take about as long as one more row in the steps of a short output
 _BLOCKS_UNTIL_KNOWN = 4096
 
 
 @dataclass(kw_only=True, slots=True)
 class ReplicaLoad:
-    """What one replica has to do, as far as the front knows."""
+    """The load of one replica, as far as the front knows."""
 
     num_routed: int = 0  # requests, since the start
     unfinished: dict[str, int] = field(default_factory=dict)  # request id -> tokens of its prompt that still wait
     num_waiting_tokens: int = 0
-    prefixes: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # names of blocks, last used last
+    prefixes: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # block hashes, most recently used last
     num_blocks: int = _BLOCKS_UNTIL_KNOWN
 
     def count_cached(self, names: Sequence[bytes]) -> int:
-        """Return how many of these blocks, from the first on, the replica is known to have."""
+        """Return how many of these blocks, from the first on, the replica is known to have cached."""
         return next((at for at, name in enumerate(names) if name not in self.prefixes), len(names))
 
     def remember(self, names: Sequence[bytes]) -> None:
-        """Note that these blocks will be there; the first of a chain outlives what follows it."""
+        """Record that these blocks will be cached; the first of a chain outlives those after it."""
         for name in reversed(names):
             self.prefixes[name] = None
             self.prefixes.move_to_end(name)
@@ -45,7 +45,7 @@ class ReplicaLoad:
 
 
 class Router:
-    """Keeps account of the replicas that are alive. One thread at a time."""
+    """Tracks the load of live replicas. Not thread-safe."""
 
     def __init__(self, num_replicas: int, block_size: int, *, caches_prefixes: bool) -> None:
         self._block_size, self._caches_prefixes = block_size, caches_prefixes
@@ -53,11 +53,11 @@ class Router:
 
     @property
     def replicas(self) -> list[int]:
-        """Those that are alive."""
+        """The live replicas."""
         return list(self._loads)
 
     def route(self, samples: Sequence[EngineCoreRequest]) -> int:
-        """Choose for the samples of one request, which share their prompt; count them there."""
+        """Choose a replica for the samples of one request, which share their prompt; count them there."""
         prompt = samples[0]
         names = self._block_hashes(prompt)
         cached = {replica: load.count_cached(names) * self._block_size for replica, load in self._loads.items()}
@@ -67,13 +67,13 @@ class Router:
         load.num_routed += len(samples)
         load.remember(names)
         for number, sample in enumerate(samples):
-            waiting = num_tokens - cached[chosen] if number == 0 else 0  # the others find the first one's blocks
+            waiting = num_tokens - cached[chosen] if number == 0 else 0  # the others hit the first one's blocks
             load.unfinished[sample.request_id] = waiting
             load.num_waiting_tokens += waiting
         return chosen
 
     def record_admitted(self, replica: int, request_ids: Iterable[str]) -> None:
-        """These requests no longer wait."""
+        """Record that requests no longer wait."""
         load = self._loads[replica]
         for request_id in request_ids:
             if request_id in load.unfinished:
@@ -81,24 +81,24 @@ class Router:
                 load.unfinished[request_id] = 0
 
     def record_finished(self, replica: int, request_ids: Iterable[str]) -> None:
-        """These requests cost nothing more."""
+        """Record that requests have finished."""
         load = self._loads[replica]
         for request_id in request_ids:
             load.num_waiting_tokens -= load.unfinished.pop(request_id, 0)
 
     def record_blocks(self, replica: int, num_blocks: int) -> None:
-        """The replica has so many blocks."""
+        """Record the number of blocks of a replica."""
         self._loads[replica].num_blocks = num_blocks
 
     def drop(self, replica: int) -> list[str]:
-        """The replica is gone; return the requests that it leaves unfinished."""
+        """Remove a dead replica; return its unfinished requests."""
         load = self._loads.pop(replica, None)
         return list(load.unfinished) if load is not None else []
 
     def _cost(self, replica: int, num_own_tokens: int) -> tuple[int, int]:
         load = self._loads[replica]
         cost = load.num_waiting_tokens + num_own_tokens + _TOKENS_PER_REQUEST * len(load.unfinished)
-        return cost, load.num_routed  # of equals, the one that got least so far
+        return cost, load.num_routed  # ties go to the one with the fewest requests so far
 
     def _block_hashes(self, request: EngineCoreRequest) -> list[bytes]:
         if not self._caches_prefixes:

@@ -1,6 +1,6 @@
-"""Finds stop strings in text that arrives in pieces, and holds back only what might still become one.
+"""Finds stop strings in streamed text, holding back only what might still become one.
 
-How the text is cut into pieces never shows: the answer is a function of the whole text.
+The result is a function of the whole text, not of how it is cut into pieces.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class StopStringMatcher:
     """Watches one output for any of several stop strings.
 
-    The match that is complete first wins: generating stops there, and nothing behind it is looked at. If several are
-    complete at the same character, it is the longest of them, so that none of it is left standing.
+    The first complete match wins, and generation stops there. Of several that complete at the same character the
+    longest wins, so that none of it remains.
     """
 
     __slots__ = ("_include", "_last_characters", "_longest_prefix", "_prefixes", "_stop", "_tail")
@@ -21,15 +21,15 @@ class StopStringMatcher:
         self._prefixes = frozenset(text[:size] for text in stop for size in range(1, len(text)))
         self._last_characters = frozenset(prefix[-1] for prefix in self._prefixes)
         self._longest_prefix = max(map(len, self._prefixes), default=0)
-        self._tail = ""  # the longest end of the text that begins a stop string; a match can begin nowhere else
+        self._tail = ""  # the longest suffix of the text that begins a stop string
 
     def push(self, delta: str) -> tuple[str, str | None]:
         """Add `delta`; return the text that may be shown now, and the stop string that was found, if any.
 
-        The text ends before the stop string, or behind it with `include_in_output`. Once found, push no more.
+        The text ends before the stop string, or after it with `include_in_output`. Once found, push no more.
         """
         window = self._tail + delta
-        num_shown = len(self._tail) if self._include else 0  # what is to be shown anyway is never held back
+        num_shown = len(self._tail) if self._include else 0  # text to be shown anyway is never held back
         found = self._first_match(window)
         if found is None:
             self._tail = self._open_tail(window)
@@ -39,7 +39,7 @@ class StopStringMatcher:
         return window[num_shown : end if self._include else end - len(stop)], stop
 
     def flush(self) -> str:
-        """Return what was held back; the output ended without a stop string."""
+        """Return the text held back: the output ended without a stop string."""
         held, self._tail = self._tail, ""
         return "" if self._include else held
 

@@ -35,14 +35,14 @@ def drawn_rows(found: torch.Tensor) -> list[int]:
     return [token for row, token in enumerate(found.tolist()) if row != 3]
 
 
-@pytest.mark.parametrize("vocab_size", pick([1, 7, 1025], [1, 7, 1023, 1024, 1025, 3001]))
+@pytest.mark.parametrize("vocab_size", pick([7, 1025], [1, 7, 1023, 1024, 1025, 3001]))
 def test_tokens_are_those_of_the_definition(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PART", 1024)
     monkeypatch.setattr(module, "_BLOCK", 64)
     logits = torch.randn(NUM_ROWS, vocab_size, generator=torch.Generator().manual_seed(vocab_size)).to(DEVICE)
     if vocab_size > 2:
         logits[:, ::2] = -torch.inf  # masked
-    for seed in range(4):
+    for seed in range(pick(2, 4)):
         metadata = columns(seed)
         found = draw(logits, logits.amax(-1), **metadata)
         assert drawn_rows(found) == drawn_rows(defined(logits, metadata))
@@ -50,7 +50,7 @@ def test_tokens_are_those_of_the_definition(vocab_size: int, monkeypatch: pytest
 
 def test_a_row_of_another_seed_or_place_gets_another_token() -> None:
     """The comparison above would not see noise that ignores its key, if both sides did."""
-    logits = torch.zeros(NUM_ROWS, 4001, device=DEVICE)
+    logits = torch.zeros(NUM_ROWS, pick(1001, 4001), device=DEVICE)
     metadata = columns(1)
     first = draw(logits, logits.amax(-1), **metadata).tolist()
     for name in ("seed_low", "seed_high", "output_indices"):

@@ -43,7 +43,7 @@ def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK", 1024)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=pick(12, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     row=st.lists(LOGITS, min_size=1, max_size=30).filter(lambda row: max(row) > -torch.inf),
     top_k=st.integers(1, 33),
@@ -55,19 +55,19 @@ def test_what_is_kept_is_what_sorting_keeps(row: list[float], top_k: int, top_p:
     assert torch.equal(kept(logits, top_k, top_p, temperature), sorted_out(logits, top_k, top_p, temperature))
 
 
-@pytest.mark.parametrize("spread", pick([0.0, 5.0], [0.0, 1e-6, 1.0, 5.0]))
+@pytest.mark.parametrize("spread", pick([5.0], [0.0, 1e-6, 1.0, 5.0]))
 def test_many_tokens_in_many_parts(spread: float) -> None:
-    logits = (torch.randn(2, 2500, generator=torch.Generator().manual_seed(3)) * spread).to(DEVICE)
-    for top_k, top_p in ((2500, 0.9), (2499, 1.0), (700, 0.3), (1, 0.5)):
+    logits = (torch.randn(2, 1300, generator=torch.Generator().manual_seed(3)) * spread).to(DEVICE)
+    for top_k, top_p in ((1300, 0.9), (1299, 1.0), (400, 0.3), (1, 0.5)):
         assert torch.equal(kept(logits, top_k, top_p, 1.0), sorted_out(logits, top_k, top_p, 1.0))
 
 
 def test_a_row_dealt_out_otherwise_keeps_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(3, 2500, generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    whole = kept(logits, 700, 0.9, 1.0)
+    logits = torch.randn(3, 1300, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    whole = kept(logits, 400, 0.9, 1.0)
     monkeypatch.setattr(module, "_BLOCK", 256)
     monkeypatch.setattr(module, "_part_size", lambda num_rows, vocab_size: 512)
-    assert torch.equal(kept(logits[1:2], 700, 0.9, 1.0), whole[1:2])
+    assert torch.equal(kept(logits[1:2], 400, 0.9, 1.0), whole[1:2])
 
 
 @pytest.mark.parametrize(("num_rows", "part"), [(1, 1024), (32, 8192), (256, 16384)])

@@ -96,13 +96,13 @@ class ChatStream(ReplyStream[ChatCompletion]):
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
         """Return the chunks of new text; the last says, with an empty delta, how the answer ended."""
-        frames = [] if self._has_begun else self._roles()
+        roles = None if self._has_begun else self._roles()
         answer, chunks = self._answers[delta.index], self._chunks
         pieces = answer.read(delta)
         if not self._is_plain:
-            frames += self._rich(answer, delta, pieces)
+            frames = self._rich(answer, delta, pieces)
         else:
-            frames += [
+            frames = [
                 chunks.text(delta.index, piece.text)
                 if isinstance(piece, Content)
                 else chunks.piece(delta.index, wire_delta(piece))
@@ -110,7 +110,7 @@ class ChatStream(ReplyStream[ChatCompletion]):
             ]
         if delta.finish_reason is not None:
             frames.append(self._ending(delta, {}, answer.finish_reason(delta)))
-        return frames
+        return frames if roles is None else roles + frames
 
     def _roles(self) -> list[bytes]:
         """Return the first chunk of each answer: who speaks."""

@@ -141,7 +141,9 @@ class ReplyStream(ABC, Generic[WholeReply]):
         """
         if self.is_over:
             return b""
-        frames = [frame for delta in self._new_deltas() for frame in self._frames(delta)]
+        frames: list[bytes] = []
+        for delta in self._new_deltas():
+            frames += self._frames(delta)
         if not self._unfinished:
             self.is_over = True
             if self._options.include_usage:
