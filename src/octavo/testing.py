@@ -213,7 +213,7 @@ class FakeWorker:
         self.rows: dict[int, FakeRow] = {}
         self._block_size = block_size
         self._groups = groups
-        # One block more than there are, which is nobody's and must never be written or read.
+        # One block more than there are: the null block, which must never be written or read.
         sizes = [(count + 1) * block_size for count in num_blocks]
         self._kv: list[NDArray[np.int64]] = [np.full(size, _NOTHING_WRITTEN, dtype=np.int64) for size in sizes]
 
@@ -286,7 +286,7 @@ class FakeWorker:
             room = len(row.block_ids[group]) * self._block_size
             assert end <= room, f"{row.request_id}: no block for position {end - 1}"
             slots = row.slots(group, start, end, self._block_size)
-            assert (slots < len(kv) - self._block_size).all(), f"{row.request_id}: writes to nobody's block"
+            assert (slots < len(kv) - self._block_size).all(), f"{row.request_id}: writes to the null block"
             kv[slots] = _LOST if row.is_lost else row.contexts[start:end]
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:

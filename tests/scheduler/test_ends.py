@@ -14,7 +14,7 @@ def ends(outputs: EngineCoreOutputs) -> dict[str, str]:
 def assert_idle(scheduler: Scheduler) -> None:
     scheduler.check_integrity()
     assert scheduler.is_finished()
-    assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
+    assert scheduler.blocks.num_free == [scheduler.blocks.pools[0].num_blocks]
 
 
 def two_requests() -> tuple[Scheduler, FakeWorker]:
@@ -35,9 +35,9 @@ def test_abort_while_waiting() -> None:
 def test_abort_while_running_frees_blocks_at_once_and_tells_the_worker_once() -> None:
     scheduler, worker = two_requests()
     run_step(scheduler, worker)
-    num_free = scheduler.blocks.num_free_blocks
+    [num_free] = scheduler.blocks.num_free
     scheduler.abort(["a"])
-    assert scheduler.blocks.num_free_blocks == num_free + 2
+    assert scheduler.blocks.num_free == [num_free + 2]
     scheduler_outputs = [scheduler.schedule() for _ in range(2)]
     assert [scheduler_output.finished_req_ids for scheduler_output in scheduler_outputs] == [["a"], []]
     assert scheduler_outputs[0].req_ids == ("b",)

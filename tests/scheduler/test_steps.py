@@ -190,7 +190,7 @@ def test_a_token_sampled_past_the_end_is_dropped() -> None:
     assert (outputs.new_token_ids, outputs.finished["r"].finish_reason) == ([7], "stop")
     outputs = scheduler.update_from_output(second, model_output_for(second, [8]))
     assert (outputs.req_ids, outputs.new_token_ids, outputs.finished) == ([], [], {})
-    assert scheduler.blocks.num_free_blocks == scheduler.blocks.num_blocks
+    assert scheduler.blocks.num_free == [scheduler.blocks.pools[0].num_blocks]
 
 
 def test_a_token_past_the_end_enters_no_block_name() -> None:

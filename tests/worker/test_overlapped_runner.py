@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.tiny import TinyModel
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo import LLM, SamplingParams, StructuredOutput
@@ -121,6 +122,22 @@ def test_every_part_of_a_draw_is_in_a_graph(place: Place, caplog: pytest.LogCapt
     endings = {tuple(ending) for _, _, ending, _ in json.loads(file.read_text())}
     parts = [("is_filtered",), ("has_processors",), ("is_rated",), ("has_processors", "is_filtered", "is_rated")]
     assert {("argmax",), ("drawn",), *(("drawn", *some) for some in parts)} <= endings
+
+
+def test_blocks_freed_behind_a_window_are_no_reason_to_go_without_a_graph(place: Place, tmp_path: Path) -> None:
+    """Eight blocks of a row at once, every 64 tokens, which is more than the record of one row holds."""
+    settings = {"use_sliding_window": True, "sliding_window": 9, "max_position_embeddings": 256}
+    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    TinyModel(name="mixed", family="Qwen3", settings={**settings, "layer_types": layer_types}).save(tmp_path / "mixed")
+    params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    token_ids, queue = [], RecordedQueue()
+    for place.queue in (None, queue):
+        options = {**OPTIONS, "max_model_len": 256, "num_kv_blocks": 40}
+        with LLM(str(tmp_path / "mixed"), tokenizer="demo", **options) as llm:
+            [output] = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+        token_ids.append(output.outputs[0].token_ids)
+    assert token_ids[0] == token_ids[1]
+    assert len(queue.replays) > 195
 
 
 def prefilled(queue: DeviceQueue | None, place: Place, num_requests: int) -> tuple[EngineCore, UniProcExecutor]:

@@ -90,7 +90,7 @@ class EngineArgs:
     kv_cache_dtype: KVCacheDType = option(
         "auto", "dtype of the KV cache: auto (the model's dtype), bf16, int8 (CPU), fp8 (GPU)"
     )
-    num_kv_blocks: int | None = option(None, "number of KV blocks; default: as many as fit into memory")
+    num_kv_blocks: int | None = option(None, "KV blocks of each KV group; default: as many as fit into memory")
     gpu_memory_utilization: float | None = option(
         None, "fraction of the device's memory to use, on any device; default: 0.9, on CPUs 0.5"
     )

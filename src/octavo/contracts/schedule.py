@@ -41,7 +41,7 @@ class CachedRequestData:
     """Diffs for requests that the worker already has: changes of their block tables, and tokens that were sampled.
 
     `block_ids[n]` goes to column `columns[n]` of row `rows[n]` in the table of group `groups[n]`: a block given out, or
-    the block that is nobody's, in place of one that was freed behind a sliding window.
+    the group's null block in place of one that was freed behind a sliding window.
 
     Tokens are only sent where some ranks do not sample: pipeline stages before the last.
     """

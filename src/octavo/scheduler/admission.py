@@ -93,6 +93,6 @@ class Admission:
 
     def _table(self, group: int, prefix: CachedPrefix, num_new_blocks: int) -> list[int]:
         """Allocate; return a request's row of a group's block table."""
-        cached, nobodys = prefix.block_ids[group], self._blocks.pools[group].num_blocks
+        cached = prefix.block_ids[group]
         new = self._blocks.allocate_blocks(num_new_blocks, cached[-1] if cached else None, group)
-        return [nobodys] * prefix.first_columns[group] + cached + new
+        return [self._blocks.null_block(group)] * prefix.first_columns[group] + cached + new

@@ -28,7 +28,8 @@ class CachedPrefix:
 class BlockManager:
     """Allocated and freed only by the scheduler, one thread. Methods that name a group are about that group's blocks.
 
-    Block `num_blocks` of a group with a window is nobody's: block tables have it where a block was freed.
+    Block `num_blocks` of a group with a window is its null block, which no request owns: block tables have it where a
+    block was freed.
     """
 
     def __init__(
@@ -49,28 +50,24 @@ class BlockManager:
         return len(self.groups)
 
     @property
-    def _tightest(self) -> BlockPool:
+    def fullest_pool(self) -> BlockPool:
+        """The one with the smallest share of free blocks."""
+        if len(self.pools) == 1:
+            return self.pools[0]
         return min(self.pools, key=lambda pool: pool.num_free / pool.num_blocks)
 
     @property
-    def num_blocks(self) -> int:
-        """Of the group that `num_free_blocks` is about."""
-        return self._tightest.num_blocks
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Free blocks of the fullest group, those that still hold a findable prefix included."""
-        return self._tightest.num_free
-
-    @property
     def num_free(self) -> list[int]:
-        """Free blocks of each group."""
+        """Free blocks of each group, those that still hold a findable prefix included."""
         return [pool.num_free for pool in self.pools]
 
     @property
     def num_reached(self) -> list[int]:
         """Blocks of each group from this one on have never been handed out."""
         return [pool.num_reached for pool in self.pools]
+
+    def null_block(self, group: int) -> int:
+        return self.pools[group].num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold `num_tokens` tokens."""

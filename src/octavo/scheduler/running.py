@@ -33,6 +33,7 @@ class RunningRows:
         self.num_hashed = np.zeros(max_num_rows, dtype=np.int32)
         # Of each KV group [G, rows]: the end of what its blocks can hold, and columns without a block at its front.
         self.num_slots = np.zeros((num_groups, max_num_rows), dtype=np.int32)
+        self.slots_of_group = list(self.num_slots)  # G views [rows]
         self.num_freed = np.zeros((num_groups, max_num_rows), dtype=np.int32)
         self.limit = np.zeros(max_num_rows, dtype=np.int32)  # tokens at which the request ends
         self.generation = np.zeros(max_num_rows, dtype=np.int64)  # rises when the row changes hands
@@ -145,15 +146,11 @@ class RunningRows:
             for table, first in zip(self.block_ids[row], self.num_freed[:, row].tolist(), strict=True)
         ]
 
-    def append_blocks(self, row: int, block_ids: list[int], group: int) -> None:
-        self.block_ids[row][group] += block_ids
-        self.num_slots[group, row] += len(block_ids) * self._block_size
-
-    def free_columns(self, row: int, group: int, end: int, nobodys: int) -> list[int]:
-        """Take the blocks of the columns up to `end` from a row, which has the block `nobodys` there from now on."""
+    def free_columns(self, row: int, group: int, end: int, null_block: int) -> list[int]:
+        """Take the blocks of the columns up to `end` from a row, which has `null_block` there from now on."""
         first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
         table = self.block_ids[row][group]
-        freed, table[first:end] = table[first:end], [nobodys] * (end - first)
+        freed, table[first:end] = table[first:end], [null_block] * (end - first)
         return freed
 
     def check_integrity(self) -> None:

@@ -4,6 +4,7 @@ Legend: R = rows in the step.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,14 +14,21 @@ from octavo.scheduler.budget import split_budget
 from octavo.scheduler.running import RowIndices, RunningRows
 
 
+class ShortRows(NamedTuple):
+    """Rows whose blocks of a KV group cannot hold what they would compute."""
+
+    group: int
+    rows: list[int]
+    num_missing: list[int]  # blocks that each of them lacks
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningTokens:
     """The part of a step that belongs to running rows."""
 
     rows: RowIndices  # [R]
     counts: Int32Array  # [R] tokens, each at least 1
-    short_rows: list[list[int]]  # by KV group: of these, rows whose blocks cannot hold so many
-    num_missing: list[list[int]]  # by KV group: blocks that each of those lacks
+    short: list[ShortRows]  # of these; no entry for a group that has blocks enough
 
 
 class RunningScheduler:
@@ -49,13 +57,14 @@ class RunningScheduler:
         counts = split_budget(self._wanted(rows), budget)
         if np.count_nonzero(counts) < len(counts):
             rows, counts = rows[counts > 0], counts[counts > 0]
-        ends, short_rows, num_missing = running.num_computed[rows] + counts, [], []
-        for num_slots in running.num_slots:
+        ends, short = running.num_computed[rows] + counts, []
+        for group, num_slots in enumerate(running.slots_of_group):
             num_over = ends - num_slots[rows]
-            short = (num_over > 0).nonzero()[0]
-            short_rows.append(rows[short].tolist())
-            num_missing.append([self._blocks.blocks_for(num_tokens) for num_tokens in num_over[short].tolist()])
-        return RunningTokens(rows=rows, counts=counts, short_rows=short_rows, num_missing=num_missing)
+            at = (num_over > 0).nonzero()[0]
+            if len(at):
+                num_missing = [self._blocks.blocks_for(num_tokens) for num_tokens in num_over[at].tolist()]
+                short.append(ShortRows(group, rows[at].tolist(), num_missing))
+        return RunningTokens(rows=rows, counts=counts, short=short)
 
     def _wanted(self, rows: RowIndices) -> Int32Array:
         """Return how many tokens each of `rows` [R] would compute if the budget had no end."""

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from operator import gt
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.running_scheduler import RunningScheduler
 from octavo.scheduler.speculation import Speculation
-from octavo.scheduler.step_builder import StepBuilder, StepInFlight, name_given_up
+from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_released
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
@@ -162,17 +161,15 @@ class Scheduler:
         if self.blocks.windowed:
             builder.free_behind_windows(self._in_flight)
         running_tokens = self._running_scheduler.next(budget)
-        while any(map(gt, map(sum, running_tokens.num_missing), self.blocks.num_free)):
+        while any(sum(short.num_missing) > self.blocks.pools[short.group].num_free for short in running_tokens.short):
             worst = self.running.worst
             assert worst.row is not None
             builder.drop_changes(worst.row)
             self._preempt(worst)
             running_tokens = self._running_scheduler.next(budget)
-        for group, (rows, num_missing) in enumerate(
-            zip(running_tokens.short_rows, running_tokens.num_missing, strict=True)
-        ):
-            for row, num_blocks in zip(rows, num_missing, strict=True):
-                builder.add_blocks(row, num_blocks, group)
+        for short in running_tokens.short:
+            for row, num_blocks in zip(short.rows, short.num_missing, strict=True):
+                builder.add_blocks(row, num_blocks, short.group)
         builder.add_running(running_tokens.rows, running_tokens.counts)
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
@@ -187,7 +184,7 @@ class Scheduler:
         row = request.row
         assert row is not None
         if is_sound:
-            name_given_up(row, self.running, self.blocks, self._in_flight)
+            hash_released(row, self.running, self.blocks, self._in_flight)
         else:
             self._forget_blocks(request, row)
         for group, block_ids in enumerate(self.running.remove(request, status)):
@@ -199,8 +196,8 @@ class Scheduler:
         for group, block_ids in enumerate(self.running.held_blocks(row)):
             self.blocks.forget_blocks(block_ids, group)
         if self.blocks.windowed:
-            named = self.running.tokens[row, : self.running.num_hashed[row]]
-            self.blocks.forget_prefix(named, request.block_root)
+            hashed = self.running.tokens[row, : self.running.num_hashed[row]]
+            self.blocks.forget_prefix(hashed, request.block_root)
 
     # -- a step: the answer -------------------------------------------------------------------------------------
 
@@ -299,11 +296,12 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return a snapshot for logs and metrics."""
+        pool = self.blocks.fullest_pool
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting) + self._constrained.num_pending,
-            num_free_blocks=self.blocks.num_free_blocks,
-            num_blocks=self.blocks.num_blocks,
+            num_free_blocks=pool.num_free,
+            num_blocks=pool.num_blocks,
             num_preemptions_total=self._num_preemptions,
             num_prefix_queries_total=self.blocks.num_prefix_queries_total,
             num_prefix_hits_total=self.blocks.num_prefix_hits_total,

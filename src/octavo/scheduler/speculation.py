@@ -52,13 +52,13 @@ class Speculation:
             step.add_trials(Trials(counts=counts, token_ids=np.array(token_ids, dtype=np.int32), masks=masks))
 
     def _make_room(self, step: StepBuilder, row: int, num_drafts: int) -> int:
-        """Return for how many drafts the row's blocks suffice, having given it more where many are free."""
+        """Return for how many drafts every group has blocks, having given the row more where many are free."""
         running, blocks = self._running, self._blocks
-        num_slots = running.num_slots[:, row] - running.num_known[row]  # of each group
-        missing = [blocks.blocks_for(max(0, num_drafts - slots)) for slots in num_slots.tolist()]
+        num_slots: list[int] = (running.num_slots[:, row] - running.num_known[row]).tolist()  # of each group
+        missing = [blocks.blocks_for(max(0, num_drafts - slots)) for slots in num_slots]
         num_spare = [num_free - len(running) for num_free in blocks.num_free]  # or this would cause the next preemption
         if any(count > spare for count, spare in zip(missing, num_spare, strict=True) if count):
-            return min(num_drafts, *num_slots.tolist())
+            return min(num_drafts, *num_slots)
         for group, count in enumerate(missing):
             if count:
                 step.add_blocks(row, count, group)

@@ -1,7 +1,7 @@
 """The step being put together: what running and admitted requests compute, and the order that comes of it."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.trials import Trials
 
 _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
-_NO_ROWS: RowIndices = np.zeros(0, dtype=np.intp)
 _NO_DIFFS = CachedRequestData()
 
 
@@ -34,9 +33,7 @@ class StepInFlight:
     scheduled_s: float  # when it was made
     rows: RowIndices  # [R] `output.rows` as an index
     generations: NDArray[np.int64]  # [R] of each row when the step was made
-    hashed_blocks: list[
-        tuple[int, int]
-    ]  # (group, block): findable on the promise of this step, or one before, to fill them
+    hashed_blocks: list[tuple[int, int]]  # (group, block): findable as this step, or one before, is to fill them
     admitted: dict[str, AdmittedRequest]
 
     def requests(self, running: RunningRows) -> list[Request]:
@@ -59,7 +56,7 @@ class StepBuilder:
         self._rows = running.active
         self._req_ids: tuple[str, ...] = ()
         self._counts = _NOTHING
-        self._changes: list[tuple[int, int, int, int]] = []  # of block tables: row, block, group, column
+        self._changes: list[int] = []  # of block tables, four numbers each: row, block, group, column
         self._hashed_blocks: list[tuple[int, int]] = []
         self._admitted: list[Request] = []
         self._admitted_counts: list[int] = []
@@ -75,9 +72,12 @@ class StepBuilder:
     def add_blocks(self, row: int, count: int, group: int) -> None:
         """Give a running row more blocks, next to its last one where possible."""
         table = self._running.block_ids[row][group]
-        block_ids = self._blocks.allocate_blocks(count, table[-1], group)
-        self._changes += [(row, block_id, group, column) for column, block_id in enumerate(block_ids, len(table))]
-        self._running.append_blocks(row, block_ids, group)
+        column = len(table)
+        table += self._blocks.pools[group].allocate(count, table[-1])
+        self._running.slots_of_group[group][row] += count * self._blocks.block_size
+        for block_id in table[column:]:
+            self._changes += row, block_id, group, column
+            column += 1
 
     def free_behind_windows(self, in_flight: Iterable[StepInFlight]) -> None:
         """Free the blocks that no row's next token can see, before others are given out.
@@ -89,19 +89,21 @@ class StepBuilder:
         # Not past what is known: a block is hashed when it is freed, and computed tokens may be taken back.
         next_tokens = np.minimum(running.num_computed[rows], running.num_known[rows])
         for group in blocks.windowed:
-            kind, nobodys = blocks.groups[group], blocks.pools[group].num_blocks
+            kind, null_block = blocks.groups[group], blocks.null_block(group)
             assert kind.sliding_window is not None
             first_seen = np.maximum(next_tokens - (kind.sliding_window - 1), 0)
             ends = first_seen // kind.tile * kind.tile // blocks.block_size
             for index in (ends > running.num_freed[group, rows]).nonzero()[0].tolist():
                 row, end, first = int(rows[index]), int(ends[index]), int(running.num_freed[group, rows[index]])
-                name_given_up(row, running, blocks, in_flight)
-                blocks.free_blocks(running.free_columns(row, group, end, nobodys), group)
-                self._changes += [(row, nobodys, group, column) for column in range(first, end)]
+                hash_released(row, running, blocks, in_flight)
+                blocks.free_blocks(running.free_columns(row, group, end, null_block), group)
+                for column in range(first, end):
+                    self._changes += row, null_block, group, column
 
     def drop_changes(self, row: int) -> None:
         """Leave out what was noted of a row's block tables: its request was preempted."""
-        self._changes = [change for change in self._changes if change[0] != row]
+        changes = np.array(self._changes, dtype=np.int32).reshape(-1, 4)
+        self._changes = changes[changes[:, 0] != row].ravel().tolist()
 
     def add_admitted(self, request: Request, budget: int) -> int:
         """Take up a request that has just got its row; return how many tokens it computes in this step.
@@ -189,10 +191,14 @@ class StepBuilder:
     def _diffs(self) -> CachedRequestData:
         if not (self._changes or self._sends_tokens):
             return _NO_DIFFS
-        rows = self._rows[self._counts == 1] if self._sends_tokens else _NO_ROWS  # all that decode are among these
+        changed_rows, block_ids, groups, columns = np.array(self._changes, dtype=np.int32).reshape(-1, 4).T.copy()
+        tables = CachedRequestData(rows=changed_rows, block_ids=block_ids, groups=groups, columns=columns)
+        if not self._sends_tokens:
+            return tables
+        rows = self._rows[self._counts == 1]  # all that decode are among these
         positions = self._running.num_computed[rows] - 1  # as counted when this step is done
-        return CachedRequestData(
-            **_columns(self._changes),
+        return replace(
+            tables,
             token_rows=rows.astype(np.int32),
             token_positions=positions,
             token_ids=self._running.tokens[rows, positions],
@@ -229,13 +235,8 @@ class StepBuilder:
         self._hashed_blocks += hash_full_blocks(row, num_tokens, self._running, self._blocks)
 
 
-def _columns(changes: list[tuple[int, int, int, int]]) -> dict[str, Int32Array]:
-    names = ("rows", "block_ids", "groups", "columns")
-    return dict(zip(names, np.array(changes, dtype=np.int32).reshape(-1, len(names)).T.copy(), strict=True))
-
-
-def name_given_up(row: int, running: RunningRows, blocks: BlockManager, in_flight: Iterable[StepInFlight]) -> None:
-    """Make findable what a row gives up. Any of the steps in flight may be the one that fills it."""
+def hash_released(row: int, running: RunningRows, blocks: BlockManager, in_flight: Iterable[StepInFlight]) -> None:
+    """Make findable what a row is about to free. Any of the steps in flight may be the one that fills it."""
     num_tokens = min(running.num_computed[row], running.num_known[row])
     hashed_blocks = hash_full_blocks(row, int(num_tokens), running, blocks)
     for step in in_flight:

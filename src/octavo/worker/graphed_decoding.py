@@ -37,7 +37,11 @@ class GraphedDecoding:
 
     def send(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> None:
         """Begin to copy what the host says of the step."""
-        self.step.record.send(self._queue, {**table_columns(scheduler_output), **metadata.columns})
+        tables = table_columns(scheduler_output)
+        if len(tables["grown_rows"]) > len(tables["rows"]):  # many blocks freed at once: more than the record holds
+            self._rows.apply_tables(scheduler_output)
+            tables = {name: tables[name] for name in ("rows", "positions")}
+        self.step.record.send(self._queue, {**tables, **metadata.columns})
         if metadata.processors:
             self.step.processors.send(self._queue, metadata.processors)
 
@@ -53,11 +57,7 @@ class GraphedDecoding:
             and not self._rows.prompt_logprobs
         )
         num_rows = row_bucket(len(scheduler_output.rows))
-        if (
-            not is_decoding
-            or num_rows > self.step.record.capacity
-            or len(scheduler_output.scheduled_cached_reqs.rows) > num_rows
-        ):
+        if not is_decoding or num_rows > self.step.record.capacity:
             return None
         longest = int(scheduler_output.num_computed_tokens.max()) + 1
         return GraphKey(num_rows=num_rows, max_context=context_bucket(longest, self._max_model_len), ending=ending)
