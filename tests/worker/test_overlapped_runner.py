@@ -161,7 +161,8 @@ def test_padded_rows_write_nowhere_else(place: Place) -> None:
         core.step()
     assert queue.replays
     block_size = OPTIONS["block_size"]
-    held = {block for row in range(4) for [table] in [core.scheduler.running.block_ids[row] or [[]]] for block in table}
+    [tables] = core.scheduler.running.block_ids
+    held = {block for table in tables for block in table}
     free = [block for block in range(40) if block not in held]
     slots = torch.tensor(free)[:, None] * block_size + torch.arange(block_size)
     for cache in runner.kv_caches:

@@ -40,7 +40,8 @@ class RunningRows:
         self.is_constrained = np.zeros(max_num_rows, dtype=np.bool_)  # its next token depends on the last one's value
         self.requests: list[Request | None] = [None] * max_num_rows
         self._request_ids = np.full(max_num_rows, "", dtype=object)
-        self.block_ids: list[list[list[int]]] = [[] for _ in range(max_num_rows)]  # by row, then group: all columns
+        # By KV group, then row: all columns of its table.
+        self.block_ids: list[list[list[int]]] = [[[] for _ in range(max_num_rows)] for _ in range(num_groups)]
         self.last_hash: list[bytes] = [b""] * max_num_rows  # hash of the last full block
         self._block_size = block_size
         self._free_rows = list(range(max_num_rows))[::-1]
@@ -93,7 +94,7 @@ class RunningRows:
         rows = [
             row
             for row in self._ordered_rows
-            if any((group, block) in wanted for group, table in enumerate(self.block_ids[row]) for block in table)
+            if any((group, block) in wanted for group, tables in enumerate(self.block_ids) for block in tables[row])
         ]
         return [self.request_at(row) for row in rows]
 
@@ -116,7 +117,9 @@ class RunningRows:
         self.num_freed[:, row], self.limit[row] = num_freed, request.max_num_tokens
         self.is_constrained[row] = request.is_constrained
         self.requests[row], self._request_ids[row] = request, request.request_id
-        self.block_ids[row], self.last_hash[row] = block_ids, last_hash
+        for tables, table in zip(self.block_ids, block_ids, strict=True):
+            tables[row] = table
+        self.last_hash[row] = last_hash
         request.row, request.status = row, RequestStatus.RUNNING
         place = bisect_left(self._order, request.order)
         self._order.insert(place, request.order)
@@ -136,20 +139,22 @@ class RunningRows:
         self.requests[row] = None
         self.generation[row] += 1
         self._free_rows.append(row)
-        block_ids, self.block_ids[row] = self.held_blocks(row), []
+        block_ids = self.held_blocks(row)
+        for tables in self.block_ids:
+            tables[row] = []
         return block_ids
 
     def held_blocks(self, row: int) -> list[list[int]]:
         """Return the blocks that a row holds of each group."""
         return [
-            table[first:] if first else table
-            for table, first in zip(self.block_ids[row], self.num_freed[:, row].tolist(), strict=True)
+            tables[row][first:] if first else tables[row]
+            for tables, first in zip(self.block_ids, self.num_freed[:, row].tolist(), strict=True)
         ]
 
     def free_columns(self, row: int, group: int, end: int, null_block: int) -> list[int]:
         """Take the blocks of the columns up to `end` from a row, which has `null_block` there from now on."""
         first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
-        table = self.block_ids[row][group]
+        table = self.block_ids[group][row]
         freed, table[first:end] = table[first:end], [null_block] * (end - first)
         return freed
 
@@ -166,4 +171,4 @@ class RunningRows:
         assert (total <= self.limit[rows]).all()
         assert (self.num_computed[rows] <= self.num_slots[:, rows]).all()
         for group, num_slots in enumerate(self.num_slots[:, rows].tolist()):
-            assert [len(self.block_ids[row][group]) * self._block_size for row in rows.tolist()] == num_slots
+            assert [len(self.block_ids[group][row]) * self._block_size for row in rows.tolist()] == num_slots

@@ -164,7 +164,7 @@ class Scheduler:
         while any(sum(short.num_missing) > self.blocks.pools[short.group].num_free for short in running_tokens.short):
             worst = self.running.worst
             assert worst.row is not None
-            builder.drop_changes(worst.row)
+            builder.table_changes.drop(worst.row)
             self._preempt(worst)
             running_tokens = self._running_scheduler.next(budget)
         for short in running_tokens.short:

@@ -19,6 +19,7 @@ from octavo.contracts.schedule import (
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
+from octavo.scheduler.table_changes import TableChanges
 from octavo.scheduler.trials import Trials
 
 _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
@@ -56,7 +57,7 @@ class StepBuilder:
         self._rows = running.active
         self._req_ids: tuple[str, ...] = ()
         self._counts = _NOTHING
-        self._changes: list[int] = []  # of block tables, four numbers each: row, block, group, column
+        self.table_changes = TableChanges()
         self._hashed_blocks: list[tuple[int, int]] = []
         self._admitted: list[Request] = []
         self._admitted_counts: list[int] = []
@@ -71,13 +72,11 @@ class StepBuilder:
 
     def add_blocks(self, row: int, count: int, group: int) -> None:
         """Give a running row more blocks, next to its last one where possible."""
-        table = self._running.block_ids[row][group]
-        column = len(table)
-        table += self._blocks.pools[group].allocate(count, table[-1])
+        table = self._running.block_ids[group][row]
+        block_ids = self._blocks.pools[group].allocate(count, table[-1])
+        self.table_changes.add(row, group, len(table), block_ids)
+        table += block_ids
         self._running.slots_of_group[group][row] += count * self._blocks.block_size
-        for block_id in table[column:]:
-            self._changes += row, block_id, group, column
-            column += 1
 
     def free_behind_windows(self, in_flight: Iterable[StepInFlight]) -> None:
         """Free the blocks that no row's next token can see, before others are given out.
@@ -97,13 +96,7 @@ class StepBuilder:
                 row, end, first = int(rows[index]), int(ends[index]), int(running.num_freed[group, rows[index]])
                 hash_released(row, running, blocks, in_flight)
                 blocks.free_blocks(running.free_columns(row, group, end, null_block), group)
-                for column in range(first, end):
-                    self._changes += row, null_block, group, column
-
-    def drop_changes(self, row: int) -> None:
-        """Leave out what was noted of a row's block tables: its request was preempted."""
-        changes = np.array(self._changes, dtype=np.int32).reshape(-1, 4)
-        self._changes = changes[changes[:, 0] != row].ravel().tolist()
+                self.table_changes.add(row, group, first, [null_block] * (end - first))
 
     def add_admitted(self, request: Request, budget: int) -> int:
         """Take up a request that has just got its row; return how many tokens it computes in this step.
@@ -189,16 +182,13 @@ class StepBuilder:
         return np.concatenate([self._rows, rows]), self._req_ids + req_ids, np.concatenate([self._counts, counts])
 
     def _diffs(self) -> CachedRequestData:
-        if not (self._changes or self._sends_tokens):
-            return _NO_DIFFS
-        changed_rows, block_ids, groups, columns = np.array(self._changes, dtype=np.int32).reshape(-1, 4).T.copy()
-        tables = CachedRequestData(rows=changed_rows, block_ids=block_ids, groups=groups, columns=columns)
+        diffs = self.table_changes.diffs() if self.table_changes else _NO_DIFFS
         if not self._sends_tokens:
-            return tables
+            return diffs
         rows = self._rows[self._counts == 1]  # all that decode are among these
         positions = self._running.num_computed[rows] - 1  # as counted when this step is done
         return replace(
-            tables,
+            diffs,
             token_rows=rows.astype(np.int32),
             token_positions=positions,
             token_ids=self._running.tokens[rows, positions],
@@ -215,7 +205,7 @@ class StepBuilder:
             sampling_params=request.params,
             eos_token_ids=request.eos_token_ids,
             bad_words_token_ids=request.bad_words_token_ids,
-            block_ids=[list(table) for table in self._running.block_ids[row]],
+            block_ids=[list(tables[row]) for tables in self._running.block_ids],
             num_computed_tokens=int(self._running.num_computed[row]),
         )
 
@@ -252,7 +242,7 @@ def hash_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: Bl
     if start >= end or not blocks.enable_prefix_caching:
         return []
     running.last_hash[row], hashed = blocks.hash_blocks(
-        [table[start // blocks.block_size : end // blocks.block_size] for table in running.block_ids[row]],
+        [tables[row][start // blocks.block_size : end // blocks.block_size] for tables in running.block_ids],
         running.last_hash[row],
         running.tokens[row, start:end],
     )

@@ -1,0 +1,43 @@
+"""What a step changes in block tables: blocks given out, and null blocks in place of those that were freed.
+
+Legend: N = changes.
+"""
+
+import numpy as np
+
+from octavo.contracts.schedule import CachedRequestData
+
+
+class TableChanges:
+    """Four lists of N numbers, which become the columns of `CachedRequestData`."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._block_ids: list[int] = []
+        self._groups: list[int] = []
+        self._columns: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def add(self, row: int, group: int, first_column: int, block_ids: list[int]) -> None:
+        """Note that from `first_column` on, a row's table of a KV group has these blocks."""
+        count = len(block_ids)
+        self._rows += [row] * count
+        self._block_ids += block_ids
+        self._groups += [group] * count
+        self._columns += range(first_column, first_column + count)
+
+    def drop(self, row: int) -> None:
+        """Leave out what was noted of a row: its request was preempted."""
+        kept = [index for index, changed in enumerate(self._rows) if changed != row]
+        for numbers in (self._rows, self._block_ids, self._groups, self._columns):
+            numbers[:] = [numbers[index] for index in kept]
+
+    def diffs(self) -> CachedRequestData:
+        return CachedRequestData(
+            rows=np.array(self._rows, dtype=np.int32),
+            block_ids=np.array(self._block_ids, dtype=np.int32),
+            groups=np.array(self._groups, dtype=np.int32),
+            columns=np.array(self._columns, dtype=np.int32),
+        )
