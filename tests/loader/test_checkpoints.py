@@ -202,7 +202,7 @@ def test_configuration_that_does_not_match_the_weights(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load_format", "message"), [("gguf", "not read by this version yet"), ("zip", "unknown; one of auto, safetensors")]
+    ("load_format", "message"), [("pt", "not read by this version yet"), ("zip", "unknown; one of auto, safetensors")]
 )
 def test_other_formats(load_format: str, message: str) -> None:
     with pytest.raises(InvalidParameterError, match=f"load_format='{load_format}': {message}"):

@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin
 
@@ -192,7 +191,7 @@ class EngineArgs:
                 step_target_s=self.step_target_s or 0.0,
             ),
             load=LoadConfig(
-                load_format=self._load_format(path),
+                load_format=self.load_format,
                 seed=self.seed or 0,
                 packed_cache_bytes=int(self.packed_cache_gib * 2**30),
             ),
@@ -213,13 +212,6 @@ class EngineArgs:
             use_generation_config=self.generation_config == "auto",
             seed=self.seed,
         )
-
-    def _load_format(self, path: Path) -> LoadFormat:
-        """Return the format of the weights at `path`: a file is GGUF, a folder has safetensors."""
-        found: LoadFormat = "gguf" if path.is_file() else "safetensors"
-        if self.load_format not in ("auto", "dummy", found):
-            raise InvalidParameterError("load_format", self.load_format, f"auto or {found}, which {path.name} is in")
-        return found if self.load_format == "auto" else self.load_format
 
     def _check_experts(self, model: ModelConfig) -> None:
         if self.enable_expert_parallel and model.moe is None:

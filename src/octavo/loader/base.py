@@ -21,8 +21,9 @@ from octavo.models.weights import load_weights, process_weights_after_loading
 
 logger = logging.getLogger(__name__)
 
-# load_format -> module and class, imported when chosen. What "auto" means is settled in `config/args.py`.
+# load_format -> module and class, imported when chosen.
 _LOADERS = {
+    "auto": ("octavo.loader.auto", "AutoLoader"),
     "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
     "gguf": ("octavo.loader.gguf", "GgufLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),

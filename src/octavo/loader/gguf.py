@@ -60,6 +60,8 @@ class GgufLoader(ModelLoader):
             CheckpointError: the file is damaged, or has a tensor of another kind of model.
         """
         path, elsewhere = Path(model.config.path), OtherStages(model)
+        if not path.is_file():
+            raise CheckpointError(f"{path} is a folder; load_format='gguf' reads a file")
         names = _Names(path, model.config.architecture)
         # Rows of queries and keys lie as pairs of neighbors are rotated, in files of these alone.
         heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}

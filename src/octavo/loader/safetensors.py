@@ -93,5 +93,5 @@ def _read_mapping(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Ten
 
 def _what_else(folder: Path) -> str:
     """Say what the folder has instead, where that explains the matter."""
-    others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in folder.glob(pattern))
+    others = sorted(file.name for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
     return f"; {others[0]} is in a format that this version does not read" if others else ""

@@ -1,0 +1,39 @@
+"""Every quantized type against ggml's own Python package, on random bytes: bit for bit."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize as expected_numbers
+
+from octavo.gguf.types import GGML_TYPES, GgmlType
+from octavo.loader.ggml_blocks import dequantize, unpack
+
+QUANTIZED = [kind for kind in GGML_TYPES.values() if kind.block_size > 1]
+
+
+def random_rows(kind: GgmlType, num_rows: int = 6, size: int = 1024) -> np.ndarray:
+    """Return rows of bytes; scales, which are float16, are finite."""
+    data = np.random.default_rng(3).integers(0, 256, (num_rows, kind.row_bytes(size)), dtype=np.uint8)
+    halves = data.view(np.uint16)
+    halves[(halves & 0x7C00) == 0x7C00] &= 0xBFFF
+    return data
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_numbers_are_those_of_ggml(kind: GgmlType) -> None:
+    rows = random_rows(kind)
+    found = dequantize(torch.from_numpy(rows), kind)
+    assert found.numpy().tobytes() == expected_numbers(rows, gguf.GGMLQuantizationType[kind.name]).tobytes()
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_quants_fit_eight_bits(kind: GgmlType) -> None:
+    found = unpack(torch.from_numpy(random_rows(kind)), kind)
+    assert found.quants.dtype == torch.int8
+    assert found.scales.shape[1] in (1024 // 16, 1024 // 32)
+
+
+def test_sizes_are_those_of_ggml() -> None:
+    for kind in GGML_TYPES.values():
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.name]] == (kind.block_size, kind.block_bytes)

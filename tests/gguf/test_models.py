@@ -1,0 +1,86 @@
+"""Models in GGUF files: the logits of the same weights in safetensors, whatever architecture and type."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.gguf.files import convert, round_matrices
+from tests.models.paged import PagedRunner, load
+from tests.models.tiny import TINY_MODELS, TinyModel
+
+from octavo.config.hf import read_model_config
+from octavo.errors import CheckpointError, UnsupportedModelError
+
+TOKENS = [5, 9, 33, 60, 4, 17, 80]
+NAMES = [
+    "llama", "llama-tied", "llama-biases", "llama-gqa-8", "llama-linear", "llama-yarn", "mistral-window", "qwen2",
+    "qwen3-tied-gqa-8", "mixtral", "qwen2-moe", "qwen3-moe",
+]  # fmt: skip
+MULTIPLES_OF_32 = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2,
+                   "num_key_value_heads": 1}  # fmt: skip
+
+
+def tiny(name: str, **settings: object) -> TinyModel:
+    [case] = [case for case in TINY_MODELS if case.name == name]
+    return TinyModel(name=name, family=case.family, settings={**case.settings, **settings})
+
+
+def logits_of(path: Path, dtype: str = "float32") -> torch.Tensor:
+    return PagedRunner(load(path, dtype=dtype)).step({0: TOKENS})[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_floats_give_the_logits_of_safetensors(name: str, tmp_path: Path) -> None:
+    tiny(name).save(tmp_path)
+    assert torch.equal(logits_of(convert(tmp_path, tmp_path / "model.gguf")), logits_of(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q5_1", "Q4_0"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_quantized_weights_give_the_logits_of_what_they_stand_for(name: str, kind: str, tmp_path: Path) -> None:
+    tiny(name, **MULTIPLES_OF_32, **({"moe_intermediate_size": 32} if "moe" in name else {})).save(tmp_path)
+    file = convert(tmp_path, tmp_path / "model.gguf", kind)
+    round_matrices(tmp_path, kind)
+    assert torch.equal(logits_of(file), logits_of(tmp_path))
+
+
+def test_settings_are_those_of_config_json(tmp_path: Path) -> None:
+    """All of them, but for what only one of the two knows: where it lies and what its floats were."""
+    for name in NAMES:
+        folder = tmp_path / name
+        tiny(name).save(folder)
+        theirs = read_model_config(folder, model="m", dtype="float32")
+        ours = read_model_config(convert(folder, folder / "model.gguf"), model="m", dtype="float32")
+        for field in theirs.__dataclass_fields__:
+            if field not in ("path", "architecture", "bos_token_id", "eos_token_ids"):
+                assert getattr(ours, field) == getattr(theirs, field), (name, field)
+
+
+def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
+    from tests.gguf.llama3 import write_llama3
+
+    config = read_model_config(write_llama3(tmp_path, factor=8.0), model="m")
+    assert (config.rope.kind, config.rope.factor, config.rope.original_max_position) == ("llama3", 8.0, 8192)
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight scales frequencies, and not as Llama 3\.1"):
+        read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        (
+            {"llama__rope__scaling__type": "longrope"},
+            UnsupportedModelError,
+            "llama.rope.scaling.type='longrope' is not",
+        ),
+        ({"llama__attention__value_length": 4}, UnsupportedModelError, "llama.attention.value_length=4 is not supp"),
+        ({"llama__rope__dimension_count": 4}, UnsupportedModelError, "llama.rope.dimension_count=4 is not supported"),
+        ({"llama__block_count": "three"}, CheckpointError, "num_hidden_layers='three': an integer is expected"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(
+    changes: dict[str, object], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    tiny("llama").save(tmp_path)
+    with pytest.raises(error, match=message):
+        read_model_config(convert(tmp_path, tmp_path / "model.gguf", **changes), model="m")

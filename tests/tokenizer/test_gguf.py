@@ -1,0 +1,149 @@
+"""Tokenizers of GGUF files: those of tokenizer.json, over strings that every part of them shows in."""
+
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from octavo.errors import CheckpointError, UnsupportedModelError
+from octavo.tokenizer.tokenizer import Tokenizer
+
+TEXTS = [
+    "", " ", "Hello, world!", "  two  spaces\n\n\tand a tab ", "12345 6.7e-8", "don't I'LL we've", "a\r\nb",
+    "\u00e9\u00e0\u00fc \u6f22\u5b57 \U0001f642\U0001f44d\U0001f3fd", "A\u030a", "<|im_start|>user\nhi<|im_end|>",
+    "CamelCase snake_case", "\u2581", "x\u200by",
+]  # fmt: skip
+CORPUS = ["hello world, don't you count 12345 apples", "we've 67 trees and a CamelCase word", *TEXTS]
+# The regular expressions that the families' own tokenizer.json files have.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace("{1,3}", "")
+SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_level(pre: pre_tokenizers.PreTokenizer, *, is_composed: bool = False) -> Backend:
+    backend = Backend(BPE())
+    backend.pre_tokenizer = pre
+    backend.decoder = decoders.ByteLevel()
+    if is_composed:
+        backend.normalizer = normalizers.NFC()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
+
+
+def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), bytes_])
+
+
+def plain() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+FAMILIES = {
+    "gpt-2": lambda: byte_level(plain()),
+    "smollm": lambda: byte_level(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain()])),
+    "llama-bpe": lambda: byte_level(split(LLAMA3)),
+    "qwen2": lambda: byte_level(split(QWEN2), is_composed=True),
+}
+
+
+def write(path: Path, backend: Backend, pre: str, **fields: object) -> Tokenizer:
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    for key, value in fields.items():
+        writer.add_key_value(f"tokenizer.{key}", value, gguf.GGUFValueType.get_type(value))
+    finish(writer)
+    return Tokenizer.from_path(path)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("pre", FAMILIES)
+def test_byte_level_families(pre: str, tmp_path: Path) -> None:
+    backend = FAMILIES[pre]()
+    found = write(tmp_path / "model.gguf", backend, pre)
+    for text in TEXTS:
+        assert found.encode(text) == backend.encode(text).ids, text
+        assert found.decode(found.encode(text)) == backend.decode(backend.encode(text).ids)
+    assert found.special_token_ids == {0, 1, 2}
+    assert (found.bos_token_id, found.eos_token_id) == (0, 2)
+
+
+def test_ends_and_templates(tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+    ends = {"ggml.add_bos_token": True, "ggml.add_eos_token": True}
+    found = write(tmp_path / "model.gguf", FAMILIES["gpt-2"](), "gpt-2", chat_template=template, **ends)
+    assert found.render_chat([{"role": "user", "content": "hi"}]) == "hi<|im_end|>"
+    assert (found.encode("hi")[0], found.encode("hi")[-1]) == (0, 2)
+    assert found.encode("hi", add_special_tokens=False)[0] != 0
+
+
+def sentencepiece(path: Path, **fields: object) -> Tokenizer:
+    """Write a vocabulary whose scores prefer longer pieces, as training makes them."""
+    letters = ["\u2581", *"helowrdax"]
+    pieces = ["he", "ll", "hell", "hello", "\u2581w", "or", "\u2581wor", "ld", "\u2581world", "\u2581a"]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *pieces, *letters]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 259 + [-float(index) for index in range(len(tokens) - 259)])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    for key, value in fields.items():
+        writer.add_key_value(f"tokenizer.ggml.{key}", value, gguf.GGUFValueType.get_type(value))
+    finish(writer)
+    return Tokenizer.from_path(path)
+
+
+def test_sentencepiece(tmp_path: Path) -> None:
+    """Merges by score, a space in front, bytes for what has no piece, and `<s>` unless the file says otherwise."""
+    found = sentencepiece(tmp_path / "model.gguf")
+    pieces = [found.token_text(index) for index in found.encode("hello world")]
+    assert found.encode("hello world")[0] == 1
+    assert "".join(pieces[1:]).strip() == "hello world"
+    assert len(pieces) == 4  # <s>, a space, hello, world
+    assert found.decode(found.encode("hello \u00e9")) == "hello \u00e9"
+    assert len(found.encode("\u00e9", add_special_tokens=False)) == 3  # the space, and two bytes
+    found = sentencepiece(tmp_path / "other.gguf", add_bos_token=False, add_space_prefix=False)
+    assert len(found.encode("hello world")) == 2
+
+
+def test_unknown_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"ggml\.pre='klingon' is not read; known: gpt-2.*--tokenizer"):
+        write(tmp_path / "model.gguf", FAMILIES["gpt-2"](), "klingon")
+    writer = gguf.GGUFWriter(tmp_path / "bert.gguf", "llama")
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(["a"])
+    finish(writer)
+    with pytest.raises(UnsupportedModelError, match=r"ggml\.model='bert' is not read; known: gpt2, llama"):
+        Tokenizer.from_path(tmp_path / "bert.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "none.gguf", "llama")
+    finish(writer)
+    with pytest.raises(CheckpointError, match=r"ggml\.tokens: a list of str is expected"):
+        Tokenizer.from_path(tmp_path / "none.gguf")
