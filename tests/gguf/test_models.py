@@ -1,6 +1,7 @@
 """Models in GGUF files: the logits of the same weights in safetensors, whatever architecture and type."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_change_the_result_is_refused(
-    changes: dict[str, object], error: type[Exception], message: str, tmp_path: Path
+    changes: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     tiny("llama").save(tmp_path)
     with pytest.raises(error, match=message):

@@ -34,9 +34,9 @@ FAULTS = [
     ),
     Fault(
         name="an abort leaks a block",
-        right="        self.blocks.free_blocks(self.running.remove(request, status))",
-        wrong="        held = self.running.remove(request, status)\n"
-        "        self.blocks.free_blocks(held[: len(held) - (status is RequestStatus.ABORTED)])",
+        right="            self.blocks.free_blocks(block_ids, group)",
+        wrong="            kept = int(status is RequestStatus.ABORTED)\n"
+        "            self.blocks.free_blocks(block_ids[: len(block_ids) - kept], group)",
         tests="scheduler/test_ends.py scheduler/test_random_schedules.py",
     ),
     Fault(
@@ -59,9 +59,15 @@ FAULTS = [
     ),
     # -- worker, attention, kernels
     Fault(
+        name="a block that a sliding window still sees is freed",
+        right="np.maximum(next_tokens - (kind.sliding_window - 1), 0)",
+        wrong="np.maximum(next_tokens - (kind.sliding_window - 2), 0)",
+        tests="end_to_end/test_sliding_windows.py scheduler/test_random_schedules.py",
+    ),
+    Fault(
         name="the last slot of a block is written twice",
-        right="* block_size + at_offsets,",
-        wrong="* block_size + at_offsets.clamp(max=max(0, block_size - 2)),",
+        right="* block_size + at_offsets\n",
+        wrong="* block_size + at_offsets.clamp(max=max(0, block_size - 2))\n",
         tests="end_to_end/test_greedy.py -k qwen3",
     ),
     Fault(
