@@ -40,8 +40,8 @@ PARTS = {
         sources=("kernels/triton/", "attention/triton", "kernels/quantiz", "device/", "testing_device.py"),
     ),
     "models": Part(
-        tests=("tests/models/", "tests/loader/", "tests/config/", "tests/demo/"),
-        sources=("models/", "layers/", "loader/", "config/", "demo/"),
+        tests=("tests/models/", "tests/loader/", "tests/config/", "tests/demo/", "tests/gguf/"),
+        sources=("models/", "layers/", "loader/", "config/", "demo/", "gguf/"),
     ),
     "engines": Part(  # equality of every path, storms, ranks in processes
         tests=("tests/end_to_end/", "tests/worker/", "tests/executor/", "tests/distributed/"),
