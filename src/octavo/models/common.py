@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from octavo.attention.base import AttentionLayer
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import Attention, AttentionMetadata, HeadNormWeights
+from octavo.layers.attention import Attention, HeadNormWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.expert_parallel import ExpertParallelMoE
@@ -92,6 +92,7 @@ class DecoderAttention(nn.Module):
             kv_group=config.kv_group_of(layer),
             norms=self.head_norms.values if self.head_norms is not None else None,
             computes_kept_only=self._is_last,
+            index=layer,
         )
 
 
@@ -146,7 +147,7 @@ class DecoderForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
         stage = self.stage
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=context.device)
+        self.rotary = nn.ModuleList(self.build_rotary_tables())
         if stage.is_first:
             has_tied_head = config.tie_word_embeddings and stage.is_last
             self.embedding = Embedding(
@@ -182,6 +183,11 @@ class DecoderForCausalLM(CausalLM):
         """Compose block number `layer`."""
         return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
 
+    def build_rotary_tables(self) -> list[RotaryEmbedding]:
+        """Make the tables by which layers rotate queries and keys; each names its own: `AttentionLayer.rotary`."""
+        config = self.config
+        return [RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=self.context.device)]
+
     def build_norm(self) -> RMSNorm:
         """Compose one norm over the hidden size."""
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
@@ -205,9 +211,9 @@ class DecoderForCausalLM(CausalLM):
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""
-        cos, sin = self.rotary(batch.positions)
         plans = tuple(map(self.context.attention.plan, batch.groups))
-        return AttentionMetadata(batch=batch, plans=plans, cos=cos, sin=sin)
+        rotary = tuple(table(batch.positions) for table in self.rotary)
+        return AttentionMetadata(batch=batch, plans=plans, rotary=rotary)
 
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata

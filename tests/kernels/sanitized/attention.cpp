@@ -95,7 +95,7 @@ class Trial {
     args.num_tokens = num_tokens;
     args.all_blocks = {static_cast<std::int64_t>(row_blocks.size()) / 3, row_blocks.data()};
     args.num_blocks_per_request = static_cast<std::int64_t>(requests_[0].blocks.size());
-    args.cos = cos.data(), args.sin = sin.data(), args.slots = slots.data();
+    args.angles = {cos.data(), sin.data(), shape_.head_dim / 2}, args.slots = slots.data();
     args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
     args.block_table = table.data();
     args.qkv = shape_.is_float32 ? static_cast<const void*>(wide.data()) : narrow.data();
