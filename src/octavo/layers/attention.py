@@ -10,6 +10,7 @@ from torch import nn
 
 from octavo.attention.base import AttentionLayer, HeadNorms
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
+from octavo.distributed.shares import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.weight_owner import WeightOwner
 
@@ -34,6 +35,27 @@ class HeadNormWeights(WeightOwner):
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
             self.load_weight(name, tensor)
+
+
+class SinkWeights(WeightOwner):
+    """A logit of each query head, which takes weight from its positions; `values` are those of this rank's heads."""
+
+    def __init__(self, heads: Share, *, context: BuildContext) -> None:
+        super().__init__()
+        self._heads = heads
+        self.values = torch.empty(heads.size, dtype=torch.float32, device=context.device)  # [H]
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"sinks": (self._heads.total,)}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        self.values.copy_(tensor[self._heads.start : self._heads.stop])
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return {"sinks": self.values}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.values.copy_(tensors["sinks"])
 
 
 class Attention(nn.Module):

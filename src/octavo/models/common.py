@@ -15,7 +15,7 @@ from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import Attention, HeadNormWeights
+from octavo.layers.attention import Attention, HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.expert_parallel import ExpertParallelMoE
@@ -57,13 +57,17 @@ class DecoderAttention(nn.Module):
             has_bias=config.attention_bias,
             context=context,
         )
-        self.head_norms = self.build_head_norms(config, context)
+        self.head_norms, self.sinks = self.build_head_norms(config, context), self.build_sinks(context)
         self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
         self.attention = Attention(self.describe(config, layer), context=context)
         self.out = Linear(self.qkv.parts["q"], config.hidden_size, has_bias=config.attention_out_bias, context=context)
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
         """Hook for families that normalize each head of queries and keys before rotation; here they pass."""
+        return None
+
+    def build_sinks(self, context: BuildContext) -> SinkWeights | None:
+        """Hook for families whose heads have sinks: `SinkWeights(self.qkv.heads.query, ...)`."""
         return None
 
     def forward(
@@ -83,7 +87,7 @@ class DecoderAttention(nn.Module):
         return self.out(attended), residual
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
-        """Describe this layer's attention. A family that scales otherwise overrides this: `replace(super()...)`."""
+        """Describe this layer's attention. Families whose layers differ override this: `replace(super()...)`."""
         return AttentionLayer(
             num_heads=self.qkv.heads.query.size,
             num_kv_heads=self.qkv.heads.kv.size,
@@ -91,6 +95,7 @@ class DecoderAttention(nn.Module):
             sliding_window=config.sliding_windows[layer],
             kv_group=config.kv_group_of(layer),
             norms=self.head_norms.values if self.head_norms is not None else None,
+            sinks=self.sinks.values if self.sinks is not None else None,
             computes_kept_only=self._is_last,
             index=layer,
         )
