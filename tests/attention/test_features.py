@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.attention.steps import NATIVE, Pool, Sequence, Shape, run_step
+from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_backend, run_step
 from tests.breadth import each, pick
 from tests.worker.fixed_attention import FixedAttention
 
@@ -213,6 +213,15 @@ def test_a_backend_that_lacks_a_feature_says_so_when_a_model_is_built() -> None:
         Attention(replace(layer, soft_cap=50.0), context=context)
     with pytest.raises(UnsupportedModelError, match="layer 7: attention_backend=fixed does not compute sinks"):
         Attention(replace(layer, sinks=torch.zeros(2)), context=context)
+
+
+@pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")
+def test_tables_that_the_native_backend_takes() -> None:
+    backend = make_backend(NATIVE[0], torch.float32)
+    layer = AttentionLayer(num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=None, index=7, rotary=3)
+    backend.check(layer)
+    with pytest.raises(UnsupportedModelError, match=f"layer 7: .*={NATIVE[0]} takes at most 4 rotary tables"):
+        backend.check(replace(layer, rotary=4))
 
 
 def test_a_layer_checks_what_it_is_told() -> None:

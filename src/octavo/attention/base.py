@@ -123,9 +123,9 @@ class AttentionBackend(ABC, Generic[PlanT]):
     def write_kv(
         self, qkv: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
     ) -> torch.Tensor:
-        """Store keys and values; return queries [T, H, E]. All but values are normalized, then rotated.
+        """Normalize and rotate queries and keys, store keys and values; return queries [T, H, E].
 
-        A backend whose `attend` does this, too, takes qkv as it is.
+        A backend whose `attend` does all of it takes the projection as it is.
         """
         return qkv
 

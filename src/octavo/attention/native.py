@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HEAD_PADDING = 32  # elements: a tile of keys or values is made of parts of 32 by 32
 _INT8_SCALE_SIZE = 4  # bytes, beside each head of a key or value kept as int8
 _MAX_HEAD_DIM = 256
+_MAX_ROTARY_TABLES = 4
 _ROWS_PER_BLOCK = 32
 _TALL_ROWS = 16  # a block of more rows than this belongs to a prompt
 _NO_ADDRESS = 0
@@ -68,13 +69,20 @@ class NativeAttention(AttentionBackend[NativePlan]):
             dtype=self._kv_dtype,
         )
 
+    def check(self, layer: AttentionLayer) -> None:
+        super().check(layer)
+        if layer.rotary is not None and layer.rotary >= _MAX_ROTARY_TABLES:
+            raise UnsupportedModelError(
+                f"layer {layer.index}: attention_backend={self.name} takes at most {_MAX_ROTARY_TABLES} rotary tables"
+            )
+
     def plan(self, batch: ForwardBatch) -> NativePlan:
         return NativePlan(batch)
 
     def attend(
         self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
     ) -> torch.Tensor:
-        """Write, too: of the projection [T, (H + 2 * G) * E]."""
+        """See `AttentionBackend.attend`. One call does it all, from the projection [T, (H + 2 * G) * E]."""
         plan: NativePlan = step.plans[layer.kv_group]
         if plan.step is None:
             plan.step = self.make_step(plan, step.rotary, layer.num_heads // layer.num_kv_heads)

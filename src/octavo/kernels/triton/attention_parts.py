@@ -45,7 +45,7 @@ def join_sink(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Add a score that has no value: return the sums and totals with its weight."""
     exponent = sink * 1.4426950408889634  # log2(e)
-    shift = tl.maximum(largest, exponent)
+    shift = _shift(tl.maximum(largest, exponent))
     weight = tl.exp2(largest - shift)
     return mixed * tl.expand_dims(weight, -1), total * weight + tl.exp2(exponent - shift)
 
