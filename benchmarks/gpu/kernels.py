@@ -19,7 +19,7 @@ from benchmarks.gpu.report import Report
 from benchmarks.gpu.sampling import sampling_cases
 from benchmarks.kernels.ops import linear_run
 from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
 from octavo.attention.torch_sdpa import SdpaAttention
 from octavo.kernels.dispatch import select_kernels
@@ -176,9 +176,9 @@ class _Layer:
         angles = batch.positions[:, None] / 10.0 ** torch.arange(
             self._layer.head_dim // 2, device=self._device
         ).float().div(20.0)
-        return backend.forward(
-            qkv, angles.cos(), angles.sin(), pool, batch, backend.plan(batch), self._layer
-        )  # [T, H * E]
+        rotary = ((angles.cos(), angles.sin()),)
+        step = AttentionMetadata(batch=batch, plans=(backend.plan(batch),), rotary=rotary)
+        return backend.forward(qkv, pool, step, self._layer)  # [T, H * E]
 
     def _batch(self, num_requests: int, start: int, num_tokens: int) -> ForwardBatch:
         """Return a step in which each request computes `num_tokens` from position `start` on. Blocks are in a row."""

@@ -23,7 +23,7 @@ from benchmarks.kernels.cold import num_copies
 from benchmarks.kernels.roofline import best_seconds
 from benchmarks.machine.probe import Machine, best_of, probe
 from octavo.attention.base import AttentionBackend, AttentionLayer
-from octavo.attention.metadata import ForwardBatch
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec
@@ -141,10 +141,11 @@ def attention_run(backend: AttentionBackend[Any], cell: Cell) -> Callable[[], to
     layer = AttentionLayer(
         num_heads=cell.num_heads, num_kv_heads=cell.num_kv_heads, head_dim=cell.head_dim, sliding_window=None
     )
-    num_tokens, plan, turns = cell.num_requests * cell.num_new, backend.plan(batch), cycle(caches)
+    num_tokens, turns = cell.num_requests * cell.num_new, cycle(caches)
     qkv = torch.randn(num_tokens, (cell.num_heads + 2 * cell.num_kv_heads) * cell.head_dim).to(cell.dtype)
     cos, sin = torch.randn(2, num_tokens, cell.head_dim // 2)
-    return lambda: backend.forward(qkv, cos, sin, next(turns), batch, plan, layer)
+    step = AttentionMetadata(batch=batch, plans=(backend.plan(batch),), rotary=((cos, sin),))
+    return lambda: backend.forward(qkv, next(turns), step, layer)
 
 
 def measure(cell: Cell, budget_s: float) -> float:

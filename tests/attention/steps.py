@@ -12,7 +12,7 @@ import torch
 from tests.kernels.levels import LEVELS
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, HeadNorms
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.native import NativeAttention
 from octavo.attention.selector import select_attention
 from octavo.kernels.native import NativeKernels
@@ -49,12 +49,18 @@ class Sequence:
 def make_backend(name: str, dtype: torch.dtype, *, num_threads: int = 2) -> AttentionBackend[Any]:
     """Return the backend that the selector knows by this name, or, as "native-avx2", the C++ one of a level.
 
+    "triton" is that of a GPU, whoever runs its kernels.
+
     With "+int8" behind it, keys and values are kept as int8.
     """
     level, _, kv_dtype = name.removeprefix("native-").partition("+")
     if level != name:
         kernels = native_kernels_of(level, num_threads)
         return NativeAttention(kernels, dtype, torch.int8 if kv_dtype == "int8" else dtype)
+    if name == "triton":
+        from octavo.attention.triton_paged import TritonAttention
+
+        return TritonAttention(dtype)
     return select_attention(torch.device("cpu"), dtype, name)
 
 
@@ -106,8 +112,11 @@ def run_step(
     sliding_window: int | None = None,
     scale: float | None = None,
     norms: HeadNorms | None = None,
-    table: torch.Tensor | None = None,  # [positions, D / 2], angles
+    table: torch.Tensor | None = None,  # [positions, pairs that are rotated], angles
     kept: list[int] | None = None,  # places of tokens whose answers count; None: all
+    rotates: bool = True,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,  # [H]
 ) -> list[torch.Tensor]:
     """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D].
 
@@ -116,7 +125,8 @@ def run_step(
     shape, batch = pool.shape, make_batch(pool.shape.block_size, parts)
     batch = replace(batch, kept_indices=None if kept is None else torch.tensor(kept))
     qkv = torch.cat([_project(sequence)[start:stop] for sequence, start, stop in parts])
-    angles = torch.zeros(len(qkv), shape.head_dim // 2) if table is None else table[batch.positions]  # [T, D / 2]
+    angles = torch.zeros(len(qkv), shape.head_dim // 2) if table is None else table[batch.positions]
+    others = torch.full_like(angles, torch.nan)  # a table of other layers
     layer = AttentionLayer(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -125,9 +135,13 @@ def run_step(
         norms=norms,
         scale=scale,
         computes_kept_only=kept is not None,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        rotary=1 if rotates else None,
     )
-    plan = pool.backend.plan(batch)
-    out = pool.backend.forward(qkv, angles.cos(), angles.sin(), pool.kv_cache, batch, plan, layer)
+    rotary = ((others, others), (angles.cos(), angles.sin()))
+    step = AttentionMetadata(batch=batch, plans=(pool.backend.plan(batch),), rotary=rotary)
+    out = pool.backend.forward(qkv, pool.kv_cache, step, layer)
     assert out.shape == (len(qkv), shape.num_heads * shape.head_dim)
     assert out.dtype == qkv.dtype
     results = out.view(len(qkv), shape.num_heads, shape.head_dim)

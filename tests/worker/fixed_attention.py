@@ -5,44 +5,28 @@ Legend: T = tokens, H = query heads, G = kv heads, E = head size, C = positions 
 
 import torch
 
-from octavo.attention.base import AttentionLayer, KVLayout
-from octavo.attention.heads import split_heads
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
-from octavo.attention.paged import context_slots, write_kv
-from octavo.kernels.reference import Kernels
+from octavo.attention.base import AttentionLayer
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.paged import TorchAttention, context_slots
 
 
-class FixedAttention:
+class FixedAttention(TorchAttention[torch.Tensor]):
     """See `AttentionBackend`. Each token attends alone, so that its bits are its own."""
 
     name = "fixed"
     is_batch_invariant = True
     is_capturable = True
-    records_calls = False
-
-    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
-        self._kernels, self._dtype = kernels, dtype
-
-    def kv_layout(self, head_dim: int) -> KVLayout:
-        return KVLayout(head_size=head_dim, dtype=self._dtype)
 
     def plan(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the slots of every token's context [T, C]."""
         requests = torch.searchsorted(batch.query_start_loc[1:], torch.arange(len(batch.positions)), right=True)
         return context_slots(batch, requests, max(batch.seq_lens_list))
 
-    def forward(
-        self,
-        qkv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        kv_cache: LayerKVCache,
-        batch: ForwardBatch,
-        plan: torch.Tensor,
-        layer: AttentionLayer,
+    def attend(
+        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
     ) -> torch.Tensor:
-        query, key, value = split_heads(qkv, cos, sin, layer, self._kernels)
-        write_kv(key, value, kv_cache, batch.slot_mapping)
+        plan: torch.Tensor = step.plans[layer.kv_group]
+        batch = step.batch.of_group(layer.kv_group)
         queries = query.double().view(len(query), layer.num_kv_heads, -1, layer.head_dim)  # [T, G, H / G, E]
         keys, values = kv_cache.key[plan].double(), kv_cache.value[plan].double()  # [T, C, G, E]
         scores = (queries[:, None] * keys[:, :, :, None]).sum(-1) * layer.softmax_scale  # [T, C, G, H / G]
@@ -52,4 +36,4 @@ class FixedAttention:
             is_seen &= places > batch.positions[:, None] - layer.sliding_window
         weights = torch.exp(scores.masked_fill(~is_seen[:, :, None, None], -1e9))
         attended = (weights[..., None] * values[:, :, :, None]).sum(1) / weights.sum(1)[..., None]
-        return attended.flatten(1).to(qkv.dtype)
+        return attended.flatten(1).to(query.dtype)

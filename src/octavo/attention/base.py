@@ -1,17 +1,21 @@
 """What an attention backend is, and what it is told of a layer.
 
-Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size.
+Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size, A = pairs of elements of a head that a
+rotary table turns.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.errors import UnsupportedModelError
 
 # A backend's own work list for one step, made once and shared by all layers. Opaque to everyone else.
 PlanT = TypeVar("PlanT")
+AttentionFeature = Literal["soft_cap", "sinks"]  # fields of `AttentionLayer` that not every backend must know
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +36,25 @@ class AttentionLayer:
     head_dim: int  # E
     sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     norms: HeadNorms | None = None
+    rotary: int | None = 0  # which table of `AttentionMetadata.rotary` turns queries and keys; None: none does
     scale: float | None = None  # the factor on products of queries and keys; None: 1 / sqrt(head_dim)
+    soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap) before any are masked
+    sinks: torch.Tensor | None = None  # [H] float32, one more logit of each head in its softmax, which has no value
     kv_group: int = 0  # whose block table and slots are this layer's, see `ForwardBatch.of_group`
     computes_kept_only: bool = False  # only the answers to `ForwardBatch.kept_indices` are read; others may be anything
+    index: int = 0  # in the model
+
+    def __post_init__(self) -> None:
+        """Check what a model says of itself.
+
+        Raises:
+            UnsupportedModelError: a cap that is none, or sinks of other heads.
+        """
+        if self.soft_cap is not None and not self.soft_cap > 0:
+            raise UnsupportedModelError(f"layer {self.index}: soft_cap={self.soft_cap}: must be above 0")
+        if self.sinks is not None and (self.sinks.dtype, *self.sinks.shape) != (torch.float32, self.num_heads):
+            what = f"{self.sinks.dtype} {list(self.sinks.shape)}"
+            raise UnsupportedModelError(f"layer {self.index}: sinks={what}: must be float32 [{self.num_heads}]")
 
     @property
     def softmax_scale(self) -> float:
@@ -53,38 +73,64 @@ class KVLayout:
     dtype: torch.dtype
 
 
-class AttentionBackend(Protocol[PlanT]):
+class AttentionBackend(ABC, Generic[PlanT]):
     """Causal attention of T new tokens over paged context.
 
     A backend writes all keys and values of the step before it reads any (see `ForwardBatch`).
     """
 
     name: str
-    is_batch_invariant: (
-        bool  # a token's result has the same bits whatever else is in the step, and however it is chunked
-    )
+    is_batch_invariant: bool  # a token's result has the same bits in any batch, and however its request is chunked
     # One new token each for a number of requests takes the same launches whatever the tensors hold: then the batch's
     # `seq_lens_list` may be upper bounds, and nothing waits for the device.
-    is_capturable: bool
-    records_calls: bool  # a CPU's step can be recorded with it: `worker/graph.py`
+    is_capturable: bool = False
+    records_calls: bool = False  # a CPU's step can be recorded with it: `worker/graph.py`
+    features: ClassVar[frozenset[AttentionFeature]] = frozenset()
 
+    @abstractmethod
     def kv_layout(self, head_dim: int) -> KVLayout:
         """Say what the pool must hold for heads of this size."""
-        ...
 
+    @abstractmethod
     def plan(self, batch: ForwardBatch) -> PlanT:
         """Derive from the batch what every layer of its KV group needs."""
-        ...
+
+    def check(self, layer: AttentionLayer) -> None:
+        """Say whether the backend computes what the layer is.
+
+        Raises:
+            UnsupportedModelError: it lacks a feature.
+        """
+        asked: dict[AttentionFeature, bool] = {
+            "soft_cap": layer.soft_cap is not None,
+            "sinks": layer.sinks is not None,
+        }
+        if lacking := [name for name, is_asked in asked.items() if is_asked and name not in self.features]:
+            raise UnsupportedModelError(
+                f"layer {layer.index}: attention_backend={self.name} does not compute {' and '.join(lacking)}"
+            )
 
     def forward(
         self,
         qkv: torch.Tensor,  # [T, (H + 2 * G) * E], as projected: queries, keys, values
-        cos: torch.Tensor,  # [T, E / 2] float32
-        sin: torch.Tensor,  # [T, E / 2] float32
         kv_cache: LayerKVCache,
-        batch: ForwardBatch,
-        plan: PlanT,
+        step: AttentionMetadata,
         layer: AttentionLayer,
     ) -> torch.Tensor:  # [T, H * E]
-        """Normalize and rotate queries and keys, store keys and values at `batch.slot_mapping`, then attend."""
-        ...
+        """Normalize and rotate queries and keys, store keys and values at the step's slots, then attend."""
+        return self.attend(self.write_kv(qkv, kv_cache, step, layer), kv_cache, step, layer)
+
+    def write_kv(
+        self, qkv: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """Normalize and rotate queries and keys, store keys and values; return queries [T, H, E].
+
+        A backend whose `attend` does all of it takes the projection as it is.
+        """
+        return qkv
+
+    @abstractmethod
+    def attend(
+        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """Return what the queries of `write_kv` find in their contexts, [T, H * E]."""

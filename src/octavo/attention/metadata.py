@@ -1,12 +1,13 @@
 """`ForwardBatch`: one step as tensors. Made by the worker, passed as an argument, dropped after the step.
 
 Legend: T = tokens computed in this step, R = requests in it, B = most blocks any of them holds, L = rows that get
-logits, W = tokens that are kept behind the last layer's attention, D = hidden size.
+logits, W = tokens that are kept behind the last layer's attention, D = hidden size, A = pairs of elements of a head
+that a rotary table turns.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -74,3 +75,12 @@ class ForwardBatch:
         if self.kept_indices is None and len(self.logits_indices) < len(hidden):
             return hidden[self.logits_indices]
         return hidden[: len(self.logits_indices)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionMetadata:
+    """What all layers of one step share; made once per step by the model."""
+
+    batch: ForwardBatch
+    plans: tuple[Any, ...]  # of the attention backend, one for each KV group
+    rotary: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # cos and sin of each table, [T, A] float32 each

@@ -1,8 +1,8 @@
 """Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Batch-invariant.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept behind the
-last layer's attention, S = spans of rows, N = row blocks. A row is one query head of one token; a row block is up to 32
-rows of one request, computed together for each kv head.
+last layer's attention, S = spans of rows, N = row blocks, A = pairs that a rotary table turns. A row is one query head
+of one token; a row block is up to 32 rows of one request, computed together for each kv head.
 """
 
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.attention.base import AttentionLayer, KVLayout
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.native import NativeKernels
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HEAD_PADDING = 32  # elements: a tile of keys or values is made of parts of 32 by 32
 _INT8_SCALE_SIZE = 4  # bytes, beside each head of a key or value kept as int8
 _MAX_HEAD_DIM = 256
+_MAX_ROTARY_TABLES = 4
 _ROWS_PER_BLOCK = 32
 _TALL_ROWS = 16  # a block of more rows than this belongs to a prompt
 _NO_ADDRESS = 0
@@ -36,12 +37,12 @@ class NativePlan:
         self.held: list[object] = []
 
 
-class NativeAttention:
+class NativeAttention(AttentionBackend[NativePlan]):
     """See `AttentionBackend`. bfloat16 and float32; keys and values in the same dtype, or int8 with float32 scales."""
 
     is_batch_invariant = True
-    is_capturable = False
     records_calls = True
+    features = frozenset({"soft_cap", "sinks"})
 
     def __init__(self, kernels: NativeKernels, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> None:
         from octavo.kernels.cpu import _cpu
@@ -68,33 +69,36 @@ class NativeAttention:
             dtype=self._kv_dtype,
         )
 
+    def check(self, layer: AttentionLayer) -> None:
+        super().check(layer)
+        if layer.rotary is not None and layer.rotary >= _MAX_ROTARY_TABLES:
+            raise UnsupportedModelError(
+                f"layer {layer.index}: attention_backend={self.name} takes at most {_MAX_ROTARY_TABLES} rotary tables"
+            )
+
     def plan(self, batch: ForwardBatch) -> NativePlan:
         return NativePlan(batch)
 
-    def forward(
-        self,
-        qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
-        cos: torch.Tensor,  # [T, E / 2] float32
-        sin: torch.Tensor,  # [T, E / 2] float32
-        kv_cache: LayerKVCache,
-        batch: ForwardBatch,
-        plan: NativePlan,
-        layer: AttentionLayer,
-    ) -> torch.Tensor:  # [T, H * E]
+    def attend(
+        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`. One call does it all, from the projection [T, (H + 2 * G) * E]."""
+        plan: NativePlan = step.plans[layer.kv_group]
         if plan.step is None:
-            plan.step = self.make_step(plan, cos, sin, layer.num_heads // layer.num_kv_heads)
-        key = layer, batch.block_size
+            plan.step = self.make_step(plan, step.rotary, layer.num_heads // layer.num_kv_heads)
+        key = layer, step.batch.block_size
         if key not in self._layers:
-            self._layers[key] = self._make_layer(layer, batch.block_size)
-        qkv, out = qkv.contiguous(), self._kernels.empty(len(qkv), layer.num_heads * layer.head_dim, dtype=self._dtype)
-        addresses = (tensor.data_ptr() for tensor in (qkv, kv_cache.key, kv_cache.value, out))
+            self._layers[key] = self._make_layer(*key)
+        query = query.contiguous()
+        out = self._kernels.empty(len(query), layer.num_heads * layer.head_dim, dtype=self._dtype)
+        addresses = (tensor.data_ptr() for tensor in (query, kv_cache.key, kv_cache.value, out))
         self._native.attention(plan.step, self._layers[key], *addresses)
         return out
 
     def make_step(
-        self, plan: NativePlan, cos: torch.Tensor, sin: torch.Tensor, group_size: int
+        self, plan: NativePlan, rotary: tuple[tuple[torch.Tensor, torch.Tensor], ...], group_size: int
     ) -> "_cpu.AttentionStep":
-        """Describe a step to the kernels: cos and sin are [T, E / 2], a kv head serves `group_size` query heads.
+        """Describe a step to the kernels: tables of cos and sin are [T, A], a kv head serves `group_size` query heads.
 
         What it names by address lives as long as the plan.
         """
@@ -103,14 +107,14 @@ class NativeAttention:
         kept = batch.kept_indices
         if kept is not None:
             kept_blocks = cut_into_row_blocks(batch, group_size, kept.numpy())
-        cos, sin, table = cos.contiguous(), sin.contiguous(), batch.block_table.contiguous()
-        plan.held += [all_blocks, kept_blocks, kept, cos, sin, table]
+        rotary = tuple((cos.contiguous(), sin.contiguous()) for cos, sin in rotary)
+        table = batch.block_table.contiguous()
+        plan.held += [all_blocks, kept_blocks, kept, rotary, table]
         return self._cpu.AttentionStep(
             num_tokens=num_tokens,
             num_kept=num_tokens if kept is None else len(kept),
             num_blocks_per_request=table.shape[1],
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
+            rotary_tables=[self._cpu.RotaryTable(cos.data_ptr(), sin.data_ptr(), cos.shape[1]) for cos, sin in rotary],
             slots=batch.slot_mapping.data_ptr(),
             query_start_loc=batch.query_start_loc.data_ptr(),
             seq_lens=batch.seq_lens.data_ptr(),
@@ -130,8 +134,11 @@ class NativeAttention:
             sliding_window=layer.sliding_window or 0,
             query_norm=norms.query.data_ptr() if norms else _NO_ADDRESS,
             key_norm=norms.key.data_ptr() if norms else _NO_ADDRESS,
+            sinks=layer.sinks.data_ptr() if layer.sinks is not None else _NO_ADDRESS,
             norm_eps=norms.eps if norms else 0.0,
             scale=layer.softmax_scale,
+            soft_cap=layer.soft_cap or 0.0,
+            rotary=-1 if layer.rotary is None else layer.rotary,
             is_float32=self._dtype == torch.float32,
             has_int8_kv=self._kv_dtype == torch.int8,
             computes_kept_only=layer.computes_kept_only,

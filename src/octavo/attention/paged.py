@@ -1,17 +1,51 @@
-"""What the torch backends share: writing keys and values to their slots, and finding a request's context again.
+"""What the torch backends share: heads of queries, keys and values, and a request's context in paged memory.
 
-Legend: T = tokens of the step, R = requests, G = kv heads, D = head size, C = context positions.
+Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, C = context positions,
+A = pairs of elements of a head that a rotary table turns.
 """
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout, PlanT
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.kernels.reference import Kernels
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: LayerKVCache, slot_mapping: torch.Tensor) -> None:
-    """Store key and value, each [T, G, D], in the slots [T] of the pool."""
-    kv_cache.key.index_copy_(0, slot_mapping, key)
-    kv_cache.value.index_copy_(0, slot_mapping, value)
+class TorchAttention(AttentionBackend[PlanT]):
+    """A backend that keeps keys and values as they are and computes with torch's ops."""
+
+    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
+        self._kernels, self._dtype = kernels, dtype
+
+    def kv_layout(self, head_dim: int) -> KVLayout:
+        return KVLayout(head_size=head_dim, dtype=self._dtype)
+
+    def write_kv(
+        self, qkv: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        query, key, value = split_heads(qkv, step.rotary, layer, self._kernels)
+        slots = step.batch.of_group(layer.kv_group).slot_mapping
+        kv_cache.key.index_copy_(0, slots, key)
+        kv_cache.value.index_copy_(0, slots, value)
+        return query
+
+
+def split_heads(
+    qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
+    rotary: tuple[tuple[torch.Tensor, torch.Tensor], ...],  # cos and sin of each table, [T, A] float32 each
+    layer: AttentionLayer,
+    kernels: Kernels,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return query [T, H, E] and key [T, G, E], normalized and rotated, and value [T, G, E]."""
+    counts = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
+    query, key, value = qkv.view(len(qkv), -1, layer.head_dim).split_with_sizes(counts, dim=1)
+    if layer.norms is not None:
+        query = kernels.rms_norm(query, layer.norms.query, layer.norms.eps)
+        key = kernels.rms_norm(key, layer.norms.key, layer.norms.eps)
+    if layer.rotary is not None:
+        cos, sin = rotary[layer.rotary]
+        query, key = kernels.rotary(query, cos, sin), kernels.rotary(key, cos, sin)
+    return query, key, value
 
 
 def context_slots(batch: ForwardBatch, requests: torch.Tensor, length: int) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """Attention by torch's own fused kernel, request by request. Fast, not batch-invariant.
 
+That kernel knows neither caps on scores nor sinks: layers with one are computed as they are defined, at the cost of
+all scores in memory.
+
 A request whose blocks are neighbors in the pool is read where it lies; any other context is gathered, once per layer.
 On one core contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered they take
 1.2 to 3 times as long, and padded to one call for all requests, 3 to 5 times.
@@ -13,12 +16,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from octavo.attention.base import AttentionLayer, KVLayout
-from octavo.attention.heads import split_heads
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
-from octavo.attention.paged import context_slots, write_kv
+from octavo.attention.base import AttentionLayer
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.paged import TorchAttention, context_slots
 from octavo.attention.split_decode import attend_in_tiles, is_worthwhile
-from octavo.kernels.reference import Kernels
+
+_MAX_SCORES = 1 << 24  # of a pass over a request's tokens, 64 MiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,19 +58,12 @@ class RequestSpan:
         return self.masks[sliding_window]
 
 
-class SdpaAttention:
+class SdpaAttention(TorchAttention[list[RequestSpan]]):
     """See `AttentionBackend`."""
 
     name = "torch-sdpa"
     is_batch_invariant = False
-    is_capturable = False
-    records_calls = False
-
-    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
-        self._kernels, self._dtype = kernels, dtype
-
-    def kv_layout(self, head_dim: int) -> KVLayout:
-        return KVLayout(head_size=head_dim, dtype=self._dtype)
+    features = frozenset({"soft_cap", "sinks"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
         """Find where each request's context lies."""
@@ -89,24 +85,14 @@ class SdpaAttention:
             for request in range(len(lens))
         ]
 
-    def forward(
-        self,
-        qkv: torch.Tensor,  # [T, (H + 2 * G) * D]
-        cos: torch.Tensor,  # [T, D / 2] float32
-        sin: torch.Tensor,  # [T, D / 2] float32
-        kv_cache: LayerKVCache,
-        batch: ForwardBatch,
-        plan: list[RequestSpan],
-        layer: AttentionLayer,
-    ) -> torch.Tensor:  # [T, H * D]
-        query, key, value = split_heads(qkv, cos, sin, layer, self._kernels)  # [T, H, D], [T, G, D] twice
-        write_kv(key, value, kv_cache, batch.slot_mapping)
+    def attend(
+        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        plan: list[RequestSpan] = step.plans[layer.kv_group]
         keys, values = (pool.transpose(0, 1).unsqueeze(0) for pool in (kv_cache.key, kv_cache.value))
         queries = torch.split(query.transpose(0, 1).unsqueeze(0), [span.num_queries for span in plan], dim=2)
-        results = [
-            _attend(rows, keys, values, span, layer.softmax_scale, layer.sliding_window)
-            for rows, span in zip(queries, plan, strict=True)
-        ]
+        attend = _attend if layer.soft_cap is None and layer.sinks is None else _attend_as_defined
+        results = [attend(rows, keys, values, span, layer) for rows, span in zip(queries, plan, strict=True)]
         return torch.cat(results, dim=1)[0].flatten(1)
 
 
@@ -124,9 +110,9 @@ def _attend(
     keys: torch.Tensor,  # [1, G, num_slots, D]
     values: torch.Tensor,  # [1, G, num_slots, D]
     span: RequestSpan,
-    scale: float,
-    sliding_window: int | None,
+    layer: AttentionLayer,
 ) -> torch.Tensor:  # [1, Q, H, D]
+    scale, sliding_window = layer.softmax_scale, layer.sliding_window
     start = span.start(sliding_window)
     context_keys, context_values = span.read(keys, start), span.read(values, start)  # [1, G, C - start, D]
     if span.num_queries == 1 and is_worthwhile(query, span.context_len - start):
@@ -143,3 +129,31 @@ def _attend(
         enable_gqa=True,
     )
     return result.transpose(1, 2)
+
+
+def _attend_as_defined(
+    query: torch.Tensor,  # [1, H, Q, D]
+    keys: torch.Tensor,  # [1, G, num_slots, D]
+    values: torch.Tensor,  # [1, G, num_slots, D]
+    span: RequestSpan,
+    layer: AttentionLayer,
+) -> torch.Tensor:  # [1, Q, H, D]
+    """Attend in float32, a pass of tokens at a time: scaled scores, cap, mask, softmax with the sinks, mean."""
+    start, num_groups = span.start(layer.sliding_window), keys.shape[1]
+    context_keys, context_values = (span.read(pool, start)[0].float() for pool in (keys, values))  # [G, C - start, D]
+    hidden = ~span.mask(layer.sliding_window, query.device)  # [Q, C - start]
+    size = max(1, _MAX_SCORES // (query.shape[1] * hidden.shape[1]))
+    results = []
+    passes = zip(torch.split(query[0], size, dim=1), torch.split(hidden, size), strict=True)
+    for rows, is_hidden in passes:  # [H, rows of the pass, D], [rows of the pass, C - start]
+        by_group = rows.float().reshape(num_groups, -1, layer.head_dim)  # [G, H / G * rows, D]
+        scores = by_group @ context_keys.transpose(1, 2) * layer.softmax_scale
+        scores = scores.view(*rows.shape[:2], -1)  # [H, Q, C - start]
+        if layer.soft_cap is not None:
+            scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
+        scores = scores.masked_fill(is_hidden, -torch.inf)
+        if layer.sinks is not None:
+            scores = torch.cat((scores, layer.sinks.view(-1, 1, 1).expand(*scores.shape[:2], 1)), dim=-1)
+        weights = scores.softmax(-1)[..., : hidden.shape[1]]
+        results.append((weights.reshape(num_groups, -1, hidden.shape[1]) @ context_values).view(rows.shape))
+    return torch.cat(results, dim=1).transpose(0, 1).unsqueeze(0).to(query.dtype)

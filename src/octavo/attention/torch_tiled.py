@@ -16,11 +16,9 @@ from itertools import groupby
 import torch
 import torch.nn.functional as F
 
-from octavo.attention.base import AttentionLayer, KVLayout
-from octavo.attention.heads import split_heads
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
-from octavo.attention.paged import context_slots, write_kv
-from octavo.kernels.reference import Kernels
+from octavo.attention.base import AttentionLayer
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.paged import TorchAttention, context_slots
 
 _TILE_WIDTH = 64  # context positions
 _MAX_POSITIONS = 1 << 14  # of a group; bounds what is gathered, to 128 MiB with 8 kv heads of 128
@@ -43,19 +41,12 @@ class RequestGroup:
         return slice(first // _TILE_WIDTH, (self.last_position + tokens.stop - 1) // _TILE_WIDTH + 1)
 
 
-class TiledAttention:
+class TiledAttention(TorchAttention[list[RequestGroup]]):
     """See `AttentionBackend`. Any dtype; the arithmetic is float32."""
 
     name = "torch-tiled"
     is_batch_invariant = True
-    is_capturable = False
-    records_calls = False
-
-    def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
-        self._kernels, self._dtype = kernels, dtype
-
-    def kv_layout(self, head_dim: int) -> KVLayout:
-        return KVLayout(head_size=head_dim, dtype=self._dtype)
+    features = frozenset({"soft_cap", "sinks"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestGroup]:
         """Group the step's requests by number of new tokens and by length of context."""
@@ -74,20 +65,12 @@ class TiledAttention:
             ]
         return groups
 
-    def forward(
-        self,
-        qkv: torch.Tensor,  # [T, (H + 2 * G) * D]
-        cos: torch.Tensor,  # [T, D / 2] float32
-        sin: torch.Tensor,  # [T, D / 2] float32
-        kv_cache: LayerKVCache,
-        batch: ForwardBatch,
-        plan: list[RequestGroup],
-        layer: AttentionLayer,
-    ) -> torch.Tensor:  # [T, H * D]
-        query, key, value = split_heads(qkv, cos, sin, layer, self._kernels)  # [T, H, D], [T, G, D] twice
-        write_kv(key, value, kv_cache, batch.slot_mapping)
+    def attend(
+        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        plan: list[RequestGroup] = step.plans[layer.kv_group]
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        tokens_per_pass = max(1, _NUM_ROWS * key.shape[1] // query.shape[1])
+        tokens_per_pass = max(1, _NUM_ROWS * layer.num_kv_heads // layer.num_heads)
         for group in plan:
             keys, values = (_gather_tiles(pool, group.slots) for pool in (kv_cache.key, kv_cache.value))
             for start in range(0, group.tokens.shape[1], tokens_per_pass):
@@ -96,7 +79,7 @@ class TiledAttention:
                 tiles = group.tiles_seen(part, layer.sliding_window)
                 hidden = _hidden(positions, tiles, layer.sliding_window)  # [R, N, Q, W]
                 rows = query[tokens].float() * layer.softmax_scale  # [R, Q, H, D]
-                out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden).to(out.dtype)
+                out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden, layer).to(out.dtype)
         return out.flatten(1)
 
 
@@ -141,6 +124,7 @@ def _attend(
     keys: torch.Tensor,  # [R, G, N, W, D]
     values: torch.Tensor,  # [R, G, N, W, D]
     hidden: torch.Tensor,  # [R, N, Q, W]
+    layer: AttentionLayer,
 ) -> torch.Tensor:  # [R, Q, H, D]
     num_requests, num_queries, num_heads, head_dim = query.shape
     num_kv_heads, group_size = keys.shape[1], num_heads // keys.shape[1]
@@ -150,13 +134,29 @@ def _attend(
     hidden = F.pad(hidden.repeat_interleave(group_size, dim=2), (0, 0, 0, rows.shape[2] - num_rows))
 
     scores = _matmul_tiles(rows.unsqueeze(2), keys.transpose(3, 4))  # [R, G, N, S * 16, W]
+    if layer.soft_cap is not None:
+        scores = _hyperbolic_tangent(scores / layer.soft_cap) * layer.soft_cap
     scores.masked_fill_(hidden.unsqueeze(1), -torch.inf)
-    scores -= scores.amax(dim=(2, 4), keepdim=True)
+    most = scores.amax(dim=(2, 4), keepdim=True)  # [R, G, 1, S * 16, 1]
+    if layer.sinks is not None:
+        sinks = F.pad(layer.sinks.view(num_kv_heads, -1).repeat(1, num_queries), (0, rows.shape[2] - num_rows))
+        sinks = sinks.view(1, num_kv_heads, 1, -1, 1)
+        most = most.maximum(sinks)
+    scores -= most
     weights = scores.exp_()  # hidden ones are exact zeros
     mixed = _sum_in_order(_matmul_tiles(weights, values))  # [R, G, S * 16, D]
-    result = (mixed / _sum_in_order(weights.sum(-1, keepdim=True)))[:, :, :num_rows]
+    total = _sum_in_order(weights.sum(-1, keepdim=True))  # [R, G, S * 16, 1]
+    if layer.sinks is not None:
+        total += (sinks - most).exp_()[:, :, 0]
+    result = (mixed / total)[:, :, :num_rows]
     result = result.reshape(num_requests, num_kv_heads, num_queries, group_size, head_dim)
     return result.transpose(1, 2).flatten(2, 3)
+
+
+def _hyperbolic_tangent(x: torch.Tensor) -> torch.Tensor:
+    """Return tanh(x), to some 1e-7, by exp alone: torch computes its own tanh otherwise at the ends of an array."""
+    powers = (x.abs() * -2.0).exp_()
+    return ((1.0 - powers) / (1.0 + powers)).copysign_(x)
 
 
 def _matmul_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.attention.base import AttentionLayer, KVLayout
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.kernels.triton.attention import (
     EXACT,
     EXACT_FLOAT32,
     SPLIT_SIZE,
     FewRows,
     PagedContext,
+    Softmax,
     Tiling,
     attend_few,
     attend_many,
@@ -44,7 +45,7 @@ class TritonPlan:
     work: dict[int, Work] = field(default_factory=dict)  # by query heads of a kv head
 
 
-class TritonAttention:
+class TritonAttention(AttentionBackend[TritonPlan]):
     """See `AttentionBackend`. Keys and values in the model's dtype, or in 8 bits (e4m3) that are widened when read.
 
     With the tilings `EXACT` and `EXACT_FLOAT32`, the default, a token has the same bits in any batch and chunking. With
@@ -55,7 +56,7 @@ class TritonAttention:
     """
 
     is_capturable = True
-    records_calls = False
+    features = frozenset({"soft_cap", "sinks"})
 
     def __init__(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, tiling: Tiling | None = None) -> None:
         exact = EXACT_FLOAT32 if dtype == torch.float32 else EXACT
@@ -75,47 +76,39 @@ class TritonAttention:
         )
         return TritonPlan(batch=batch, context=context)
 
-    def forward(
-        self,
-        qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
-        cos: torch.Tensor,  # [T, E / 2] float32
-        sin: torch.Tensor,  # [T, E / 2] float32
-        kv_cache: LayerKVCache,
-        batch: ForwardBatch,
-        plan: TritonPlan,
-        layer: AttentionLayer,
-    ) -> torch.Tensor:  # [T, H * E]
-        norms = None if layer.norms is None else (layer.norms.query, layer.norms.key, layer.norms.eps)
-        pools = kv_cache.key, kv_cache.value
-        query = rotate_and_write(
-            qkv, cos, sin, norms, batch.slot_mapping, *pools, num_heads=layer.num_heads, block_size=batch.block_size
+    def write_kv(
+        self, qkv: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        batch = step.batch.of_group(layer.kv_group)
+        return rotate_and_write(
+            qkv,
+            None if layer.rotary is None else step.rotary[layer.rotary],
+            None if layer.norms is None else (layer.norms.query, layer.norms.key, layer.norms.eps),
+            batch.slot_mapping,
+            kv_cache.key,
+            kv_cache.value,
+            num_heads=layer.num_heads,
+            block_size=batch.block_size,
         )
+
+    def attend(
+        self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
+    ) -> torch.Tensor:
+        plan: TritonPlan = step.plans[layer.kv_group]
         group_size = layer.num_heads // layer.num_kv_heads
         if group_size not in plan.work:
-            plan.work[group_size] = assign_programs(batch, group_size, self._tiling)
+            plan.work[group_size] = assign_programs(plan.batch, group_size, self._tiling)
         work, out = plan.work[group_size], torch.empty_like(query)
+        softmax = Softmax(
+            scale=layer.softmax_scale,
+            sliding_window=layer.sliding_window,
+            soft_cap=layer.soft_cap,
+            sinks=layer.sinks,
+        )
         if work.few is not None:
-            attend_few(
-                query,
-                *pools,
-                plan.context,
-                work.few,
-                out,
-                scale=layer.softmax_scale,
-                sliding_window=layer.sliding_window,
-                tiling=self._tiling,
-            )
+            attend_few(query, kv_cache.key, kv_cache.value, plan.context, work.few, out, softmax, self._tiling)
         if work.many is not None:
-            attend_many(
-                query,
-                *pools,
-                plan.context,
-                work.many,
-                out,
-                scale=layer.softmax_scale,
-                sliding_window=layer.sliding_window,
-                tiling=self._tiling,
-            )
+            attend_many(query, kv_cache.key, kv_cache.value, plan.context, work.many, out, softmax, self._tiling)
         return out.flatten(1)
 
 

@@ -4,27 +4,16 @@ Legend: T = tokens, H = query heads, G = kv heads, E = head size.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from octavo.attention.base import AttentionLayer, HeadNorms
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, LayerKVCache
+from octavo.distributed.shares import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import TensorSpec
 from octavo.layers.weight_owner import WeightOwner
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionMetadata:
-    """What all layers of one step share; made once per step by the model."""
-
-    batch: ForwardBatch
-    plans: tuple[Any, ...]  # of the attention backend, one for each KV group
-    cos: torch.Tensor  # [T, E / 2] float32
-    sin: torch.Tensor  # [T, E / 2] float32
 
 
 class HeadNormWeights(WeightOwner):
@@ -50,11 +39,33 @@ class HeadNormWeights(WeightOwner):
             self.load_weight(name, tensor)
 
 
+class SinkWeights(WeightOwner):
+    """A logit of each query head, which takes weight from its positions; `values` are those of this rank's heads."""
+
+    def __init__(self, heads: Share, *, context: BuildContext) -> None:
+        super().__init__()
+        self._heads = heads
+        self.values = torch.empty(heads.size, dtype=torch.float32, device=context.device)  # [H]
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"sinks": (self._heads.total,)}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        self.values.copy_(tensor[self._heads.start : self._heads.stop])
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return {"sinks": self.values}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.values.copy_(tensors["sinks"])
+
+
 class Attention(nn.Module):
     """Causal attention of one layer, without the projections around it."""
 
     def __init__(self, layer: AttentionLayer, *, context: BuildContext) -> None:
         super().__init__()
+        context.attention.check(layer)
         self._layer, self._backend = layer, context.attention
 
     def forward(
@@ -64,6 +75,4 @@ class Attention(nn.Module):
         step: AttentionMetadata,
     ) -> torch.Tensor:  # [T, H * E]
         """Write this step's keys and values to the cache, and attend to all of each request's context."""
-        group = self._layer.kv_group
-        batch, plan = step.batch.of_group(group), step.plans[group]
-        return self._backend.forward(qkv, step.cos, step.sin, kv_cache, batch, plan, self._layer)
+        return self._backend.forward(qkv, kv_cache, step, self._layer)

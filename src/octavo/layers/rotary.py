@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings.
 
-Legend: T = tokens, P = positions in the table, D = head size.
+Legend: T = tokens, P = positions in the table, D = how many elements of a head are rotated.
 """
 
 import math
@@ -19,12 +19,11 @@ class RotaryEmbedding(nn.Module):
     that rounding them to float32 gives the same bits whatever the number of threads.
     """
 
-    def __init__(self, rope: RopeConfig, head_dim: int, num_positions: int, *, device: torch.device) -> None:
+    def __init__(self, rope: RopeConfig, rotary_dim: int, num_positions: int, *, device: torch.device) -> None:
         super().__init__()
-        with torch.device(
-            "meta" if device.type == "meta" else "cpu"
-        ):  # of a model without memory, no table is computed
-            frequencies, attention_factor = inverse_frequencies(rope, head_dim)
+        # Of a model without memory no table is computed.
+        with torch.device("meta" if device.type == "meta" else "cpu"):
+            frequencies, attention_factor = inverse_frequencies(rope, rotary_dim)
             positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
         self._cos = (angles.cos().float() * attention_factor).to(device)  # [P, D / 2]
@@ -35,19 +34,19 @@ class RotaryEmbedding(nn.Module):
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
     """Return radians per position [D / 2] (float32) and the factor on cos and sin.
 
     dynamic is the plain embedding, as it is served up to its original length only.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim  # [D / 2]
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim  # [D / 2]
     periods = rope.theta**exponents  # [D / 2], positions per radian
     if rope.kind == "linear":
         return 1.0 / periods / rope.factor, 1.0
     if rope.kind == "llama3":
         return _llama3(rope, 1.0 / periods), 1.0
     if rope.kind == "yarn":
-        return _yarn(rope, periods, head_dim), _yarn_attention_factor(rope)
+        return _yarn(rope, periods, rotary_dim), _yarn_attention_factor(rope)
     return 1.0 / periods, 1.0
 
 
@@ -60,26 +59,26 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
     return (1.0 - blend) * frequencies / rope.factor + blend * frequencies
 
 
-def _yarn(rope: RopeConfig, periods: torch.Tensor, head_dim: int) -> torch.Tensor:
+def _yarn(rope: RopeConfig, periods: torch.Tensor, rotary_dim: int) -> torch.Tensor:
     """YaRN's "NTK by parts" (Peng et al. 2023, arXiv:2309.00071, section 3.2): blend by dimension index."""
-    low, high = _yarn_blend_range(rope, head_dim)
-    indices = torch.arange(head_dim // 2, dtype=torch.float32)  # [D / 2]
+    low, high = _yarn_blend_range(rope, rotary_dim)
+    indices = torch.arange(rotary_dim // 2, dtype=torch.float32)  # [D / 2]
     slowed = ((indices - low) / (high - low)).clamp(0.0, 1.0)  # [D / 2], 0: kept, 1: slowed
     return slowed / (rope.factor * periods) + (1.0 - slowed) / periods
 
 
-def _yarn_blend_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
+def _yarn_blend_range(rope: RopeConfig, rotary_dim: int) -> tuple[float, float]:
     """Return the dimension indices where blending begins and ends: those of beta_fast and beta_slow rotations."""
     original = rope.original_max_position
     assert original is not None
 
     def index_of(num_rotations: float) -> float:
-        return head_dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return rotary_dim * math.log(original / (num_rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
     return low, high + 0.001 if low == high else high
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from octavo.attention.base import AttentionLayer
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.kernels.types import SILU, Activation
-from octavo.layers.attention import Attention, AttentionMetadata, HeadNormWeights
+from octavo.layers.attention import Attention, HeadNormWeights, SinkWeights
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.expert_parallel import ExpertParallelMoE
@@ -58,7 +58,7 @@ class DecoderAttention(nn.Module):
             has_bias=config.attention_bias,
             context=context.at("qkv"),
         )
-        self.head_norms = self.build_head_norms(config, context)
+        self.head_norms, self.sinks = self.build_head_norms(config, context), self.build_sinks(context)
         self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
         self.attention = Attention(self.describe(config, layer), context=context)
         heads, has_bias = self.qkv.parts["q"], config.attention_out_bias
@@ -66,6 +66,10 @@ class DecoderAttention(nn.Module):
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
         """Hook for families that normalize each head of queries and keys before rotation; here they pass."""
+        return None
+
+    def build_sinks(self, context: BuildContext) -> SinkWeights | None:
+        """Hook for families whose heads have sinks: `SinkWeights(self.qkv.heads.query, ...)`."""
         return None
 
     def forward(
@@ -85,7 +89,7 @@ class DecoderAttention(nn.Module):
         return self.out(attended), residual
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
-        """Describe this layer's attention. A family that scales otherwise overrides this: `replace(super()...)`."""
+        """Describe this layer's attention. Families whose layers differ override this: `replace(super()...)`."""
         return AttentionLayer(
             num_heads=self.qkv.heads.query.size,
             num_kv_heads=self.qkv.heads.kv.size,
@@ -93,7 +97,9 @@ class DecoderAttention(nn.Module):
             sliding_window=config.sliding_windows[layer],
             kv_group=config.kv_group_of(layer),
             norms=self.head_norms.values if self.head_norms is not None else None,
+            sinks=self.sinks.values if self.sinks is not None else None,
             computes_kept_only=self._is_last,
+            index=layer,
         )
 
 
@@ -148,7 +154,7 @@ class DecoderForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
         stage, context = self.stage, self.context
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=context.device)
+        self.rotary = nn.ModuleList(self.build_rotary_tables())
         if stage.is_first:
             has_tied_head = config.tie_word_embeddings and stage.is_last
             self.embedding = Embedding(
@@ -185,6 +191,11 @@ class DecoderForCausalLM(CausalLM):
         """Compose block number `layer`."""
         return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
 
+    def build_rotary_tables(self) -> list[RotaryEmbedding]:
+        """Make the tables by which layers rotate queries and keys; each names its own: `AttentionLayer.rotary`."""
+        config = self.config
+        return [RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=self.context.device)]
+
     def build_norm(self) -> RMSNorm:
         """Compose one norm over the hidden size."""
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
@@ -208,9 +219,9 @@ class DecoderForCausalLM(CausalLM):
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""
-        cos, sin = self.rotary(batch.positions)
         plans = tuple(map(self.context.attention.plan, batch.groups))
-        return AttentionMetadata(batch=batch, plans=plans, cos=cos, sin=sin)
+        rotary = tuple(table(batch.positions) for table in self.rotary)
+        return AttentionMetadata(batch=batch, plans=plans, rotary=rotary)
 
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata

@@ -13,11 +13,10 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.shares import HeadShare
-from octavo.layers.attention import AttentionMetadata
 from octavo.layers.context import BuildContext
 
 

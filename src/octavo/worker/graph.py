@@ -8,11 +8,10 @@ from typing import Self
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.native import NativeAttention, NativePlan
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
-from octavo.layers.attention import AttentionMetadata
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.worker.recording import refuse_torch_ops
 
@@ -66,7 +65,7 @@ class StepGraph:
         step = self._model.attention_step(batch)
         assert isinstance(self._attention, NativeAttention)
         make_step = self._attention.make_step
-        self._tape.replay(num_tokens, [make_step(plan, step.cos, step.sin, self._group_size) for plan in step.plans])
+        self._tape.replay(num_tokens, [make_step(plan, step.rotary, self._group_size) for plan in step.plans])
         num_rows = num_tokens
         if self._model.stage.is_last and batch.kept_indices is not None:
             num_rows = len(batch.kept_indices)
@@ -89,5 +88,5 @@ def _blank_step(attention: NativeAttention, block_size: int, num_groups: int) ->
         seq_lens_list=[],
     ).shared_by(num_groups)
     plan = NativePlan(batch)
-    plan.step = attention.make_step(plan, nothing.float(), nothing.float(), 1)
-    return AttentionMetadata(batch=batch, plans=(plan,) * num_groups, cos=nothing.float(), sin=nothing.float())
+    plan.step = attention.make_step(plan, (), 1)
+    return AttentionMetadata(batch=batch, plans=(plan,) * num_groups, rotary=())

@@ -18,6 +18,8 @@ namespace {
 struct Shape {
   std::int64_t num_heads, num_kv_heads, head_dim, block_size, sliding_window;
   bool is_float32, has_int8_kv;
+  std::int64_t num_pairs;  // that are rotated, of E / 2
+  bool has_cap, has_sinks;
 };
 
 struct Request {
@@ -38,7 +40,7 @@ class Trial {
     // What nobody has written: NaN in every dtype.
     keys_.assign(free * shape.block_size * shape.num_kv_heads * slot_bytes, 0xff);
     values_ = keys_;
-    query_norm_ = floats(shape.head_dim), key_norm_ = floats(shape.head_dim);
+    query_norm_ = floats(shape.head_dim), key_norm_ = floats(shape.head_dim), sinks_ = floats(shape.num_heads);
   }
 
   // Whether every result of all steps is a number that a mean of values can be. Long: one request has a context that
@@ -79,7 +81,7 @@ class Trial {
               const std::vector<std::int32_t>& table, const std::vector<std::int32_t>& row_blocks,
               const std::vector<std::int64_t>& slots) {
     const std::int64_t num_tokens = starts.back(), width = shape_.num_heads + 2 * shape_.num_kv_heads;
-    const std::vector<float> cos = floats(num_tokens * shape_.head_dim / 2), sin = floats(num_tokens * shape_.head_dim / 2);
+    const std::vector<float> cos = floats(num_tokens * shape_.num_pairs), sin = floats(num_tokens * shape_.num_pairs);
     const std::vector<float> wide = floats(num_tokens * width * shape_.head_dim);
     std::vector<bf16> narrow(shape_.is_float32 ? 0 : wide.size());
     for (std::size_t i = 0; i < narrow.size(); ++i) narrow[i] = to_bf16(wide[i]);
@@ -95,7 +97,8 @@ class Trial {
     args.num_tokens = num_tokens;
     args.all_blocks = {static_cast<std::int64_t>(row_blocks.size()) / 3, row_blocks.data()};
     args.num_blocks_per_request = static_cast<std::int64_t>(requests_[0].blocks.size());
-    args.cos = cos.data(), args.sin = sin.data(), args.slots = slots.data();
+    args.angles = {cos.data(), sin.data(), shape_.num_pairs}, args.slots = slots.data();
+    args.soft_cap = shape_.has_cap ? 2.0f : 0.0f, args.sinks = shape_.has_sinks ? sinks_.data() : nullptr;
     args.query_start_loc = starts.data(), args.seq_lens = lengths.data();
     args.block_table = table.data();
     args.qkv = shape_.is_float32 ? static_cast<const void*>(wide.data()) : narrow.data();
@@ -116,7 +119,7 @@ class Trial {
   std::mt19937& source_;
   std::vector<Request> requests_;
   std::vector<std::uint8_t> keys_, values_;
-  std::vector<float> query_norm_, key_norm_;
+  std::vector<float> query_norm_, key_norm_, sinks_;
 };
 
 bool check(const Ops& ops) {
@@ -127,13 +130,15 @@ bool check(const Ops& ops) {
     for (const std::int64_t block_size : {32, 8, 96})
       for (const int dtype : {0, 1, 2, 3}) {
         const std::int64_t num_kv_heads = 1 + source() % 4, group = 1 + source() % 5;
+        const std::int64_t half = head_dim / 2, some_pairs = source() % half;
         const Shape shape{num_kv_heads * group, num_kv_heads, head_dim, block_size, source() % 2 ? 50 : 0,
-                          dtype % 2 == 1, dtype >= 2};
+                          dtype % 2 == 1, dtype >= 2, source() % 2 ? half : some_pairs, source() % 2 == 1,
+                          source() % 2 == 1};
         is_well &= Trial(ops, source() % 2 ? alone : crowd, shape, source).run(false);
       }
   for (const bool has_int8_kv : {false, true})
     for (const std::int64_t block_size : {32, 48}) {
-      const Shape shape{6, 2, 40, block_size, 0, false, has_int8_kv};
+      const Shape shape{6, 2, 40, block_size, 0, false, has_int8_kv, 20, false, true};
       is_well &= Trial(ops, crowd, shape, source).run(true);
     }
   std::printf("%s: attention is %s\n", ops.name, is_well ? "well" : "not a mean of values");

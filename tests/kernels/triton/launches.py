@@ -1,12 +1,13 @@
 """Every launcher of the layers' kernels, called once for each variant that a model may ask for."""
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import get_args
 
 import torch
 
 from octavo.attention.base import AttentionLayer, HeadNorms
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.triton_paged import TritonAttention
 from octavo.kernels.triton.activation import activate
 from octavo.kernels.triton.attention import FASTEST
@@ -42,20 +43,26 @@ def _launch_small(dtype: torch.dtype) -> None:
 
 
 def _launch_attention(shape: tuple[int, int, int], dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-    """A step of prompts and decodes, and one of decodes only, in layers with and without norms and windows."""
+    """A step of prompts and decodes, and one of decodes only, in layers that each have what others lack."""
     num_heads, num_kv_heads, head_dim = shape
     pool = torch.zeros(64, num_kv_heads, head_dim).to(kv_dtype)
     norm, faster = torch.zeros(head_dim), None if dtype == torch.float32 else FASTEST
-    for norms, window, tiling in ((HeadNorms(query=norm, key=norm, eps=1e-6), None, None), (None, 100, faster)):
+    plain = AttentionLayer(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=None)
+    normed = replace(plain, norms=HeadNorms(query=norm, key=norm, eps=1e-6))
+    layers = [
+        (normed, None),
+        (replace(plain, sliding_window=100), faster),
+        (replace(normed, rotary=1, soft_cap=50.0), None),
+        (replace(plain, rotary=None, sinks=torch.zeros(num_heads)), None),
+    ]
+    for layer, tiling in layers:
         backend = TritonAttention(dtype, kv_dtype, tiling)
-        layer = AttentionLayer(
-            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, sliding_window=window, norms=norms
-        )
         for batch in (_batch([1, 1]), _batch([1, 300])):
             num_tokens = len(batch.positions)
             qkv = torch.zeros(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
-            angles, cache = torch.zeros(num_tokens, head_dim // 2), LayerKVCache(key=pool, value=pool)
-            backend.forward(qkv, angles, angles, cache, batch, backend.plan(batch), layer)
+            rotary = tuple((torch.zeros(num_tokens, size),) * 2 for size in (head_dim // 2, head_dim // 4))
+            step = AttentionMetadata(batch=batch, plans=(backend.plan(batch),), rotary=rotary)
+            backend.forward(qkv, LayerKVCache(key=pool, value=pool), step, layer)
 
 
 def _batch(lengths: list[int]) -> ForwardBatch:

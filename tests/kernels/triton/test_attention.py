@@ -13,11 +13,20 @@ from tests.breadth import each, pick
 from tests.kernels.triton.device import DEVICE
 
 from octavo.attention.base import AttentionLayer, HeadNorms
-from octavo.attention.heads import split_heads
 from octavo.attention.metadata import ForwardBatch
+from octavo.attention.paged import split_heads
 from octavo.attention.triton_paged import assign_programs
 from octavo.kernels.reference import Kernels
-from octavo.kernels.triton.attention import EXACT, FASTEST, SPLIT_SIZE, PagedContext, Tiling, attend_few, attend_many
+from octavo.kernels.triton.attention import (
+    EXACT,
+    FASTEST,
+    SPLIT_SIZE,
+    PagedContext,
+    Softmax,
+    Tiling,
+    attend_few,
+    attend_many,
+)
 from octavo.kernels.triton.heads import rotate_and_write
 
 # Means of values of size 1: bfloat16 rounds weights and result to 1 in 256; of e4m3, keys and values to 1 in 16.
@@ -69,11 +78,12 @@ class Memory:
             block_table=batch.block_table,
             block_size=shape.block_size,
         )
-        work, scale = assign_programs(batch, shape.num_heads // shape.num_kv_heads, tiling), shape.head_dim**-0.5
+        work = assign_programs(batch, shape.num_heads // shape.num_kv_heads, tiling)
+        softmax = Softmax(scale=shape.head_dim**-0.5, sliding_window=window)
         if work.few is not None:
-            attend_few(query, key, value, context, work.few, out, scale=scale, sliding_window=window, tiling=tiling)
+            attend_few(query, key, value, context, work.few, out, softmax, tiling)
         if work.many is not None:
-            attend_many(query, key, value, context, work.many, out, scale=scale, sliding_window=window, tiling=tiling)
+            attend_many(query, key, value, context, work.many, out, softmax, tiling)
         return list(torch.split(out, [stop - start for _, start, stop in parts]))
 
 
@@ -180,7 +190,7 @@ def attend_batch(memory: Memory, batch: ForwardBatch, query: torch.Tensor, tilin
     key, value = (pool.view(-1, *pool.shape[1::2]) for pool in (memory.key, memory.value))
     work = assign_programs(batch, query.shape[1] // key.shape[1], tiling)
     assert work.few is not None
-    attend_few(query, key, value, context, work.few, out, scale=0.25, sliding_window=None, tiling=tiling)
+    attend_few(query, key, value, context, work.few, out, Softmax(scale=0.25), tiling)
     return out
 
 
@@ -197,10 +207,10 @@ def test_heads_are_those_of_separate_ops(
     slots = torch.tensor([7, 0, -1, 11, 4], device=DEVICE)
     key_pool = torch.full((12, num_kv_heads, head_dim), torch.nan, dtype=dtype, device=DEVICE)
     value_pool = key_pool.clone()
+    rotary = angles.cos(), angles.sin()
     query = rotate_and_write(
         qkv,
-        angles.cos(),
-        angles.sin(),
+        rotary,
         norms,
         slots,
         key_pool,
@@ -215,7 +225,7 @@ def test_heads_are_those_of_separate_ops(
         sliding_window=None,
         norms=HeadNorms(query=weights[0], key=weights[1], eps=1e-6) if has_norms else None,
     )
-    expected = split_heads(qkv, angles.cos(), angles.sin(), layer, Kernels())
+    expected = split_heads(qkv, (rotary,), layer, Kernels())
     tolerance = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(query, expected[0], atol=tolerance, rtol=tolerance)
     for pool, written in zip((key_pool, value_pool), expected[1:], strict=True):
@@ -231,7 +241,7 @@ def test_8_bits_saturate_and_keep_what_is_no_number() -> None:
     qkv = torch.tensor([[1.0, 1.0, 500.0, 1e9, -1e9, torch.nan]], device=DEVICE)  # one head of 2 elements each
     key, value = (torch.zeros(1, 1, 2, dtype=torch.float8_e4m3fn, device=DEVICE) for _ in range(2))
     angles, slots = torch.zeros(1, 1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    rotate_and_write(qkv, angles + 1, angles, None, slots, key, value, num_heads=1, block_size=1)
+    rotate_and_write(qkv, (angles + 1, angles), None, slots, key, value, num_heads=1, block_size=1)
     assert key.float().flatten().tolist() == [448.0, 448.0]
     assert value.float().flatten()[0] == -448.0
     assert value.float().flatten()[1].isnan()

@@ -21,8 +21,11 @@ class AttentionLayer:
         sliding_window: int,
         query_norm: int,
         key_norm: int,
+        sinks: int,
         norm_eps: float,
         scale: float,
+        soft_cap: float,
+        rotary: int,
         is_float32: bool,
         has_int8_kv: bool,
         computes_kept_only: bool,
@@ -32,14 +35,16 @@ class AttentionLayer:
 class RowBlocks:
     def __init__(self, count: int, of: int, /) -> None: ...
 
+class RotaryTable:
+    def __init__(self, cos: int, sin: int, num_pairs: int, /) -> None: ...
+
 class AttentionStep:
     def __init__(
         self,
         num_tokens: int,
         num_kept: int,
         num_blocks_per_request: int,
-        cos: int,
-        sin: int,
+        rotary_tables: list[RotaryTable],
         slots: int,
         query_start_loc: int,
         seq_lens: int,

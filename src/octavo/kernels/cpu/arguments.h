@@ -19,22 +19,41 @@ T* at(std::uintptr_t address) {
 
 inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
                                  std::int64_t block_size, std::int64_t sliding_window, std::uintptr_t query_norm,
-                                 std::uintptr_t key_norm, float norm_eps, float scale, bool is_float32,
-                                 bool has_int8_kv, bool computes_kept_only, std::int64_t kv_group) {
+                                 std::uintptr_t key_norm, std::uintptr_t sinks, float norm_eps, float scale,
+                                 float soft_cap, std::int64_t rotary, bool is_float32, bool has_int8_kv,
+                                 bool computes_kept_only, std::int64_t kv_group) {
   if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
-          at<const float>(key_norm), norm_eps, scale, is_float32, has_int8_kv, computes_kept_only, kv_group};
+          at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, is_float32, has_int8_kv,
+          computes_kept_only, kv_group};
+}
+
+inline RotaryTable make_rotary_table(std::uintptr_t cos, std::uintptr_t sin, std::int64_t num_pairs) {
+  return {at<const float>(cos), at<const float>(sin), num_pairs};
 }
 
 inline RowBlocks make_row_blocks(std::int64_t count, std::uintptr_t of) { return {count, at<const std::int32_t>(of)}; }
 
 inline AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_kept, std::int64_t num_blocks_per_request,
-                               std::uintptr_t cos, std::uintptr_t sin, std::uintptr_t slots, std::uintptr_t query_start_loc,
-                               std::uintptr_t seq_lens, std::uintptr_t block_table, std::uintptr_t kept,
-                               const RowBlocks& all_blocks, const RowBlocks& kept_blocks) {
-  return {num_tokens, num_kept, num_blocks_per_request, at<const float>(cos), at<const float>(sin),
-          at<const std::int64_t>(slots), at<const std::int32_t>(query_start_loc), at<const std::int32_t>(seq_lens),
-          at<const std::int32_t>(block_table), at<const std::int64_t>(kept), all_blocks, kept_blocks};
+                               const std::vector<RotaryTable>& rotary_tables, std::uintptr_t slots,
+                               std::uintptr_t query_start_loc, std::uintptr_t seq_lens, std::uintptr_t block_table,
+                               std::uintptr_t kept, const RowBlocks& all_blocks, const RowBlocks& kept_blocks) {
+  if (rotary_tables.size() > kMaxRotaryTables) throw std::invalid_argument("a step has too many rotary tables");
+  AttentionStep step = {num_tokens, num_kept, num_blocks_per_request, {}, at<const std::int64_t>(slots),
+                        at<const std::int32_t>(query_start_loc), at<const std::int32_t>(seq_lens),
+                        at<const std::int32_t>(block_table), at<const std::int64_t>(kept), all_blocks, kept_blocks};
+  std::copy(rotary_tables.begin(), rotary_tables.end(), step.rotary_tables);
+  return step;
+}
+
+// Gives attention its step. Throws where that lacks what the layer names.
+inline void set_step(AttentionArgs& args, const AttentionStep& step) {
+  static_cast<AttentionStep&>(args) = step;
+  if (args.rotary < 0) return;
+  if (args.rotary >= kMaxRotaryTables) throw std::out_of_range("a layer names a rotary table that no step has");
+  args.angles = step.rotary_tables[args.rotary];
+  if (!args.angles.cos) throw std::out_of_range("a layer names a rotary table that the step lacks");
+  if (args.angles.num_pairs * 2 > args.head_dim) throw std::invalid_argument("a rotary table is wider than heads");
 }
 
 inline Activation make_activation(const std::string& kind, float limit, float alpha) {

@@ -1,12 +1,17 @@
 // What one call of attention needs: a layer's projection in, its attention out, keys and values kept in paged memory.
 //
 // Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, P = E rounded up to 32,
-// B = most blocks of any request, W = tokens kept behind the last layer's attention.
+// B = most blocks of any request, W = tokens kept behind the last layer's attention, A = pairs that a table turns.
 #pragma once
 
 #include <cstdint>
 
 namespace octavo {
+
+constexpr std::int64_t kMaxRowsOfBlock = 32;
+constexpr std::int64_t kMaxHeadDim = 256;
+constexpr std::int64_t kTilePositions = 32;
+constexpr std::int64_t kMaxRotaryTables = 4;
 
 // Keys and values lie in tiles of 32 positions, which follow the context: where block_size is a multiple of 32, a block
 // holds [G][block_size / 32][tile] for keys and as much for values. A tile is made of square parts, [P / 32][32 x 32],
@@ -18,11 +23,14 @@ struct AttentionLayer {
   std::int64_t sliding_window;  // position p sees p - sliding_window + 1 ... p; 0: all up to p
   const float* query_norm;      // [E], or null: no norms
   const float* key_norm;        // [E], or null
+  const float* sinks;           // [H], or null: one more logit of each head, which has no value
   float norm_eps, scale;
+  float soft_cap;               // scaled scores s become soft_cap * tanh(s / soft_cap); 0: they stay
+  std::int64_t rotary;          // which of the step's tables turns queries and keys; -1: none does
   bool is_float32;   // projection, output and, but for int8, pool; else bf16
   bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
   bool computes_kept_only;  // of the step's tokens, only to those that are kept
-  std::int64_t kv_group = 0;  // whose block table and slots are this layer's
+  std::int64_t kv_group;  // whose block table and slots are this layer's
 };
 
 // A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row
@@ -32,11 +40,17 @@ struct RowBlocks {
   const std::int32_t* of;  // [count, 3]: request, first row, rows; those of more than 16 rows first
 };
 
+// Angles of a step's tokens: a head's element i pairs with i + A, those from 2 * A on stay as they are.
+struct RotaryTable {
+  const float* cos = nullptr;  // [T, A]
+  const float* sin = nullptr;  // [T, A]
+  std::int64_t num_pairs = 0;  // A, at most E / 2
+};
+
 // One step, in every layer of a KV group.
 struct AttentionStep {
   std::int64_t num_tokens, num_kept, num_blocks_per_request;  // T, W, B
-  const float* cos;                     // [T, E / 2]
-  const float* sin;                     // [T, E / 2]
+  RotaryTable rotary_tables[kMaxRotaryTables];
   const std::int64_t* slots;            // [T], where each token's key and value are written
   const std::int32_t* query_start_loc;  // [R + 1], a request's tokens in T
   const std::int32_t* seq_lens;         // [R], with this step's tokens
@@ -50,12 +64,9 @@ struct AttentionArgs : AttentionLayer, AttentionStep {
   void* out;        // [T, H * E]
   void* keys;       // the pool, as above
   void* values;     // the pool
+  RotaryTable angles = {};  // the layer's table, in this step
 
   const RowBlocks& row_blocks() const { return computes_kept_only ? kept_blocks : all_blocks; }
 };
-
-constexpr std::int64_t kMaxRowsOfBlock = 32;
-constexpr std::int64_t kMaxHeadDim = 256;
-constexpr std::int64_t kTilePositions = 32;
 
 }  // namespace octavo

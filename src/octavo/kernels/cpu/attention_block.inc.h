@@ -9,8 +9,21 @@ static inline void begin_rows(const AttentionArgs& args, const RowBlock& rows, W
   begin_tiles(smaller(kTileRows, rows.rows_per_head));
 }
 
+// A sink is one more score of its head, which has no value: what it weighs joins the sum of weights alone, as if that
+// were as much greater. One copy again, that other layers pay nothing for.
+[[gnu::noinline]] static void join_sinks(const AttentionArgs& args, const RowBlock& rows, RowStates* states) {
+  for (std::int64_t tile = 0; tile * 16 < rows.num_rows(); ++tile) {
+    alignas(64) float sinks[16] = {};
+    for (std::int64_t row = tile * 16; row < smaller(rows.num_rows(), tile * 16 + 16); ++row)
+      sinks[row % 16] = args.sinks[rows.query_head(row)] * kLog2E;
+    const Shares shares = join(states[tile], load_f32(sinks), splat(1.0f));
+    states[tile].sum = states[tile].sum / shares.old_share;
+  }
+}
+
 template <class Element>
 static inline void finish_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
+  if (args.sinks) join_sinks(args, rows, work.states);
   for (std::int64_t row = 0; row < rows.num_rows(); ++row)
     finish_row(args, rows, work, row, 1.0f / work.states[row / 16].sum[row % 16]);
 }

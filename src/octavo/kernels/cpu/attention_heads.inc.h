@@ -31,8 +31,8 @@ struct HeadHalf {
 template <int kVectors, class Element>
 static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& args, const Element* from,
                                 const float* norm, std::int64_t token, Element* to) {
-  const float* cos = args.cos + token * half.size;
-  const float* sin = args.sin + token * half.size;
+  const float* cos = args.angles.cos + token * half.size;
+  const float* sin = args.angles.sin + token * half.size;
   f32x16 first[HeadHalf<kVectors>::kMost], second[HeadHalf<kVectors>::kMost], squares = splat(0.0f);
   for (std::int64_t i = 0; i < half.num_vectors(); ++i) {
     first[i] = load_some(from + i * 16, half.count(i));
@@ -55,14 +55,43 @@ static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& ar
   }
 }
 
+// The same where fewer pairs are turned than there are, or none. Not inlined: other layers pay nothing for it.
+template <class Element>
+[[gnu::noinline]] static void make_head_turned_in_part(const AttentionArgs& args, const Element* from, const float* norm,
+                                                       std::int64_t token, Element* to) {
+  const std::int64_t size = args.head_dim, num_pairs = args.angles.num_pairs;
+  alignas(64) float head[kMaxHeadDim];
+  f32x16 squares = splat(0.0f);
+  for (std::int64_t i = 0; i < size; i += 16) {
+    const f32x16 values = load_some(from + i, smaller(16, size - i));
+    store_f32(head + i, values);
+    squares += values * values;
+  }
+  if (norm) {
+    const float factor = 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(size) + args.norm_eps);
+    for (std::int64_t i = 0; i < size; i += 16)
+      store_f32(head + i, load_f32(head + i) * (factor * load_some(norm + i, smaller(16, size - i))));
+  }
+  for (std::int64_t i = 0; i < num_pairs; i += 16) {
+    const std::int64_t count = smaller(16, num_pairs - i), at = token * num_pairs + i;
+    const f32x16 across = load_some(args.angles.cos + at, count), along = load_some(args.angles.sin + at, count);
+    const f32x16 first = load_some(head + i, count), second = load_some(head + num_pairs + i, count);
+    store_some(to + i, first * across - second * along, count);
+    store_some(to + num_pairs + i, second * across + first * along, count);
+  }
+  for (std::int64_t i = num_pairs * 2; i < size; i += 16)
+    store_some(to + i, load_some(head + i, smaller(16, size - i)), smaller(16, size - i));
+}
+
 // One head, cut in halves whose elements are rotated in pairs: normalized where `norm` is not null, then turned.
 // Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros behind E.
 template <class Element>
 static inline void make_head(const AttentionArgs& args, const Element* from, const float* norm, std::int64_t token,
                              Element* to) {
   const std::int64_t half = args.head_dim / 2;
-  if (half == 64) return make_head_of(HeadHalf<4>{half}, args, from, norm, token, to);
-  for (std::int64_t i = half * 2; i < padded_head(args); ++i) to[i] = Element{0};
+  if (half == 64 && args.angles.num_pairs == half) return make_head_of(HeadHalf<4>{half}, args, from, norm, token, to);
+  for (std::int64_t i = args.head_dim; i < padded_head(args); ++i) to[i] = Element{0};
+  if (args.angles.num_pairs != half) return make_head_turned_in_part(args, from, norm, token, to);
   if (half == 32) return make_head_of(HeadHalf<2>{half}, args, from, norm, token, to);
   make_head_of(HeadHalf<0>{half}, args, from, norm, token, to);
 }

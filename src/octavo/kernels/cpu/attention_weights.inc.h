@@ -102,12 +102,27 @@ static inline void scale_scores(const Workspace<Element>& work, std::int64_t row
   }
 }
 
+// Where scores are capped (Gemma 2, arXiv:2408.00118): what is left of each is its part of the cap, -1 ... 1. Not inlined:
+// other layers pay nothing for it.
+template <class Element>
+[[gnu::noinline]] static void cap_scores(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
+  const float factor = args.scale / args.soft_cap;
+  for (std::int64_t row = 0; row < span.rows.num_rows(); ++row) {
+    const float* scales = scales_of<Element>(args, span, work.key_scales, row);
+    for (std::int64_t i = 0; i < span.num_tiles * 2; ++i) {
+      float* scores = scores_of(work, row, i / 2, i % 2);
+      if (scales) scale_scores(work, row, scores, scales + i * 16);
+      store_f32(scores, hyperbolic_tangent(load_f32(scores) * factor));
+    }
+  }
+}
+
 // Hides what the row does not see, and finds the greatest of what it sees.
 template <class Element>
 static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, Workspace<Element>& work,
                                    std::int64_t row) {
   const Sight seen = sight(args, span.rows, row);
-  const float* scales = scales_of<Element>(args, span, work.key_scales, row);
+  const float* scales = args.soft_cap != 0.0f ? nullptr : scales_of<Element>(args, span, work.key_scales, row);
   f32x16 max = splat(kNothing);
   for (std::int64_t i = 0; i < span.num_tiles; ++i) {
     for (std::int64_t half = 0; half < 2; ++half) {
@@ -170,12 +185,13 @@ static inline f32x16 weigh_row(const AttentionArgs& args, const Span& span, floa
 
 template <class Element>
 static inline void weigh_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
-  const float factor = args.scale * 1.44269504f;  // weights are powers of two, not of e
+  const float factor = (args.soft_cap != 0.0f ? args.soft_cap : args.scale) * kLog2E;
   const std::int64_t num_rows = span.rows.num_rows();
   for (std::int64_t head = 0; args.has_int8_kv && head < span.rows.num_heads; ++head) {
     find_scales(args, span, true, head, work.key_scales + head * kSpanPositions);
     find_scales(args, span, false, head, work.value_scales + head * kSpanPositions);
   }
+  if (args.soft_cap != 0.0f) cap_scores(args, span, work);
   for (std::int64_t row = 0; row < num_rows; ++row) work.lanes[row] = max_of_scores(args, span, work, row);
   for (std::int64_t tile = 0; tile * 16 < num_rows; ++tile) {
     const f32x16 max = max_of_each(work.lanes + tile * 16);

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 
 #include "arguments.h"
 #include "available_ops.h"
@@ -32,7 +31,7 @@ class Kernels {
 
   void pack_linear(std::uintptr_t weight, std::int64_t in_size, std::int64_t out_size, bool is_gated,
                    std::uintptr_t packed) {
-    run(layer_ops_.pack_linear, PackArgs{at<void>(weight), in_size, out_size, is_gated, at<void>(packed)});
+    run_now(layer_ops_.pack_linear, PackArgs{at<void>(weight), in_size, out_size, is_gated, at<void>(packed)});
   }
 
   void quantize(PackIntegersArgs args, std::uintptr_t weight, std::uintptr_t values, std::uintptr_t scales,
@@ -96,12 +95,14 @@ class Kernels {
 
   void attention(const AttentionStep& step, const AttentionLayer& layer, std::uintptr_t qkv, std::uintptr_t keys,
                  std::uintptr_t values, std::uintptr_t out) {
-    run(ops_.attention, AttentionArgs{layer, step, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)});
+    AttentionArgs args = {layer, {}, at<void>(qkv), at<void>(out), at<void>(keys), at<void>(values)};
+    if (!recorded_tape()) set_step(args, step);  // a tape's replays bring theirs
+    run(ops_.attention, args);
   }
 
   void keep_rows(std::uintptr_t x, std::int64_t row_bytes, std::uintptr_t out) {
     if (!recorded_tape()) throw std::logic_error("which rows are kept is known to a tape alone");
-    recorded_tape()->add(KeepRowsArgs{at<const char>(x), row_bytes, at<char>(out), 0, nullptr});
+    recorded_tape()->add(KeepRowsArgs{at<const char>(x), row_bytes, at<char>(out)});
   }
 
   void packed_rows(const PackedWeight& packed, std::int64_t size, std::int64_t num_ids, std::uintptr_t ids,
@@ -123,23 +124,19 @@ class Kernels {
 
   void replay(const Tape& tape, std::int64_t num_rows, const std::vector<AttentionStep>& steps) {
     nb::gil_scoped_release released;
-    tape.replay(ops_, layer_ops_, pool_, num_rows, steps);
+    tape.replay(pool_, num_rows, steps);
   }
 
  private:
+  // An op of a step's layers, which a tape takes.
   template <class Args>
-  void run_now(void (*op)(const Args&, Pool&), const Args& args) {
-    if (recorded_tape()) throw std::logic_error("this op cannot be recorded");
-    nb::gil_scoped_release released;
-    const std::lock_guard<std::mutex> lock(pool_.mutex());
-    op(args, pool_);
+  void run(void (*op)(const Args&, Pool&), const Args& args) {
+    recorded_tape() ? recorded_tape()->add(op, args) : run_now(op, args);
   }
 
   template <class Args>
-  void run(void (*op)(const Args&, Pool&), const Args& args) {
-    if constexpr (!std::is_same_v<Args, PackArgs>) {
-      if (recorded_tape()) return recorded_tape()->add(args);
-    }
+  void run_now(void (*op)(const Args&, Pool&), const Args& args) {
+    if (recorded_tape()) throw std::logic_error("this op cannot be recorded");
     nb::gil_scoped_release released;
     const std::lock_guard<std::mutex> lock(pool_.mutex());
     op(args, pool_);

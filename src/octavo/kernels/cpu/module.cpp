@@ -25,7 +25,7 @@ Collective* make_collective(const std::string& level, int file, std::int64_t off
 }
 
 void all_reduce(Collective& collective, std::uintptr_t x, std::int64_t rows, std::int64_t size, bool is_float32) {
-  if (recorded_tape()) return recorded_tape()->add(AllReduceArgs{&collective, at<void>(x), rows, size, is_float32});
+  if (recorded_tape()) return recorded_tape()->add(AllReduceArgs{collective, at<void>(x), rows, size, is_float32});
   nb::gil_scoped_release released;
   collective.all_reduce(at<void>(x), rows * size, is_float32);
 }
@@ -62,11 +62,12 @@ NB_MODULE(_cpu, m) {
       .value("SQUARED", Output::squared);
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
-           "query_norm"_a, "key_norm"_a, "norm_eps"_a, "scale"_a,
-           "is_float32"_a, "has_int8_kv"_a, "computes_kept_only"_a, "kv_group"_a);
+           "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "is_float32"_a,
+           "has_int8_kv"_a, "computes_kept_only"_a, "kv_group"_a);
+  nb::class_<RotaryTable>(m, "RotaryTable").def(nb::new_(&make_rotary_table));
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
-      .def(nb::new_(&make_step), "num_tokens"_a, "num_kept"_a, "num_blocks_per_request"_a, "cos"_a, "sin"_a,
+      .def(nb::new_(&make_step), "num_tokens"_a, "num_kept"_a, "num_blocks_per_request"_a, "rotary_tables"_a,
            "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "kept"_a, "all_blocks"_a, "kept_blocks"_a);
   nb::class_<Activation>(m, "Activation").def(nb::new_(&make_activation));
   nb::class_<Fused>(m, "Fused")

@@ -4,19 +4,20 @@
 // in order. So a span's part of the answer is the same wherever it is computed. Milakov and Gimelshein 2018,
 // arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135.
 
+constexpr float kLog2E = 1.44269504f;  // weights are powers of two, not of e
 constexpr float kNothing = -__builtin_inff();  // the score of a position that is not seen
 
 // How exact weights have to be: far more so than they are rounded.
 struct ToSingle {  // Taylor polynomial of degree 6, remainder below 2e-8
-  static inline f32x16 fraction(f32x16 f) {
+  static inline f32x16 slope(f32x16 f) {  // (2^f - 1) / f
     f32x16 p = splat(1.54035304e-4f);
     p = p * f + 1.33335581e-3f;
     p = p * f + 9.61812911e-3f;
     p = p * f + 5.55041087e-2f;
     p = p * f + 2.40226507e-1f;
-    p = p * f + 6.93147181e-1f;
-    return p * f + 1.0f;
+    return p * f + 6.93147181e-1f;
   }
+  static inline f32x16 fraction(f32x16 f) { return slope(f) * f + 1.0f; }
 };
 struct ToHalf {  // Chebyshev interpolation of degree 4, error below 4e-6
   static inline f32x16 fraction(f32x16 f) {
@@ -41,6 +42,18 @@ static inline f32x16 power_of_two(f32x16 x) {
   const i32x16 is_zero = x < -126.0f;
   return (f32x16)(((u32x16)Exactness::fraction(f) + (u32x16)exponent) & ~(u32x16)is_zero);
 #endif
+}
+
+// tanh, to some units in the last place; NaN for NaN. Made of 2^y - 1 = e^-2|x| - 1, which keeps its digits near 0.
+static inline f32x16 hyperbolic_tangent(f32x16 x) {
+  const f32x16 size = select(x < 0.0f, -x, x);
+  const f32x16 y = select(size > 10.0f, splat(10.0f), size) * -2.88539008f;
+  const f32x16 shifted = y + 12582912.0f;  // as above
+  const f32x16 f = y - (shifted - 12582912.0f);
+  const f32x16 power = (f32x16)(((i32x16)shifted + 127) << 23);
+  const f32x16 less = power * (ToSingle::slope(f) * f) + (power - 1.0f);
+  const f32x16 result = -less / (less + 2.0f);
+  return select(x < 0.0f, -result, result);
 }
 
 static inline f32x16 weight_of(bf16, f32x16 x) { return power_of_two<ToHalf>(x); }

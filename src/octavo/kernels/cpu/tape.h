@@ -3,10 +3,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <mutex>
-#include <variant>
 #include <vector>
 
+#include "arguments.h"
 #include "collective.h"
 #include "ops.h"
 
@@ -14,7 +15,7 @@ namespace octavo {
 
 // Rows [T, size] that all ranks add up, in place.
 struct AllReduceArgs {
-  Collective* collective;
+  Collective& collective;
   void* x;
   std::int64_t rows;
   std::int64_t size;
@@ -26,8 +27,6 @@ struct KeepRowsArgs {
   const char* x;
   std::int64_t row_bytes;
   char* out;
-  std::int64_t num_kept;     // W, of a step
-  const std::int64_t* kept;  // [W], of a step; null: the first W
 };
 
 // Calls that were noted down instead of made. `replay` makes them with another number of rows and another step: T rows,
@@ -36,61 +35,56 @@ class Tape {
  public:
   using Steps = std::vector<AttentionStep>;
 
+  // Any op: `set` says what of its arguments a replay brings.
   template <class Args>
-  void add(const Args& args) {
-    calls_.emplace_back(args);
+  void add(void (*op)(const Args&, Pool&), const Args& args) {
+    calls_.push_back([op, args](Replay& replay) {
+      Args now = args;
+      set(now, replay);
+      const std::lock_guard<std::mutex> lock(replay.pool.mutex());
+      op(now, replay.pool);
+    });
+  }
+
+  // Without the pool: other ranks may be threads of this process, and want it before they come.
+  void add(const AllReduceArgs& args) {
+    calls_.push_back([args](Replay& replay) {
+      args.collective.all_reduce(args.x, replay.num_rows * args.size, args.is_float32);
+    });
+  }
+
+  void add(const KeepRowsArgs& args) {
+    calls_.push_back([args](Replay& replay) {
+      const AttentionStep& step = replay.steps[0];
+      const auto size = static_cast<std::size_t>(args.row_bytes);
+      if (!step.kept) std::memcpy(args.out, args.x, size * static_cast<std::size_t>(step.num_kept));
+      for (std::int64_t i = 0; step.kept && i < step.num_kept; ++i)
+        std::memcpy(args.out + i * args.row_bytes, args.x + step.kept[i] * args.row_bytes, size);
+      replay.num_rows = step.num_kept;
+    });
   }
 
   std::size_t size() const { return calls_.size(); }
 
-  void replay(const Ops& ops, const LayerOps& layer_ops, Pool& pool, std::int64_t num_rows, const Steps& steps) const {
-    for (const Call& call : calls_) {
-      std::visit([&](auto args) { make(ops, layer_ops, pool, set(args, num_rows, steps)); }, call);
-      if (std::holds_alternative<KeepRowsArgs>(call)) num_rows = steps[0].num_kept;
-    }
+  void replay(Pool& pool, std::int64_t num_rows, const Steps& steps) const {
+    Replay replay = {pool, num_rows, steps};
+    for (const Call& call : calls_) call(replay);
   }
 
  private:
-  using Call = std::variant<LinearArgs, MlpArgs, MoeArgs, NormArgs, AttentionArgs, AllReduceArgs, KeepRowsArgs>;
-
-  static AttentionArgs set(AttentionArgs args, std::int64_t, const Steps& steps) {
-    static_cast<AttentionStep&>(args) = steps.at(static_cast<std::size_t>(args.kv_group));
-    return args;
-  }
-  static AllReduceArgs set(AllReduceArgs args, std::int64_t num_rows, const Steps&) {
-    args.rows = num_rows;
-    return args;
-  }
-  static KeepRowsArgs set(KeepRowsArgs args, std::int64_t, const Steps& steps) {
-    args.num_kept = steps[0].num_kept, args.kept = steps[0].kept;
-    return args;
-  }
-  template <class Args>
-  static Args set(Args args, std::int64_t num_rows, const Steps&) {
-    args.rows.rows = num_rows;
-    return args;
-  }
-
-  static auto op_of(const Ops&, const LayerOps& layer_ops, const LinearArgs&) { return layer_ops.linear; }
-  static auto op_of(const Ops&, const LayerOps& layer_ops, const MlpArgs&) { return layer_ops.mlp; }
-  static auto op_of(const Ops&, const LayerOps& layer_ops, const MoeArgs&) { return layer_ops.moe; }
-  static auto op_of(const Ops&, const LayerOps& layer_ops, const NormArgs&) { return layer_ops.rms_norm; }
-  static auto op_of(const Ops& ops, const LayerOps&, const AttentionArgs&) { return ops.attention; }
+  struct Replay {
+    Pool& pool;
+    std::int64_t num_rows;  // T, then W
+    const Steps& steps;
+  };
+  using Call = std::function<void(Replay&)>;
 
   template <class Args>
-  static void make(const Ops& ops, const LayerOps& layer_ops, Pool& pool, const Args& args) {
-    const std::lock_guard<std::mutex> lock(pool.mutex());
-    op_of(ops, layer_ops, args)(args, pool);
+  static void set(Args& args, const Replay& replay) {
+    args.rows.rows = replay.num_rows;
   }
-  // Without the pool: other ranks may be threads of this process, and want it before they come.
-  static void make(const Ops&, const LayerOps&, Pool&, const AllReduceArgs& args) {
-    args.collective->all_reduce(args.x, args.rows * args.size, args.is_float32);
-  }
-  static void make(const Ops&, const LayerOps&, Pool&, const KeepRowsArgs& args) {
-    const auto size = static_cast<std::size_t>(args.row_bytes);
-    if (!args.kept) std::memcpy(args.out, args.x, size * static_cast<std::size_t>(args.num_kept));
-    for (std::int64_t i = 0; args.kept && i < args.num_kept; ++i)
-      std::memcpy(args.out + i * args.row_bytes, args.x + args.kept[i] * args.row_bytes, size);
+  static void set(AttentionArgs& args, const Replay& replay) {
+    set_step(args, replay.steps.at(static_cast<std::size_t>(args.kv_group)));
   }
 
   std::vector<Call> calls_;

@@ -17,7 +17,7 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, mean
+from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, join_sink, mean
 
 SPLIT_SIZE = 256  # positions; a row's part of a split is 1 % of what is read for it, or less
 
@@ -56,9 +56,11 @@ def _attention_kernel(
     part_mixed: tl.tensor | None,  # [M, H, S, E] float32
     part_largest: tl.tensor | None,  # [M, H, S] float32
     part_total: tl.tensor | None,  # [M, H, S] float32
+    sinks: tl.tensor | None,  # [H] float32
     row_size: tl.tensor,
     num_splits: tl.tensor,  # S
     scale: tl.tensor,  # of exponents of 2
+    score_scale: tl.tensor | None,  # of scores, to parts of their cap; None: there is no cap
     WINDOW: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -108,7 +110,7 @@ def _attention_kernel(
         begin, stop = tl.maximum(begin, split * SPLIT), tl.minimum(stop, (split + 1) * SPLIT)
         if begin < stop:
             mixed, largest, total = attend_span(
-                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale,
+                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
                 WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
             parts = ((part + tokens).to(tl.int64) * H + heads) * num_splits + split
@@ -123,15 +125,17 @@ def _attention_kernel(
             for split_start in range(begin // SPLIT * SPLIT, stop, SPLIT):
                 next_mixed, next_largest, next_total = attend_span(
                     rotated, positions, key_pool, value_pool, blocks, kv_head,
-                    tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale,
+                    tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale, score_scale,
                     WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
                 )  # fmt: skip
                 mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
         else:
             mixed, largest, total = attend_span(
-                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale,
+                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
                 WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
+        if sinks is not None:
+            mixed, total = join_sink(mixed, largest, total, tl.load(sinks + heads))
         tl.store(out + places, mean(mixed, total).to(rotated.dtype), mask=is_inside)
 
 
@@ -143,6 +147,7 @@ def _join_kernel(
     query_start_loc: tl.tensor,  # [R + 1] int32
     seq_lens: tl.tensor,  # [R] int32
     tokens: tl.tensor | None,  # [M, 2] int32: token, its request; None: they are of equal numbers
+    sinks: tl.tensor | None,  # [H] float32
     out: tl.tensor,  # [T, H, E]
     num_splits: tl.tensor,  # S
     WINDOW: tl.constexpr,
@@ -167,6 +172,8 @@ def _join_kernel(
         next_mixed = tl.load(part_mixed + (part + split) * E + columns, mask=columns < E, other=0.0)
         next_largest, next_total = tl.load(part_largest + part + split), tl.load(part_total + part + split)
         mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
+    if sinks is not None:
+        mixed, total = join_sink(mixed, largest, total, tl.load(sinks + head))
     place = (token.to(tl.int64) * H + head) * E + columns
     tl.store(out + place, mean(mixed, total).to(out.dtype.element_ty), mask=columns < E)
 
@@ -192,6 +199,26 @@ class FewRows:
     num_splits: int  # S, at least what the longest context needs
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Softmax:
+    """How products of queries and keys become weights: see `AttentionLayer`."""
+
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None  # [H] float32
+
+    @property
+    def exponent_scale(self) -> float:
+        """The factor from what the kernel makes of scores to exponents of 2."""
+        return (self.scale if self.soft_cap is None else self.soft_cap) * math.log2(math.e)
+
+    @property
+    def score_scale(self) -> float | None:
+        """The factor from scores to parts of their cap, of which the kernel takes tanh."""
+        return None if self.soft_cap is None else self.scale / self.soft_cap
+
+
 def attend_few(
     query: torch.Tensor,  # [T, H, E]
     key_pool: torch.Tensor,  # [num_slots, G, E], arranged as `heads.kv_place` says; any float dtype
@@ -199,9 +226,7 @@ def attend_few(
     context: PagedContext,
     work: FewRows,
     out: torch.Tensor,  # [T, H, E], written where the work's tokens are
-    *,
-    scale: float,
-    sliding_window: int | None,
+    softmax: Softmax,
     tiling: Tiling,
 ) -> None:
     """Attend from few rows of each request: a program for each split, and a launch that joins."""
@@ -217,8 +242,7 @@ def attend_few(
         context,
         work.items,
         (None, mixed, largest, total),
-        scale=scale,
-        sliding_window=sliding_window,
+        softmax,
         tile_size=tiling.tile_size,
         num_rows=tiling.few_rows,
         num_splits=work.num_splits,
@@ -231,9 +255,10 @@ def attend_few(
         context.query_start_loc,
         context.seq_lens,
         work.tokens,
+        softmax.sinks,
         out,
         work.num_splits,
-        WINDOW=sliding_window or 0,
+        WINDOW=softmax.sliding_window or 0,
         H=num_heads,
         E=head_dim,
         E_BLOCK=_e_block(head_dim),
@@ -250,9 +275,7 @@ def attend_many(
     context: PagedContext,
     items: torch.Tensor,  # [N, 3] int32: request, first row, unused
     out: torch.Tensor,  # [T, H, E], written where the items' tokens are
-    *,
-    scale: float,
-    sliding_window: int | None,
+    softmax: Softmax,
     tiling: Tiling,
 ) -> None:
     """Attend from many rows: a program goes through all of its rows' context."""
@@ -264,8 +287,7 @@ def attend_many(
         context,
         items,
         (out, None, None, None),
-        scale=scale,
-        sliding_window=sliding_window,
+        softmax,
         tile_size=tiling.tile_size,
         num_rows=tiling.many_rows,
         num_splits=1,
@@ -281,9 +303,8 @@ def _launch(
     context: PagedContext,
     items: torch.Tensor | None,  # [N, 3]; None: as `FewRows.items` says
     results: tuple[torch.Tensor | None, ...],  # the output; or of splits: mixed values, largest scores, sums
+    softmax: Softmax,
     *,
-    scale: float,
-    sliding_window: int | None,
     tile_size: int,
     num_rows: int,  # of a program
     num_splits: int,
@@ -300,10 +321,12 @@ def _launch(
         context.block_table,
         items,
         *results,
+        softmax.sinks,
         context.block_table.stride(0),
         num_splits,
-        scale * math.log2(math.e),
-        WINDOW=sliding_window or 0,
+        softmax.exponent_scale,
+        softmax.score_scale,
+        WINDOW=softmax.sliding_window or 0,
         H=num_heads,
         G=key_pool.shape[1],
         E=head_dim,

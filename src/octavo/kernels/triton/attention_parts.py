@@ -37,6 +37,28 @@ def join(
 
 
 @triton.jit
+def join_sink(
+    mixed: tl.tensor,  # [..., E] float32
+    largest: tl.tensor,  # [...] float32, exponents of 2
+    total: tl.tensor,  # [...] float32
+    sink: tl.tensor,  # [...] float32
+) -> tuple[tl.tensor, tl.tensor]:
+    """Add a score that has no value: return the sums and totals with its weight."""
+    exponent = sink * 1.4426950408889634  # log2(e)
+    shift = _shift(tl.maximum(largest, exponent))
+    weight = tl.exp2(largest - shift)
+    return mixed * tl.expand_dims(weight, -1), total * weight + tl.exp2(exponent - shift)
+
+
+@triton.jit
+def _tanh(x: tl.tensor) -> tl.tensor:
+    """Return tanh(x), to some 1e-7."""
+    power = tl.exp2(tl.abs(x) * -2.8853900817779268)  # e^-2|x|
+    size = (1.0 - power) / (1.0 + power)
+    return tl.where(x < 0.0, -size, size)
+
+
+@triton.jit
 def attend_span(
     query: tl.tensor,  # [ROWS, E_BLOCK]
     positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
@@ -47,6 +69,7 @@ def attend_span(
     start: tl.tensor,
     stop: tl.tensor,
     scale: tl.tensor,
+    score_scale: tl.tensor | None,
     WINDOW: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
@@ -67,6 +90,8 @@ def attend_span(
         is_read = (at < stop)[:, None] & (columns < E)
         keys = tl.load(key_pool + places, mask=is_read, other=0.0).to(query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
+        if score_scale is not None:
+            scores = _tanh(scores * score_scale)
         is_seen = at[None, :] <= positions[:, None]
         if WINDOW > 0:
             is_seen &= at[None, :] > positions[:, None] - WINDOW

@@ -1,6 +1,7 @@
 """From a layer's projection to rotated queries and KV memory, in one launch: norm of heads, rotation, write.
 
-Legend: T = tokens, H = query heads, G = kv heads, E = head size, B = slots in a block.
+Legend: T = tokens, H = query heads, G = kv heads, E = head size, B = slots in a block, A = pairs of elements of a head
+that are rotated.
 """
 
 import torch
@@ -31,10 +32,22 @@ def _stored(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def _normed(
+    x: tl.tensor,  # [ROWS, some] float32
+    scale: tl.tensor,  # [ROWS, 1]
+    factors: tl.tensor,  # where those of x are
+    is_inside: tl.tensor,
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """Rounded to the dtype between norm and rotation, as where they are two ops."""
+    return (x * scale * tl.load(factors, mask=is_inside, other=0.0)).to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _heads_kernel(
     qkv: tl.tensor,  # [T, H + 2 * G, E]
-    cos: tl.tensor,  # [T, E / 2] float32
-    sin: tl.tensor,  # [T, E / 2] float32
+    cos: tl.tensor | None,  # [T, HALF] float32; None: nothing is rotated
+    sin: tl.tensor | None,  # [T, HALF] float32
     query_norm: tl.tensor | None,  # [E] float32; None: no norms
     key_norm: tl.tensor | None,  # [E] float32
     slots: tl.tensor,  # [T] int64; below 0: a token that is written nowhere
@@ -48,54 +61,75 @@ def _heads_kernel(
     E: tl.constexpr,
     B: tl.constexpr,
     ROWS: tl.constexpr,
+    HALF: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
 ) -> None:
-    """A row is a head of a token, of whatever kind. A program holds the two halves of its rows apart, for rotation."""
+    """A row is a head of a token, of whatever kind.
+
+    A program holds two parts of its rows apart, of HALF elements each, for rotation, and what is behind them.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     token, heads = rows.to(tl.int64) // (H + 2 * G), rows % (H + 2 * G)
     columns = tl.arange(0, HALF_BLOCK)[None, :]
-    is_inside = (rows < num_rows) & (columns < E // 2)
+    is_inside = (rows < num_rows) & (columns < HALF)
     is_query, is_value = heads < H, heads >= H + G
 
-    places = qkv + rows.to(tl.int64) * E + columns
-    first = tl.load(places, mask=is_inside, other=0.0)
-    second = tl.load(places + E // 2, mask=is_inside, other=0.0)
+    places = qkv + rows.to(tl.int64) * E
+    first = tl.load(places + columns, mask=is_inside, other=0.0)
+    second = tl.load(places + HALF + columns, mask=is_inside, other=0.0)
     dtype = first.dtype
     plain_first, plain_second = first.to(tl.float32), second.to(tl.float32)
     wide_first, wide_second = plain_first, plain_second
+    if REST_BLOCK > 0:
+        rest_columns = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
+        is_rest = (rows < num_rows) & (rest_columns < E)
+        plain_rest = tl.load(places + rest_columns, mask=is_rest, other=0.0).to(tl.float32)
+        rest = plain_rest
     if query_norm is not None:
-        squares = wide_first * wide_first + wide_second * wide_second
-        scale = tl.rsqrt(tl.sum(squares, axis=1) / E + eps)[:, None]
-        factors = tl.where(is_query, query_norm + columns, key_norm + columns)
-        # Rounded to the dtype between norm and rotation, as where they are two ops.
-        wide_first = (wide_first * scale * tl.load(factors, mask=is_inside, other=0.0)).to(dtype).to(tl.float32)
-        factors += E // 2
-        wide_second = (wide_second * scale * tl.load(factors, mask=is_inside, other=0.0)).to(dtype).to(tl.float32)
-    angles = token * (E // 2) + columns
-    c = tl.load(cos + angles, mask=is_inside, other=0.0)
-    s = tl.load(sin + angles, mask=is_inside, other=0.0)
-    turned_first = tl.where(is_value, plain_first, wide_first * c - wide_second * s)
-    turned_second = tl.where(is_value, plain_second, wide_second * c + wide_first * s)
+        squares = tl.sum(wide_first * wide_first + wide_second * wide_second, axis=1)
+        if REST_BLOCK > 0:
+            squares += tl.sum(rest * rest, axis=1)
+        scale = tl.rsqrt(squares / E + eps)[:, None]
+        factors = tl.where(is_query, query_norm, key_norm)
+        wide_first = _normed(wide_first, scale, factors + columns, is_inside, dtype)
+        wide_second = _normed(wide_second, scale, factors + HALF + columns, is_inside, dtype)
+        if REST_BLOCK > 0:
+            rest = tl.where(is_value, plain_rest, _normed(rest, scale, factors + rest_columns, is_rest, dtype))
+    turned_first, turned_second = wide_first, wide_second
+    if cos is not None:
+        angles = token * HALF + columns
+        c = tl.load(cos + angles, mask=is_inside, other=0.0)
+        s = tl.load(sin + angles, mask=is_inside, other=0.0)
+        turned_first = wide_first * c - wide_second * s
+        turned_second = wide_second * c + wide_first * s
+    turned_first, turned_second = (
+        tl.where(is_value, plain_first, turned_first),
+        tl.where(is_value, plain_second, turned_second),
+    )
 
-    out = query + (token * H + heads) * E + columns
+    query_place = (token * H + heads) * E
+    out = query + query_place + columns
     tl.store(out, turned_first.to(dtype), mask=is_query & is_inside)
-    tl.store(out + E // 2, turned_second.to(dtype), mask=is_query & is_inside)
+    tl.store(out + HALF, turned_second.to(dtype), mask=is_query & is_inside)
 
     slot = tl.load(slots + token, mask=rows < num_rows, other=-1)
     kv_head = tl.where(is_value, heads - H - G, heads - H)
-    place = kv_place(slot, kv_head, G, E, B) + columns
+    place = kv_place(slot, kv_head, G, E, B)
     out = tl.where(is_value, value_pool + place, key_pool + place)
-    is_written = is_inside & (heads >= H) & (slot >= 0)
+    is_kept = (heads >= H) & (slot >= 0)
     stored: tl.constexpr = key_pool.dtype.element_ty
     # Through the dtype first: what is kept in 8 bits is the key that others would keep.
-    tl.store(out, _stored(turned_first.to(dtype).to(tl.float32), stored), mask=is_written)
-    tl.store(out + E // 2, _stored(turned_second.to(dtype).to(tl.float32), stored), mask=is_written)
+    tl.store(out + columns, _stored(turned_first.to(dtype).to(tl.float32), stored), mask=is_kept & is_inside)
+    tl.store(out + HALF + columns, _stored(turned_second.to(dtype).to(tl.float32), stored), mask=is_kept & is_inside)
+    if REST_BLOCK > 0:
+        tl.store(query + query_place + rest_columns, rest.to(dtype), mask=is_query & is_rest)
+        tl.store(out + rest_columns, _stored(rest, stored), mask=is_kept & is_rest)
 
 
 def rotate_and_write(
     qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
-    cos: torch.Tensor,  # [T, E / 2] float32
-    sin: torch.Tensor,  # [T, E / 2] float32
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,  # cos and sin, [T, A] float32; None: nothing is rotated
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,  # of queries and keys, [E] float32 each, and their epsilon
     slots: torch.Tensor,  # [T] int64; below 0: written nowhere
     key_pool: torch.Tensor,  # [num_slots, G, E], arranged as `kv_place` says
@@ -103,15 +137,20 @@ def rotate_and_write(
     num_heads: int,
     block_size: int,
 ) -> torch.Tensor:  # [T, H, E]
-    """Normalize and rotate queries and keys, store keys and values in their slots, return the queries."""
+    """Normalize and rotate queries and keys, store keys and values in their slots, return the queries.
+
+    Element i of a head pairs with i + A; those from 2 * A on stay as they are.
+    """
     qkv, (_, num_kv_heads, head_dim) = aligned(qkv), key_pool.shape
     query = qkv.new_empty(len(qkv), num_heads, head_dim)
     query_norm, key_norm, eps = norms or (None, None, 0.0)
+    cos, sin = (None, None) if rotary is None else map(aligned, rotary)
+    half = head_dim // 2 if cos is None else cos.shape[1]
     num_rows = len(qkv) * (num_heads + 2 * num_kv_heads)
     _heads_kernel[(triton.cdiv(num_rows, _ROWS),)](
         qkv,
-        aligned(cos),
-        aligned(sin),
+        cos,
+        sin,
         query_norm,
         key_norm,
         slots,
@@ -125,7 +164,9 @@ def rotate_and_write(
         E=head_dim,
         B=block_size,
         ROWS=_ROWS,
-        HALF_BLOCK=triton.next_power_of_2(head_dim // 2),
+        HALF=half,
+        HALF_BLOCK=triton.next_power_of_2(half),
+        REST_BLOCK=triton.next_power_of_2(head_dim - 2 * half) if head_dim > 2 * half else 0,
         num_warps=4,
         enable_fp_fusion=False,
     )

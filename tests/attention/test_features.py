@@ -1,0 +1,232 @@
+"""What layers of some models add to attention: caps on scores, sinks, rotation of a part of each head, or of none.
+
+Legend: H = query heads, G = kv heads, D = head size, C = context positions, A = pairs of elements that are rotated.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from tests.attention.steps import NATIVE, Pool, Sequence, Shape, make_backend, run_step
+from tests.breadth import each, pick
+from tests.worker.fixed_attention import FixedAttention
+
+from octavo.attention.base import AttentionLayer, HeadNorms
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.reference import Kernels
+from octavo.layers.attention import Attention
+from octavo.layers.context import BuildContext
+
+LENGTH = 301  # two spans of the C++ kernels, and two of Triton's
+TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """What `run_step` takes beside a plain layer's description; `num_pairs` of 0: nothing is rotated."""
+
+    name: str
+    num_pairs: int
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    scale: float | None = None
+    sliding_window: int | None = None
+    has_norms: bool = False
+
+    def sinks(self, num_heads: int) -> torch.Tensor | None:
+        return torch.linspace(-3.0, 4.0, num_heads) if self.has_sinks else None
+
+    def norms(self, head_dim: int) -> HeadNorms | None:
+        query, key = torch.rand(2, head_dim, generator=torch.Generator().manual_seed(1)) + 0.5
+        return HeadNorms(query=query, key=key, eps=1e-6) if self.has_norms else None
+
+    def table(self) -> torch.Tensor:
+        """Return the angles of positions, [C, A]."""
+        return torch.outer(torch.arange(LENGTH), 50.0 ** -torch.linspace(0, 1, self.num_pairs))
+
+    def arguments(self, shape: Shape) -> dict[str, Any]:
+        return {
+            "sliding_window": self.sliding_window,
+            "scale": self.scale,
+            "norms": self.norms(shape.head_dim),
+            "table": self.table() if self.num_pairs else None,
+            "rotates": self.num_pairs > 0,
+            "soft_cap": self.soft_cap,
+            "sinks": self.sinks(shape.num_heads),
+        }
+
+
+ALL = Features(
+    name="all", num_pairs=9, soft_cap=3.0, has_sinks=True, scale=0.15, sliding_window=70, has_norms=True
+)  # also more than one vector of 16 pairs, see SHAPES
+FEATURES = [
+    Features(name="soft cap", num_pairs=20, soft_cap=2.0),
+    Features(name="large scores under a cap", num_pairs=20, soft_cap=30.0, scale=40.0),
+    Features(name="sinks", num_pairs=20, has_sinks=True),
+    Features(name="sinks and window", num_pairs=20, has_sinks=True, sliding_window=33),
+    Features(name="partial rotary", num_pairs=5),
+    Features(name="partial rotary, norms", num_pairs=17, has_norms=True),
+    Features(name="no rotary", num_pairs=0),
+    Features(name="no rotary, norms", num_pairs=0, has_norms=True),
+    ALL,
+]
+SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=40, block_size=32)
+SHAPES = [SHAPE, replace(SHAPE, block_size=48), replace(SHAPE, head_dim=128), replace(SHAPE, num_heads=40)]
+BACKENDS = [("tiled", torch.float32), ("sdpa", torch.float32), ("sdpa", torch.bfloat16)]
+BACKENDS += [(name, dtype) for name in NATIVE for dtype in (torch.float32, torch.bfloat16)]
+BACKENDS += [(f"{name}+int8", torch.bfloat16) for name in NATIVE]
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda param: f"{param[0]}-{param[1]}".replace("torch.", ""))
+def backend(request: pytest.FixtureRequest) -> tuple[str, torch.dtype]:
+    """A backend's name, and a dtype."""
+    name, dtype = request.param
+    return name, dtype
+
+
+def turned(x: torch.Tensor, norm: torch.Tensor | None, features: Features) -> torch.Tensor:
+    """Normalize and rotate x [C, heads, D] in float64."""
+    wide = x.double()
+    if norm is not None:
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * norm.double()
+    table, num_pairs = features.table()[: len(x)].double().unsqueeze(1), features.num_pairs  # [C, 1, A]
+    first, second, rest = wide.tensor_split((num_pairs, 2 * num_pairs), dim=-1)
+    cos, sin = table.cos(), table.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+
+def rounded_to_int8(x: torch.Tensor) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
+def definition(sequence: Sequence, features: Features, *, as_int8: bool = False) -> torch.Tensor:
+    """Return attention at every position, [C, H, D] in float64, from the formulas of its sources."""
+    num_heads, head_dim = sequence.query.shape[1:]
+    norms = features.norms(head_dim)
+    query = turned(sequence.query, norms.query if norms else None, features)
+    key, value = turned(sequence.key, norms.key if norms else None, features), sequence.value.double()
+    if as_int8:
+        key, value = rounded_to_int8(key), rounded_to_int8(value)
+    key, value = (kv.repeat_interleave(num_heads // kv.shape[1], dim=1) for kv in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * (features.scale or head_dim**-0.5)
+    if features.soft_cap is not None:
+        scores = features.soft_cap * torch.tanh(scores / features.soft_cap)
+    behind = torch.arange(len(query)).unsqueeze(1) - torch.arange(len(query))  # [C, C]
+    scores = scores.masked_fill((behind < 0) | (behind >= (features.sliding_window or LENGTH)), -torch.inf)
+    most, sinks = scores.amax(-1, keepdim=True), features.sinks(num_heads)
+    powers = (scores - most).exp()
+    total = powers.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + (sinks.double().view(-1, 1, 1) - most).exp()
+    return torch.einsum("hqk,khd->qhd", powers / total, value)
+
+
+def in_chunks(pool: Pool, sequence: Sequence, stops: list[int], features: Features) -> torch.Tensor:
+    arguments = features.arguments(pool.shape)
+    results = [run_step(pool, [(sequence, start, stop)], **arguments)[0] for start, stop in pairwise(stops)]
+    return torch.cat(results)
+
+
+@each(("features", "shape"), [(features, SHAPE) for features in FEATURES] + [(ALL, shape) for shape in SHAPES[1:]])
+def test_as_defined_and_the_same_bits_in_chunks(
+    backend: tuple[str, torch.dtype], features: Features, shape: Shape
+) -> None:
+    name, dtype = backend
+    check(Pool(name, replace(shape, dtype=dtype), rubbish=float("nan")), LENGTH, features)
+
+
+@each("features", pick([FEATURES[0], FEATURES[5], FEATURES[7], ALL], FEATURES))
+def test_triton(features: Features) -> None:
+    interpreter = pytest.importorskip("octavo.kernels.triton.interpreter")
+    if not interpreter.is_interpreting():
+        pytest.skip("Triton compiles for a GPU here; tests/kernels/triton has its tests")
+    interpreter.repair()
+    check(Pool("triton", replace(SHAPE, num_heads=2, num_kv_heads=1), rubbish=float("nan")), 80, features)
+
+
+def check(pool: Pool, length: int, features: Features) -> None:
+    """A prompt in one step is as defined; so it is in chunks, whose last tokens are decoded among strangers."""
+    sequence, stranger = pool.sequence(length, seed=1), pool.sequence(length - 8, seed=2)
+    whole, dtype = in_chunks(pool, sequence, [0, length], features), pool.shape.dtype
+    as_int8 = pool.kv_cache.key.dtype == torch.int8
+    tolerance = 4e-2 if as_int8 else TOLERANCES[dtype]  # a rounded key may be the next number
+    expected = definition(sequence, features, as_int8=as_int8)
+    torch.testing.assert_close(whole.double(), expected, atol=tolerance, rtol=tolerance)
+    if not pool.backend.is_batch_invariant:
+        return
+    chunks = in_chunks(pool, sequence, [0, 33, length - 40, length - 2], features)
+    in_chunks(pool, stranger, [0, length - 40], features)
+    parts = [(stranger, length - 40, length - 8), (sequence, length - 2, length)]
+    last = run_step(pool, parts, **features.arguments(pool.shape))[1]
+    decoded = in_chunks(pool, sequence, [length - 2, length - 1, length], features)
+    assert torch.equal(torch.cat((chunks, last)), whole)
+    assert torch.equal(decoded, last)
+
+
+@each("features", FEATURES)
+def test_the_tolerance_notices_what_is_left_out(features: Features) -> None:
+    sequence = Pool("tiled", SHAPE).sequence(LENGTH, seed=1)
+    full = Features(name="plain", num_pairs=20)
+    mutants = [replace(features, num_pairs=full.num_pairs), replace(features, soft_cap=None)]
+    mutants += [replace(features, has_sinks=False), replace(features, has_norms=False)]
+    expected = definition(sequence, features)
+    for mutant in mutants:
+        assert mutant == features or (definition(sequence, mutant) - expected).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@each("block_size", pick([32], [32, 48]))
+def test_threads_that_share_a_context_do_not_show(name: str, block_size: int) -> None:
+    """Spans of one long context that several threads compute are joined before the sinks join them."""
+    pool = Pool(name, replace(SHAPE, block_size=block_size), num_threads=1)
+    sequence = pool.sequence(2000, seed=1)
+    arguments = replace(ALL, sliding_window=None).arguments(SHAPE) | {"table": torch.zeros(2000, 9)}
+    run_step(pool, [(sequence, 0, 1999)], **arguments)
+    [expected] = run_step(pool, [(sequence, 1999, 2000)], **arguments)
+    pool.backend = Pool(name, SHAPE, num_threads=4).backend
+    assert torch.equal(run_step(pool, [(sequence, 1999, 2000)], **arguments)[0], expected)
+
+
+@each("size", [1e-3, 0.3, 1.0, 1e4, 1e30])
+def test_a_cap_bounds_any_score(backend: tuple[str, torch.dtype], size: float) -> None:
+    """Two positions, whose scores are `size` and its opposite."""
+    name, dtype = backend
+    pool = Pool(name, Shape(num_heads=1, num_kv_heads=1, head_dim=32, block_size=32, num_blocks=1, dtype=dtype))
+    query, key, value = (torch.zeros(2, 1, 32, dtype=dtype) for _ in range(3))
+    query[1, 0, 0], key[0, 0, 0], key[1, 0, 0], value[0] = 1.0, -size, size, 1.0
+    sequence = Sequence(query=query, key=key, value=value, block_ids=[0])
+    [result] = run_step(pool, [(sequence, 0, 2)], scale=1.0, soft_cap=1.5, rotates=False)
+    share = 1 / (1 + math.exp(2 * 1.5 * math.tanh(float(key[1, 0, 0]) / 1.5)))
+    assert result[1, 0].tolist() == pytest.approx([share] * 32, rel=TOLERANCES[dtype])
+
+
+def test_a_backend_that_lacks_a_feature_says_so_when_a_model_is_built() -> None:
+    backend = FixedAttention(Kernels(), torch.float32)
+    context = BuildContext(kernels=Kernels(), attention=backend, dtype=torch.float32, device=torch.device("cpu"))
+    layer = AttentionLayer(num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=None, index=7)
+    Attention(layer, context=context)
+    with pytest.raises(UnsupportedModelError, match="layer 7: attention_backend=fixed does not compute soft_cap"):
+        Attention(replace(layer, soft_cap=50.0), context=context)
+    with pytest.raises(UnsupportedModelError, match="layer 7: attention_backend=fixed does not compute sinks"):
+        Attention(replace(layer, sinks=torch.zeros(2)), context=context)
+
+
+@pytest.mark.skipif(not NATIVE, reason="the C++ kernels were not built")
+def test_tables_that_the_native_backend_takes() -> None:
+    backend = make_backend(NATIVE[0], torch.float32)
+    layer = AttentionLayer(num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=None, index=7, rotary=3)
+    backend.check(layer)
+    with pytest.raises(UnsupportedModelError, match=f"layer 7: .*={NATIVE[0]} takes at most 4 rotary tables"):
+        backend.check(replace(layer, rotary=4))
+
+
+def test_a_layer_checks_what_it_is_told() -> None:
+    layer = AttentionLayer(num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=None, index=7)
+    with pytest.raises(UnsupportedModelError, match=r"layer 7: soft_cap=0.0: must be above 0"):
+        replace(layer, soft_cap=0.0)
+    with pytest.raises(UnsupportedModelError, match=r"layer 7: sinks=torch.float32 \[3\]: must be float32 \[2\]"):
+        replace(layer, sinks=torch.zeros(3))

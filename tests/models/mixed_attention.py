@@ -1,0 +1,55 @@
+"""A model of tests, whose layers attend in every way there is: Qwen3 with sinks, caps, and rotation layer by layer."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models.tiny import TINY_MODELS
+from torch import nn
+
+from octavo.attention.base import AttentionLayer
+from octavo.config.model import ModelConfig
+from octavo.layers.attention import SinkWeights
+from octavo.layers.context import BuildContext
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.qwen3 import Qwen3Attention
+from octavo.models.qwen3 import Qwen3ForCausalLM as PlainQwen3
+
+CASE = next(case for case in TINY_MODELS if case.name == "qwen3-mixed-windows")  # windows in layers 0 and 2 of 3
+MODULES = MappingProxyType({"Qwen3ForCausalLM": __name__})  # in place of the registry's
+
+
+class MixedAttention(Qwen3Attention):
+    def build_sinks(self, context: BuildContext) -> SinkWeights:
+        return SinkWeights(self.qkv.heads.query, context=context)
+
+    def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
+        rotary = (1, None, 0)[layer]
+        return replace(super().describe(config, layer), rotary=rotary, soft_cap=2.5 if layer else None, scale=0.4)
+
+
+class Qwen3ForCausalLM(PlainQwen3):
+    """The name that the checkpoint has."""
+
+    weight_names = MappingProxyType(
+        {**PlainQwen3.weight_names, "model.layers.{layer}.self_attn": "layers.{layer}.attention.sinks"}
+    )
+
+    def build_attention(self, layer: int) -> nn.Module:
+        return MixedAttention(self.config, layer, self.context)
+
+    def build_rotary_tables(self) -> list[RotaryEmbedding]:
+        rope = replace(self.config.rope, theta=50.0)
+        partial = RotaryEmbedding(rope, 6, self.config.max_model_len, device=self.context.device)
+        return [*super().build_rotary_tables(), partial]
+
+
+def save_mixed(folder: Path) -> None:
+    """Save a checkpoint that has sinks, too."""
+    CASE.save(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(3):
+        tensors[f"model.layers.{layer}.self_attn.sinks"] = torch.linspace(-1.0, 3.0 - layer, 6)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
