@@ -92,7 +92,7 @@ def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match=r"'token_embd\.weight' is of type IQ1_S; read are F32, F16"):
+    with pytest.raises(UnsupportedModelError, match=r"'token_embd\.weight' is of type IQ1_S; supported: F32, F16"):
         GgufFile.read(tmp_path / "iq1.gguf")
 
 

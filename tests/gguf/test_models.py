@@ -62,7 +62,7 @@ def test_factors_of_llama_3_1_are_recognized(tmp_path: Path) -> None:
 
     config = read_model_config(write_llama3(tmp_path, factor=8.0), model="m")
     assert (config.rope.kind, config.rope.factor, config.rope.original_max_position) == ("llama3", 8.0, 8192)
-    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight scales frequencies, and not as Llama 3\.1"):
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight does not scale frequencies as Llama 3\.1"):
         read_model_config(write_llama3(tmp_path, factor=8.0, wrong=True), model="m")
 
 

@@ -113,7 +113,7 @@ def test_a_damaged_file_is_made_again(checkpoint: Path, caplog: pytest.LogCaptur
     file.write_bytes(file.read_bytes()[:-100])
     again = start(checkpoint)
     assert again.mapped_bytes == 0
-    assert "unreadable and will be made again" in caplog.text
+    assert "unreadable and will be rewritten" in caplog.text
     assert torch.equal(logits_of(again), before)
     assert start(checkpoint).mapped_bytes > 0
 

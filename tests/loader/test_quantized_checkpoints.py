@@ -128,7 +128,7 @@ def test_two_ranks_give_the_tokens_of_one(case: Case, tmp_path: Path) -> None:
     if case.can_be_cut:
         assert run_ranks(body, 2) == [tokens, tokens]
     else:
-        with pytest.raises(UnsupportedModelError, match=r"act-order.*cannot be divided among ranks"):
+        with pytest.raises(UnsupportedModelError, match=r"act-order.*cannot be sharded over ranks"):
             run_ranks(body, 2)
 
 

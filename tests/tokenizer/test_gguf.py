@@ -135,13 +135,13 @@ def test_sentencepiece(tmp_path: Path) -> None:
 
 
 def test_unknown_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"ggml\.pre='klingon' is not read; known: gpt-2.*--tokenizer"):
+    with pytest.raises(UnsupportedModelError, match=r"ggml\.pre='klingon' is not supported; known: gpt-2.*--tokenizer"):
         write(tmp_path / "model.gguf", FAMILIES["gpt-2"](), "klingon")
     writer = gguf.GGUFWriter(tmp_path / "bert.gguf", "llama")
     writer.add_tokenizer_model("bert")
     writer.add_token_list(["a"])
     finish(writer)
-    with pytest.raises(UnsupportedModelError, match=r"ggml\.model='bert' is not read; known: gpt2, llama"):
+    with pytest.raises(UnsupportedModelError, match=r"ggml\.model='bert' is not supported; known: gpt2, llama"):
         Tokenizer.from_path(tmp_path / "bert.gguf")
     writer = gguf.GGUFWriter(tmp_path / "none.gguf", "llama")
     finish(writer)

@@ -1,6 +1,6 @@
-"""Reads the metadata of a GGUF file as the `config.json` that such a model would have.
+"""Converts the metadata of a GGUF file to the model's equivalent `config.json`.
 
-One reading of settings for all formats: names are translated here, and `config/hf.py` checks the values. Keys are
+Settings are parsed in one place for all formats: names are translated here, `config/hf.py` checks the values. Keys are
 those of ggml's docs/gguf.md and of llama.cpp's converter.
 """
 
@@ -17,7 +17,7 @@ from octavo.gguf.file import GgufFile
 
 _ARCHITECTURES = MappingProxyType(
     {
-        "llama": "LlamaForCausalLM",  # Mistral and Mixtral are converted to it, too
+        "llama": "LlamaForCausalLM",  # also used for Mistral and Mixtral
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen2moe": "Qwen2MoeForCausalLM",
@@ -25,16 +25,16 @@ _ARCHITECTURES = MappingProxyType(
     }
 )
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
-# Llama 3.1 and 3.2: the file has only the factors that these make; see `_llama3_scaling`.
+# Llama 3.1 and 3.2: the file has only the factors derived from these; see `_llama3_scaling`.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 _FACTORS = "rope_freqs.weight"
 
 
 def read_gguf_fields(path: Path) -> JsonFields:
-    """Return the settings of a model in one file, under the names of `config.json`.
+    """Return the settings of a GGUF model, under the names of `config.json`.
 
     Raises:
-        CheckpointError: damaged, or a setting is missing.
+        CheckpointError: the file is damaged, or a setting is missing.
         UnsupportedModelError: another architecture, or settings that Octavo does not support.
     """
     return _Translation(GgufFile.read(path)).fields()
@@ -46,7 +46,7 @@ class _Translation:
         architecture = file.architecture
         if architecture not in _ARCHITECTURES:
             known = ", ".join(sorted(_ARCHITECTURES))
-            raise UnsupportedModelError(f"{file.path}: architecture {architecture!r} is not read; known: {known}")
+            raise UnsupportedModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {known}")
         self._prefix = architecture + "."
 
     def fields(self) -> JsonFields:
@@ -76,11 +76,11 @@ class _Translation:
             **self._experts(),
         }
         if self._get("attention.value_length", head_dim) != head_dim:
-            raise self._unsupported("attention.value_length", f"only that of keys ({head_dim}) is supported")
+            raise self._unsupported("attention.value_length", f"it must be that of keys ({head_dim}) as well")
         return JsonFields(str(self._file.path), values)
 
     def _get(self, key: str, *default: Any) -> Any:
-        """Return a setting of the architecture. Absent without a default: an error."""
+        """Return a setting of the architecture; absent and without a default, raise an error."""
         found = self._file.metadata.get(self._prefix + key, *default)
         if found is None and not default:
             raise CheckpointError(f"{self._file.path}: {self._prefix + key} is missing")
@@ -105,7 +105,7 @@ class _Translation:
         return embedding.shape[0]
 
     def _dtype(self) -> str:
-        """What the matrices were before they were quantized is not in the file; nearly all models are bfloat16."""
+        """The original dtype of quantized weights is not in the file; nearly all models are bfloat16."""
         kinds = {tensor.type.name for tensor in self._file.tensors.values() if len(tensor.shape) > 1}
         return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
 
@@ -127,7 +127,7 @@ class _Translation:
     def _rope(self, head_dim: object) -> dict[str, Any]:
         dimensions = self._get("rope.dimension_count", head_dim)
         if dimensions != head_dim:
-            raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head are rotated")
+            raise self._unsupported("rope.dimension_count", f"all {head_dim} dimensions of a head must be rotated")
         theta = self._get("rope.freq_base", 10000.0)
         if _FACTORS in self._file.tensors:
             return {"rope_theta": theta, **self._llama3_scaling(theta, dimensions)}
@@ -146,7 +146,7 @@ class _Translation:
         return {key: value for key, value in scaling.items() if value is not None}
 
     def _llama3_scaling(self, theta: float, dimensions: int) -> dict[str, Any]:
-        """Recover the settings behind the factors of each frequency, and see that they make just these factors."""
+        """Recover the settings behind the per-frequency factors, and verify that they yield exactly these factors."""
         tensor = self._file.tensors[_FACTORS]
         if tensor.type.name != "F32" or tensor.shape != (dimensions // 2,):
             raise CheckpointError(f"{self._file.path}: {_FACTORS}: {dimensions // 2} numbers in F32 are expected")
@@ -154,7 +154,7 @@ class _Translation:
         factor = float(found.max())
         made = [_llama3_factor(theta ** (-2 * index / dimensions), factor) for index in range(dimensions // 2)]
         if not np.allclose(found, made, rtol=1e-4):
-            raise UnsupportedModelError(f"{self._file.path}: {_FACTORS} scales frequencies, and not as Llama 3.1 does")
+            raise UnsupportedModelError(f"{self._file.path}: {_FACTORS} does not scale frequencies as Llama 3.1 does")
         return {
             "rope_type": "llama3",
             "factor": factor,
@@ -165,7 +165,7 @@ class _Translation:
 
 
 def _llama3_factor(frequency: float, factor: float) -> float:
-    """Return what Llama 3.1 divides a frequency by (transformers' `llama3` rotary scaling)."""
+    """Return the divisor of a frequency in Llama 3.1 (transformers' `llama3` rotary scaling)."""
     wavelength = 2 * math.pi / frequency
     if wavelength < _LLAMA3_ORIGINAL / _LLAMA3_HIGH:
         return 1.0
@@ -176,7 +176,7 @@ def _llama3_factor(frequency: float, factor: float) -> float:
 
 
 def _plain_float(value: Any) -> Any:
-    """Undo float32: 1e-6 was written as the nearest one, and a checkpoint's own config.json says 1e-06."""
+    """Undo float32 rounding: 1e-6 was stored as the nearest float32, while config.json says 1e-06."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 

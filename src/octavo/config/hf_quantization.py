@@ -1,19 +1,19 @@
-"""`quantization_config` of a `config.json`: which of the known forms a checkpoint's weights have."""
+"""Reads `quantization_config` from `config.json`: which known format a checkpoint's weights have."""
 
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import CheckpointQuantization
 from octavo.errors import UnsupportedModelError
 
-# What `layers/quant/registry.py` has schemes for.
+# Supported by schemes in `layers/quant/registry.py`.
 QUANTIZATION_METHODS = ("compressed-tensors", "gptq")
-_KEYS = ("quantization_config", "compression_config")  # the second is how compressed-tensors once spelt it
+_KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 
 
 def read_quantization(fields: JsonFields) -> CheckpointQuantization | None:
-    """Return the form of the weights; None: they are dense.
+    """Return the format of the weights; None: dense.
 
     Raises:
-        UnsupportedModelError: a form that Octavo does not read; the message lists those that it does.
+        UnsupportedModelError: an unsupported format; the message lists the supported ones.
     """
     key = next((key for key in _KEYS if fields.nested(key).values), None)
     if key is None:

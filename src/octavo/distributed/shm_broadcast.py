@@ -1,8 +1,8 @@
 """Single-writer, multi-reader message queue in shared memory: ordered, and every reader sees every message.
 
 The memory is a ring of slots; a message longer than a slot takes several. Each reader has two kernel counters
-(eventfd): full slots, incremented by the writer, and freed slots, incremented by the reader. Whoever finds its counter
-at zero sleeps in the kernel. Writing to an eventfd wakes the other side and is a full memory barrier, so no further
+(eventfd): full slots, incremented by the writer, and freed slots, incremented by the reader. A side whose counter is
+zero sleeps in the kernel. Writing to an eventfd wakes the other side and is a full memory barrier, so no further
 fences are needed. Measured on two cores: 3.4 us round trip with two readers awake, 11 us with both asleep; a futex on a
 word of the ring, called from Python, took 5.8 us.
 

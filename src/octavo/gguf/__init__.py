@@ -1,1 +1,1 @@
-"""GGUF, llama.cpp's format: a whole model in one file. Read here without torch; specification: ggml's docs/gguf.md."""
+"""GGUF, llama.cpp's single-file model format. This reader needs no torch; specification: ggml's docs/gguf.md."""

@@ -1,6 +1,6 @@
-"""`GgufFile`: the metadata of a GGUF file, and where its tensors lie; split files are read as one.
+"""`GgufFile`: the metadata of a GGUF file, and the location of its tensors; split files are read as one.
 
-Versions 2 and 3, little-endian. Everything is checked before it is used: a damaged file is a `CheckpointError`.
+Versions 2 and 3, little-endian. Everything is validated before use: a damaged file is a `CheckpointError`.
 """
 
 import math
@@ -22,7 +22,7 @@ from octavo.gguf.types import GGML_TYPES, MAGIC, UNREAD_TYPES, GgmlType
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
-_LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 13, 33  # an entry of the header, with an empty name
+_LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 13, 33  # minimum size of a header entry, with an empty name
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -31,9 +31,9 @@ class GgufTensor:
     """A tensor in a mapped file."""
 
     name: str
-    shape: tuple[int, ...]  # rows first, as torch has it; the file gives it the other way round
+    shape: tuple[int, ...]  # row-major, as in torch; the file stores it reversed
     type: GgmlType
-    data: npt.NDArray[np.uint8]  # [rows..., bytes of a row], a read-only view of the file
+    data: npt.NDArray[np.uint8]  # [rows..., bytes per row], a read-only view of the file
 
 
 class GgufFile:
@@ -44,17 +44,17 @@ class GgufFile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Map a file, and with the first part of a split one all the others.
+        """Map a file; given the first part of a split one, map all parts.
 
         Raises:
-            CheckpointError: it is missing, truncated or malformed; or a part is missing.
-            UnsupportedModelError: a version or a type of tensor that is not read.
+            CheckpointError: missing, truncated or malformed; or a part is missing.
+            UnsupportedModelError: an unsupported version or tensor type.
         """
         metadata, tensors = _read_part(path)
         for other in _other_parts(path, metadata.get("split.count", 1), metadata.get("split.no", 0)):
             for name, tensor in _read_part(other)[1].items():
                 if name in tensors:
-                    raise CheckpointError(f"{other}: tensor {name!r} is in another part, too")
+                    raise CheckpointError(f"{other}: tensor {name!r} is also in another part")
                 tensors[name] = tensor
         expected = metadata.get("split.tensors.count", len(tensors))
         if expected != len(tensors):
@@ -71,7 +71,7 @@ class GgufFile:
 
 
 def _other_parts(path: Path, count: object, number: object) -> Iterator[Path]:
-    """Yield the paths of the parts behind the first. The names are derived, never taken from the file."""
+    """Yield the paths of the parts after the first. The names are derived, never taken from the file."""
     if count in (0, 1):
         return
     found = _PART.fullmatch(path.name)
@@ -86,7 +86,7 @@ def _other_parts(path: Path, count: object, number: object) -> Iterator[Path]:
 def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of arrays it may not write
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns about read-only arrays
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:  # an empty file is a ValueError
@@ -103,26 +103,26 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 
 def _read_start(reader: HeaderReader) -> tuple[int, int]:
-    """Return the numbers of tensors and of keys."""
+    """Return the number of tensors and of keys."""
     if reader.take(len(MAGIC)) != MAGIC:
         raise CheckpointError(f"{reader.origin}: not a GGUF file")
     version = reader.number("I")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         why = "big-endian" if swapped in _VERSIONS else f"version {version}"
-        raise UnsupportedModelError(f"{reader.origin}: {why}; versions 2 and 3 in little-endian are read")
+        raise UnsupportedModelError(f"{reader.origin}: {why}; versions 2 and 3, little-endian, are supported")
     num_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES)
     return num_tensors, reader.count("keys", _LEAST_KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor as the header describes it."""
+    """A tensor as described in the header."""
 
     name: str
     shape: tuple[int, ...]
     type: GgmlType
-    offset: int  # bytes, from where the data begins
+    offset: int  # in bytes, from the start of the data
 
 
 def _read_tensors(reader: HeaderReader, data: memoryview, count: int, alignment: object) -> dict[str, GgufTensor]:
@@ -155,7 +155,7 @@ def _read_entry(reader: HeaderReader) -> _Entry:
     if kind not in GGML_TYPES:
         known = ", ".join(each.name for each in GGML_TYPES.values())
         what = UNREAD_TYPES.get(kind, str(kind))
-        raise UnsupportedModelError(f"{reader.origin}: tensor {name!r} is of type {what}; read are {known}")
+        raise UnsupportedModelError(f"{reader.origin}: tensor {name!r} is of type {what}; supported: {known}")
     if not all(0 < size < 1 << 40 for size in shape) or shape[-1] % GGML_TYPES[kind].block_size:
         raise reader.fail(f"tensor {name!r} of type {GGML_TYPES[kind].name} cannot be of shape {shape}")
     return _Entry(name, shape, GGML_TYPES[kind], offset)

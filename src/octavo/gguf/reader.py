@@ -1,4 +1,4 @@
-"""The values of a GGUF header, read one after the other from a mapped file. Every size is checked before it is used."""
+"""Reads the values of a GGUF header sequentially from a mapped file. Every size is checked before use."""
 
 import struct
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any
 
 from octavo.errors import CheckpointError
 
-_MAX_NAME_BYTES = 65_535  # of a key, by the specification; a tensor's name is shorter still
+_MAX_NAME_BYTES = 65_535  # limit for keys by the specification; tensor names are shorter still
 
 
 class HeaderReader:
     """A position in the bytes of a file.
 
-    Every method raises `CheckpointError`, with the position, when the file ends too early or says what cannot be.
+    Every method raises `CheckpointError`, with the position, if the file is truncated or a value is invalid.
     """
 
     def __init__(self, origin: str, data: memoryview) -> None:
@@ -31,11 +31,11 @@ class HeaderReader:
         return taken
 
     def number(self, code: str) -> Any:
-        """Return a number; `code` is that of `struct`, little-endian."""
+        """Return a number; `code` is its `struct` format character, little-endian."""
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def count(self, what: str, least_bytes: int) -> int:
-        """Return a count of things of at least `least_bytes` each, which must fit in what is left of the file."""
+        """Return a count of items of at least `least_bytes` each, which must fit into the rest of the file."""
         count: int = self.number("Q")
         if count * least_bytes > len(self._data) - self.position:
             raise self.fail(f"{count} {what} cannot be in the rest of the file")
@@ -57,7 +57,7 @@ class HeaderReader:
         return name
 
     def value(self) -> Any:
-        """Return a value of any type, with its type before it; an array is a list."""
+        """Return a value of any type, preceded by its type; an array becomes a list."""
         kind = self.number("I")
         if kind != _ARRAY:
             return self._one(kind)()
@@ -73,7 +73,7 @@ class HeaderReader:
         return [one() for _ in range(self.count("values", 1))]
 
     def _texts(self, count: int) -> list[str]:
-        """Return so many strings: a vocabulary has hundreds of thousands of tokens and merges."""
+        """Return this many strings; fast, as a vocabulary has hundreds of thousands of tokens and merges."""
         data, position, end, texts = self._data, self.position, len(self._data), []
         size_at = struct.Struct("<Q").unpack_from
         try:

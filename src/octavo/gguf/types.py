@@ -1,4 +1,4 @@
-"""How the elements of a tensor are stored: blocks of so many elements in so many bytes, row by row."""
+"""How the elements of a tensor are stored: row by row, in blocks of a fixed number of elements and bytes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class GgmlType:
-    """One way of storing elements. Rows are whole blocks."""
+    """A storage format. Rows consist of whole blocks."""
 
     name: str
     block_size: int  # elements
@@ -21,7 +21,7 @@ class GgmlType:
         return size // self.block_size * self.block_bytes
 
 
-# ggml's enum ggml_type. Numbers that are missing here were withdrawn, or are forms that no published model uses.
+# ggml's enum ggml_type. Missing numbers were withdrawn, or are formats that no published model uses.
 GGML_TYPES = {
     0: GgmlType("F32", 1, 4),
     1: GgmlType("F16", 1, 2),
@@ -39,7 +39,7 @@ GGML_TYPES = {
     23: GgmlType("IQ4_XS", 256, 136),
     30: GgmlType("BF16", 1, 2),
 }
-# Named in errors only.
+# Unsupported; names are for error messages.
 UNREAD_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
@@ -47,10 +47,10 @@ UNREAD_TYPES = {
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is GGUF, by its first bytes.
+    """Return whether a file is GGUF, by its magic bytes.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:

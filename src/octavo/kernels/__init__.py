@@ -1,1 +1,1 @@
-"""What computes: `reference` says what each op is, the other files say it faster, `dispatch` chooses."""
+"""Compute ops: `reference` defines each op, the other files implement it faster, `dispatch` chooses."""

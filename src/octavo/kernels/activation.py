@@ -1,7 +1,7 @@
-"""What an MLP does between its two linears, in plain torch: the definition of every `Activation`.
+"""The activations of MLPs in plain torch: the definition of every `Activation`.
 
-Only exp is taken, never torch's sigmoid or tanh: where torch cuts an array between threads, those take the elements
-that fill no vector by another path, and their last bit then depends on the number of rows.
+Built on exp alone, never torch's sigmoid or tanh: those compute the tail of a thread's range, which fills no vector,
+differently, so that the last bit would depend on the number of rows.
 
 Legend: T = tokens, I = intermediate size.
 """
@@ -22,10 +22,10 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     gate, up = x.chunk(2, dim=-1)  # [T, I] each
     if activation.kind == "silu":  # SwiGLU (Shazeer 2020, arXiv:2002.05202)
         return _swish(gate, 1.0) * up
-    if activation.kind == "gelu_tanh":  # GEGLU (the same) of GELU's approximation (Hendrycks 2016, arXiv:1606.08415)
+    if activation.kind == "gelu_tanh":  # GEGLU (same paper), GELU approximated (Hendrycks 2016, arXiv:1606.08415)
         inner = _GELU_FACTOR * (gate + _GELU_CUBIC * gate * gate * gate)
-        return _swish_by(gate, 2.0 * inner) * up  # (1 + tanh(a)) / 2 is the sigmoid of 2 a
-    # clamped_swiglu, as gpt-oss has it: gates are bounded above, the others on both sides and centred at one.
+        return _swish_by(gate, 2.0 * inner) * up  # (1 + tanh(a)) / 2 is the sigmoid of 2a
+    # clamped_swiglu, as in gpt-oss: gates are bounded above, ups on both sides and shifted by one.
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     return _swish(gate, activation.alpha) * (up + 1.0)
 

@@ -1,7 +1,7 @@
 """float32 on a CPU, batch-invariant: a row's result has the same bits whatever other rows are computed with it.
 
-Measured with torch 2.13 on 1 to 4 threads, on oneDNN's AVX-512, AVX2 and SSE4.1 code: packed linears are invariant
-from two rows on; one row alone takes another way when K is large. (Plain F.linear differs below 16 rows, from 129 rows
+Measured with torch 2.13 on 1 to 4 threads, with oneDNN's AVX-512, AVX2 and SSE4.1 code: packed linears are invariant
+from two rows on; a single row takes another path when K is large. (Plain F.linear differs below 16 rows, from 129 rows
 on with two threads, and nearly everywhere with three.) exp, rsqrt and sums over the last dimension are invariant too.
 """
 
@@ -14,7 +14,7 @@ from octavo.kernels.types import PackedLinear
 
 
 class Float32CpuKernels(Kernels):
-    """See `Kernels`. What is not here is invariant in the reference already."""
+    """See `Kernels`. Ops not overridden here are batch-invariant in the reference already."""
 
     name = "onednn-float32"
     is_batch_invariant = True

@@ -1,8 +1,8 @@
-"""bfloat16 and float16 on a CPU: as fast as torch's ops allow. Not batch-invariant.
+"""bfloat16 and float16 on a CPU, as fast as torch's ops allow. Not batch-invariant.
 
 Packed linear layers read weights at 14 to 16 GB/s per thread, plain ones at 10 (ceiling 15.4; AMX machine, bfloat16).
-The small ops work in place on one float32 copy: at 256 tokens that halves the norm's time and takes a third off the
-rotation's; at one token all forms cost the same, which is the price of their calls.
+The small ops work in place on one float32 copy: at 256 tokens that halves the norm's time and cuts a third off the
+rotary op's; at one token all variants cost the same, namely the overhead of their calls.
 
 Legend: T = tokens, H = heads, D = hidden or head size, I = intermediate size.
 """

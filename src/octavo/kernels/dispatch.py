@@ -1,4 +1,4 @@
-"""`select_kernels`: who computes the ops of layers, on a device and in a dtype. Stands above all kernels."""
+"""`select_kernels`: which kernels compute the ops of layers, by device and dtype. Imports all kernels."""
 
 from importlib import import_module
 
@@ -10,7 +10,7 @@ from octavo.kernels.triton.selection import uses_triton
 
 _NATIVE_DTYPES = frozenset({torch.bfloat16, torch.float32})
 _REFERENCE = ("octavo.kernels.reference", "Kernels")
-# Kernels of a CPU, where oneDNN computes with the dtype. All else is computed by the reference, wherever torch runs.
+# CPU kernels by dtype, where oneDNN supports it. Everything else runs on the reference, wherever torch runs.
 _ONEDNN = {
     torch.float32: ("octavo.kernels.cpu_float32", "Float32CpuKernels"),
     torch.bfloat16: ("octavo.kernels.cpu_half", "HalfCpuKernels"),
@@ -27,10 +27,10 @@ def select_kernels(
     *,
     deterministic: bool = False,
 ) -> Kernels:
-    """Return the best kernels there are for this device and dtype, and for weights of these forms; None: dense ones.
+    """Return the best kernels for this device and dtype, and for weights of these forms; None: dense ones.
 
-    Whether they compute with a form is theirs to say. With `deterministic`, batch-invariant ones are preferred to
-    faster ones; whether they are is theirs to say, too.
+    Whether they compute with a form is up to them: `Kernels.computes`. With `deterministic`, batch-invariant kernels
+    are preferred to faster ones; see `Kernels.is_batch_invariant`.
     """
     if uses_triton(device, dtype):
         return _triton_kernels(forms, deterministic=deterministic)

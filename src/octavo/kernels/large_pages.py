@@ -1,7 +1,7 @@
-"""Memory on large pages, for what steps read from front to back, or what is large and written bit by bit.
+"""Memory on large pages, for what steps read sequentially, or what is large and written piece by piece.
 
-Processors fetch ahead by themselves no further than to the end of a page. On a Zen 4 one thread reads 23 to 26 GB/s of
-small pages and 31 of large ones. Each small page is also a fault of 4 to 8 us when it is first written.
+Hardware prefetchers stop at the end of a page. On a Zen 4, one thread reads 23 to 26 GB/s from small pages and 31 from
+large ones. The first write to each small page also costs a page fault of 4 to 8 us.
 """
 
 import ctypes
@@ -17,9 +17,9 @@ _MADV_POPULATE_WRITE = 23  # since Linux 5.14; Python's mmap has no name for it
 
 
 def zeros_on_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of zeros on a CPU, on large pages where there is one to fill and the system has them.
+    """Return a tensor of zeros on a CPU, on large pages if it fills one and the system has them.
 
-    They are untouched pages from the system: what is never written costs no memory, and no time before its first use.
+    Pages come untouched from the system: unwritten parts cost no memory, and nothing costs time before its first use.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < LARGE_PAGE_BYTES:
@@ -31,9 +31,9 @@ def zeros_on_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 
 def prefault(tensor: torch.Tensor, start: int, num_bytes: int) -> bool:
-    """Have the system find memory for some bytes of a tensor on a CPU, as a first write would; what they hold stays.
+    """Have the system back some bytes of a CPU tensor with memory, as a first write would; contents stay.
 
-    False where the system cannot: it is no Linux, or one before 5.14, or it has no memory left.
+    Returns False if the system cannot: not Linux, Linux before 5.14, or out of memory.
     """
     if platform.system() != "Linux":
         return False

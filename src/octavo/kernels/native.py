@@ -1,7 +1,7 @@
-"""Octavo's own C++ kernels for CPUs. Tensors go to `kernels/cpu` as addresses and sizes.
+"""Octavo's own C++ kernels for CPUs. Tensors are passed to `kernels/cpu` as addresses and sizes.
 
 bfloat16 or float32, batch-invariant: a row's result has the same bits whatever other rows are computed with it, on
-however many threads. Which bits those are depends on the ISA level: matrix tiles and vectors round in another order.
+any number of threads. The bits depend on the ISA level: AMX tiles and vectors accumulate and round differently.
 
 Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I = intermediate size.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
 _NO_ADDRESS = 0
-# What a row wants of a draw: `DrawRow` of kernels/cpu/draw.h.
+# Sampling parameters of a row: `DrawRow` of kernels/cpu/draw.h.
 DRAW_ROW = np.dtype(
     [
         ("temperature", np.float64),
@@ -60,20 +60,20 @@ def _library_digest(path: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeLinear(PackedLinear):
-    """A packed map with what the C++ side knows of it: sizes, and the addresses of `weight` and `bias`."""
+    """A packed linear and its C++ handle: sizes, and the addresses of `weight` and `bias`."""
 
     handle: "_cpu.PackedWeight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeExperts(PackedExperts):
-    """Experts whose maps the C++ side has side by side."""
+    """Experts with the C++ handle of all their linears."""
 
     handle: "_cpu.Experts"
 
 
 class NativeKernels(Kernels, KeepsPacked):
-    """See `Kernels`. In `dtype`, bfloat16 or float32; what is not here is computed by the reference."""
+    """See `Kernels`. In `dtype`, bfloat16 or float32; ops not overridden here run on the reference."""
 
     is_batch_invariant = True
     packing_copies = False
@@ -83,27 +83,27 @@ class NativeKernels(Kernels, KeepsPacked):
     def __init__(self, level: str, num_threads: int, dtype: torch.dtype = torch.bfloat16) -> None:
         from octavo.kernels.cpu import _cpu
 
-        assert dtype in (torch.bfloat16, torch.float32), f"there are no kernels for {dtype}"
+        assert dtype in (torch.bfloat16, torch.float32), f"no kernels for {dtype}"
         self._cpu, self.dtype = _cpu, dtype
         self.native = _cpu.Kernels(level, num_threads, is_float32=dtype == torch.float32)
         self.name = f"native-{level}"
-        self._recording = local()  # of a thread: `buffers` while it records
+        self._recording = local()  # thread-local: `buffers` while recording
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return memory for a result, in `dtype` or the kernels': torch's, or of the tape that this thread records."""
+        """Return memory for a result, in `dtype` or the kernels': from torch, or from the tape being recorded."""
         dtype, buffers = dtype or self.dtype, self._buffers
         return torch.empty(shape, dtype=dtype) if buffers is None else buffers.empty(shape, dtype)
 
     @property
     def _buffers(self) -> TapeBuffers | None:
-        """Of the tape that this thread records."""
+        """The buffers of the tape that this thread records."""
         return getattr(self._recording, "buffers", None)
 
     @contextmanager
     def recording(self) -> Iterator[Tape]:
-        """Note down the native calls of this thread instead of making them.
+        """Record the native calls of this thread instead of making them.
 
-        The tape's calls name the tensors that they were given by address: those that come from outside must stay.
+        The tape refers to tensors by address: those that come from outside must stay alive.
         """
         tape = Tape(self.native)
         self._recording.buffers = tape.buffers
@@ -116,7 +116,7 @@ class NativeKernels(Kernels, KeepsPacked):
 
     @property
     def layout(self) -> str:
-        """See `KeepsPacked`. Another build may lay out otherwise, so its library is part of the name."""
+        """See `KeepsPacked`. Another build may use another layout, so the library's digest is part of the name."""
         return f"{self.name}-{self.dtype}-{_library_digest(self._cpu.__file__)}"
 
     def packed_tensors(self, packed: PackedLinear) -> dict[str, torch.Tensor]:
@@ -164,9 +164,9 @@ class NativeKernels(Kernels, KeepsPacked):
         return bits.view(torch.float32), ids.long()
 
     def draw(self, logits: torch.Tensor, rows: NDArray[np.void]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (tokens [S] int64, largest logits [S]) of logits [S, V] float32, as `rows` [S] of DRAW_ROW ask for.
+        """Return (tokens [S] int64, largest logits [S]) of logits [S, V] float32, by parameters `rows` [S] of DRAW_ROW.
 
-        A token is -1 where only `sampling/backend.py` can tell, and anything where the largest logit is not finite.
+        A token is -1 where only `sampling/backend.py` can decide, and undefined where the largest logit is not finite.
         """
         assert logits.dtype == torch.float32
         logits = logits.contiguous()
@@ -241,7 +241,7 @@ class NativeKernels(Kernels, KeepsPacked):
         load: torch.Tensor,
         is_counted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert is_counted is None, "no step is padded on a CPU"
+        assert is_counted is None, "steps are not padded on a CPU"
         out = self.empty(*x.shape)
         rows, total = self._fused_rows(x, fused)
         choice, handle = self._routing(routing), _experts_handle(experts)
@@ -294,7 +294,7 @@ class NativeKernels(Kernels, KeepsPacked):
         return self._cpu.Rows(x.data_ptr(), num_rows, size)
 
     def _activated_rows(self, x: torch.Tensor, activation: Activation) -> "_cpu.Rows":
-        """Return rows x [T, K] as they are, for a linear with this activation after it."""
+        """Return rows x [T, K] unchanged, for a linear followed by this activation."""
         fused = self._cpu.Fused(_NO_ADDRESS, _NO_ADDRESS, 0.0, 0.0, _native_activation(activation))
         num_rows, size = x.shape
         return self._cpu.Rows.fused(x.data_ptr(), num_rows, size, fused, _NO_ADDRESS)
@@ -331,7 +331,7 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def pack_bias(bias: torch.Tensor | None, *, is_gated: bool) -> torch.Tensor | None:
-    """Bring a bias into the order of the panels' outputs, 32 each: float32, padded with zeros."""
+    """Lay a bias out in the order of the panels' outputs, 32 each: float32, padded with zeros."""
     if bias is None:
         return None
     parts = bias.float().view(2, -1) if is_gated else bias.float().view(1, -1)  # [1 or 2, N or I]

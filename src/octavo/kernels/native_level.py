@@ -1,4 +1,4 @@
-"""Which C++ kernels a process computes with: of the processor's best ISA level, of a lower one, or none."""
+"""Selects the C++ kernels of a process: those of the processor's best ISA level, of a lower one, or none."""
 
 import logging
 import os
@@ -13,17 +13,17 @@ from octavo.kernels.native_integers import IntegerNativeKernels
 
 logger = logging.getLogger(__name__)
 
-_LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx512_vnni, avx2_vnni, avx2, portable; torch: by torch's ops
+_LEVEL_VARIABLE = "OCTAVO_CPU_LEVEL"  # amx, avx512, avx512_vnni, avx2_vnni, avx2, portable; torch: torch's ops
 
 
 def native_kernels(dtype: torch.dtype = torch.bfloat16) -> NativeKernels | None:
     """Return the kernels of this processor's best level, or of the one in OCTAVO_CPU_LEVEL, with torch's threads.
 
-    The same object for the same level, threads and dtype: kernels hold threads, and programs may build many engines.
-    None, said once in the log, where they were not built, or the variable says `torch`.
+    The same object for the same level, threads and dtype: kernels own threads, and a program may build many engines.
+    None, logged once, if they were not built, or if the variable is `torch`.
 
     Raises:
-        UnknownOptionError: OCTAVO_CPU_LEVEL names a level that this processor lacks.
+        UnknownOptionError: OCTAVO_CPU_LEVEL names a level that this processor does not support.
     """
     wanted = os.environ.get(_LEVEL_VARIABLE)
     if wanted == "torch":
@@ -48,7 +48,7 @@ def _say_that_they_were_not_built() -> None:
 
 
 def is_built() -> bool:
-    """Say whether there was a compiler when Octavo was installed."""
+    """Return whether the C++ kernels were built, which takes a compiler when Octavo is installed."""
     return find_spec("octavo.kernels.cpu._cpu") is not None
 
 

@@ -1,8 +1,8 @@
-"""Linear maps by oneDNN with weights packed once, for the kernels of a CPU.
+"""Linear layers by oneDNN with weights packed once, for the CPU kernels.
 
 Legend: T = tokens, K = input size, N = output size.
 
-`torch.ops.mkldnn` is where torch's own compiler finds these ops; they have had these signatures since torch 2.0.
+`torch.ops.mkldnn` is where torch.compile finds these ops; their signatures have not changed since torch 2.0.
 """
 
 import torch
@@ -11,7 +11,7 @@ from octavo.kernels.types import PackedLinear
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Say whether this processor, with this build of torch, computes linear layers of `dtype` by oneDNN."""
+    """Return whether this processor and this build of torch compute linear layers of `dtype` by oneDNN."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
@@ -22,7 +22,7 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-    """Copy weight [N, K] into the blocks that oneDNN reads; the plain one can be freed afterwards."""
+    """Copy weight [N, K] into oneDNN's blocked layout; the plain one can be freed afterwards."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
     return PackedLinear(weight=packed, bias=bias, num_outputs=weight.shape[0])
 

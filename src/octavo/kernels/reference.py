@@ -1,10 +1,10 @@
-"""`Kernels`: every op that layers are made of, in plain torch. Faster kernels override what they do faster.
+"""`Kernels`: every op that layers are made of, in plain torch. Faster kernels override the ops they speed up.
 
 This is the specification: signature, shapes, meaning. Runs on any device. Arithmetic is in float32 and rounded once, at
 the end, to the dtype of the input.
 
 Legend: T = tokens, K = input size, N = output size, V = vocabulary, D = hidden or head size, H = heads,
-I = intermediate size, X = experts, C = experts that a token chooses, R = pairs of a token and an expert.
+I = intermediate size, X = experts, C = experts per token, R = pairs of a token and an expert.
 """
 
 from collections.abc import Sequence
@@ -27,38 +27,38 @@ from octavo.kernels.types import (
 
 
 class Kernels:
-    """All ops of one device and dtype. An object given to layers at construction; stateless, safe to share.
+    """All ops of one device and dtype. Passed to layers at construction; stateless, safe to share.
 
-    Every op leaves its arguments as they are, but for `load` of `moe`.
+    No op modifies its arguments, except for `load` of `moe`.
     """
 
     name: str = "torch-reference"
     is_batch_invariant: bool = False  # a row's result has the same bits whatever other rows are computed with it
-    packing_copies: bool = False  # a weight that is packed and also read plain (a tied logits head) exists twice
-    captures_experts: bool = False  # a step with experts can be captured: nothing of it waits for the device
-    reads_packed_rows: bool = False  # `packed_rows` is there: a tied logits head, once packed, is the embedding, too
-    records_calls: bool = False  # ops between layers' first and last can be recorded: `worker/graph.py`
+    packing_copies: bool = False  # a weight that is both packed and read plain (a tied logits head) exists twice
+    captures_experts: bool = False  # a step with experts can be captured: none of it syncs with the device
+    reads_packed_rows: bool = False  # has `packed_rows`: a tied logits head, once packed, also serves as the embedding
+    records_calls: bool = False  # ops between the first and last layer can be recorded: `worker/graph.py`
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """Bring weight [N, K] and bias [N] into the layout that `linear` reads; here, as it is. Once, at load."""
+        """Convert weight [N, K] and bias [N] to the layout that `linear` reads; here, unchanged. Once, at load."""
         return PackedLinear(weight=weight, bias=bias, num_outputs=weight.shape[0])
 
     def computes(self, form: WeightFormat) -> bool:
-        """Say whether these kernels compute with weights of this form as they are; `layers/quant/` does the rest."""
+        """Return whether these kernels compute with weights of this form directly; `layers/quant/` handles the rest."""
         return False
 
     def pack_quantized(
         self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
-        """Pack for an op of this role, in a form that is computed; a dense weight [N, K] is quantized to it."""
-        raise TypeError(f"{self.name} does not compute with weights of {form}")
+        """Pack for an op of this role, in a supported form; a dense weight [N, K] is quantized to it."""
+        raise TypeError(f"{self.name} has no kernels for weights of {form}")
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """Return x [T, K] @ weight.T + bias, [T, N], accumulated in float32."""
         return F.linear(x, packed.weight, packed.bias)
 
     def kept_rows(self, x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-        """Return the rows of x [T, D] that `kept` [W] int64 names, ascending; x itself for None."""
+        """Select the rows of x [T, D] listed in `kept` [W] int64, ascending; x itself for None."""
         return x if kept is None else x.index_select(0, kept)
 
     def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
@@ -66,22 +66,22 @@ class Kernels:
         return self.pack_linear(weight, bias)
 
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        """As `linear`, to float32."""
+        """Like `linear`, with float32 results."""
         return self.linear(x, packed).float()
 
     def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the largest of `logits_linear` [T] float32, and its first place [T] int64; NaN where any is."""
-        values, ids = self.logits_linear(x, packed).max(-1)  # of equal ones, the lowest id
+        """Return the maximum of `logits_linear` [T] float32, and its first index [T] int64; NaN if any logit is."""
+        values, ids = self.logits_linear(x, packed).max(-1)  # of ties, the lowest id
         return values, ids
 
     def pack_gated_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """Like `pack_linear`, of weight [2 * I, K] and bias [2 * I], gates first, for activations with a gate."""
+        """Like `pack_linear`, for weight [2 * I, K] and bias [2 * I], gates first, of gated activations."""
         return self.pack_linear(weight, bias)
 
     def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
         """Apply `linear`, round to the dtype, then `activate`: x [T, K] to [T, I].
 
-        Gated linears are packed by `pack_gated_linear`, all others by `pack_linear`.
+        Weights of gated linears are packed by `pack_gated_linear`, all others by `pack_linear`.
         """
         return self.activate(self.linear(x, packed), activation)
 
@@ -93,24 +93,24 @@ class Kernels:
     def mlp(
         self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (down(activated up(n)) [T, K] of n, the norm of the sum; the sum [T, K]): see `add_rms_norm`."""
+        """Return (down(activated up(n)) [T, K], n being the norm of the sum; the sum [T, K]): see `add_rms_norm`."""
         normed, total = self.add_rms_norm(x, fused)
         return self.linear(self.activated_linear(normed, up, fused.activation), down), total
 
     def pack_router(self, weight: torch.Tensor) -> PackedLinear:
-        """Bring weight [X, D], or [X + 1, D] with a shared expert, into the layout of `route`, which is float32."""
+        """Convert weight [X, D], or [X + 1, D] with a shared expert, to the layout of `route`, which is float32."""
         return self.pack_linear(weight.float(), None)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
-        """Put experts together whose linears are packed: activated ones, and those after them."""
+        """Combine experts from their packed linears: gate_up (activated) and down."""
         return PackedExperts(gate_up=tuple(gate_up), down=tuple(down))
 
     def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:
-        """Return logits [T, X] of x [T, D], or [T, X + 1] with a shared expert: float32, rounded nowhere."""
+        """Return logits [T, X] of x [T, D], or [T, X + 1] with a shared expert: float32, never rounded."""
         return self.linear(x.float(), router)
 
     def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:
-        """Let the tokens x [T, D] choose: the largest logits, equal ones by the lower number; weighed by softmax."""
+        """Choose experts for tokens x [T, D]: the largest logits, ties by the lower index; weighted by softmax."""
         logits = self.router_logits(x, router)
         of_choice = logits[:, : routing.num_experts]
         ranked, order = of_choice.sort(dim=-1, descending=True, stable=True)
@@ -131,7 +131,7 @@ class Kernels:
         experts: PackedExperts,
         activation: Activation,
     ) -> torch.Tensor:
-        """Return [R, D]: row r is what expert expert_ids[r] makes of token token_ids[r] of x [T, D]; ids are int64."""
+        """Return [R, D]: row r is expert expert_ids[r]'s output on token token_ids[r] of x [T, D]; ids are int64."""
         rows = x.new_empty(len(expert_ids), x.shape[1])  # [R, D]
         counts = torch.bincount(expert_ids, minlength=len(experts.down)).tolist()
         by_expert = torch.split(expert_ids.argsort(stable=True), counts)
@@ -141,9 +141,9 @@ class Kernels:
         return rows
 
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Add up rows [T, C, D] by weights [T, C] float32: [T, D].
+        """Sum rows [T, C, D] weighted by weights [T, C] float32: [T, D].
 
-        In float32, in the order in which a token's experts come, each product rounded before it is added.
+        In float32, in the order of a token's experts, each product rounded before it is added.
         """
         total = rows[:, 0].float() * weights[:, :1]  # [T, D]
         for choice in range(1, rows.shape[1]):
@@ -160,10 +160,11 @@ class Kernels:
         load: torch.Tensor,
         is_counted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (what the experts make of `add_rms_norm` [T, D], the sum [T, D]).
+        """Return (the experts' output on `add_rms_norm` [T, D], the sum [T, D]).
 
-        Adds to load [X] int64 how many of the tokens chose each expert: the one argument that an op changes. Of some
-        tokens, where is_counted [T] int64 is 1 for these and else 0: kernels of devices that capture steps know it.
+        Adds to load [X] int64 how many tokens chose each expert: the only argument that an op modifies. With is_counted
+        [T] int64, only tokens where it is 1 count, the others being 0: kernels of devices that capture steps support
+        it.
         """
         normed, total = self.add_rms_norm(x, fused)
         routes = self.route(normed, router, routing)
@@ -177,7 +178,7 @@ class Kernels:
     def add_lora(
         self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Return base [T, N] with what adapter adapter_ids[t] [T] int64 makes of row t of x [T, K]; -1: nothing.
+        """Return base [T, N] plus the output of adapter adapter_ids[t] [T] int64 for row t of x [T, K]; -1: none.
 
         base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685); down(x) is rounded to the dtype.
         """
@@ -187,11 +188,11 @@ class Kernels:
         return torch.where((adapter_ids < 0).unsqueeze(1), base, (base.float() + added).to(base.dtype))
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Return the rows [T, D] of table [V, D] that ids [T] name."""
+        """Return rows ids [T] of table [V, D]: [T, D]."""
         return table.index_select(0, ids)
 
     def packed_rows(self, ids: torch.Tensor, packed: PackedLinear, size: int) -> torch.Tensor:
-        """Return the rows [T, K] that ids [T] name of a weight [N, K] that `pack_logits_linear` packed; K is `size`."""
+        """Return rows ids [T] of a weight [N, K] packed by `pack_logits_linear`: [T, K]; K is `size`."""
         return packed.weight.index_select(0, ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
@@ -213,11 +214,11 @@ class Kernels:
         return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
 
     def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Map x to the activation of it, [T, I]: x is [T, 2 * I] with a gate, gates first, else [T, I]."""
+        """Apply the activation: x is [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
         return activated(x.float(), activation).to(x.dtype)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P, the rest stays.
+        """Rotate x [T, H, D] by cos, sin [T, P] float32, 2 * P <= D: element i pairs with i + P; the rest is unchanged.
 
         Each pair turns by the angle of its position and i (Su et al. 2021, arXiv:2104.09864).
         """

@@ -1,6 +1,6 @@
-"""What kernels and layers hand to one another: packed weights, routing, adapters. A leaf: it imports no kernels.
+"""Types shared by kernels and layers: packed weights, routing, adapters. A leaf: it imports no kernels.
 
-Legend: T = tokens, K = input size, N = output size, X = experts, C = experts that a token chooses; of adapters:
+Legend: T = tokens, K = input size, N = output size, X = experts, C = experts per token; of adapters:
 A = their number, R = rank.
 """
 
@@ -20,15 +20,15 @@ NormKind = Literal["rms", "layer"]
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What an MLP does between its two linears; `kernels/activation.py` computes it."""
+    """The activation between an MLP's two linears; `kernels/activation.py` defines it."""
 
     kind: ActivationKind = "silu"
-    limit: float = 7.0  # of clamped_swiglu: the bound on gates, and on what they gate
+    limit: float = 7.0  # of clamped_swiglu: the bound on gates and ups
     alpha: float = 1.702  # of clamped_swiglu: the factor in its sigmoid
 
     @property
     def is_gated(self) -> bool:
-        """Whether the first linear gives gates and what they gate, or one part alone."""
+        """Whether the first linear yields gates and ups, or one part alone."""
         return self.kind != "relu2"
 
 
@@ -37,10 +37,10 @@ SILU = Activation()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fused:
-    """What fused ops do around their linears: add a residual, normalize, activate. `Fused` of `kernels/cpu/ops.h`.
+    """Prologue and epilogue of fused ops: residual, norm, activation. `Fused` of `kernels/cpu/ops.h`.
 
     Raises:
-        UnsupportedModelError: a kind of norm that no kernels have.
+            UnsupportedModelError: a kind of norm that the kernels do not support.
     """
 
     residual: torch.Tensor | None  # [T, K], added to the rows first
@@ -66,7 +66,7 @@ class PackedLinear:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedExperts:
-    """MLPs that tokens choose among, by number: those that this rank holds."""
+    """The experts of a layer that this rank holds, by number."""
 
     gate_up: tuple[PackedLinear, ...]  # activated
     down: tuple[PackedLinear, ...]
@@ -74,12 +74,12 @@ class PackedExperts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """How a token chooses its C experts: `top_k` of X, and the shared one, number X, where there is one."""
+    """How a token chooses its C experts: `top_k` of X, and the shared one, number X, if any."""
 
     num_experts: int  # X
     top_k: int
     renormalizes: bool  # the weights of the chosen add up to 1; else they are their shares of all X
-    has_shared: bool  # every token has it too; its weight is the sigmoid of logit number X
+    has_shared: bool  # every token also takes it; its weight is the sigmoid of logit X
 
     @property
     def num_choices(self) -> int:
@@ -89,7 +89,7 @@ class Routing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routes:
-    """Which experts each token chose, the heaviest first, the shared one last, and what each one's answer weighs."""
+    """Each token's experts and their weights, the heaviest first, the shared one last."""
 
     expert_ids: torch.Tensor  # [T, C] int64
     weights: torch.Tensor  # [T, C] float32
@@ -97,26 +97,26 @@ class Routes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraAdapters:
-    """Low-rank additions to one linear layer, by number; lower ranks than the largest have zeros behind them."""
+    """Low-rank additions to one linear layer, by number; ranks below the largest are padded with zeros."""
 
     down: torch.Tensor  # [A, R, K]
-    up: torch.Tensor  # [A, N, R], its factor alpha / rank among it
+    up: torch.Tensor  # [A, N, R], scaled by alpha / rank
 
 
-LinearRole = Literal["plain", "gated", "logits", "router"]  # which way of packing a map has gone through
+LinearRole = Literal["plain", "gated", "logits", "router"]  # which packing function a linear went through
 
 
 class KeepsPacked(ABC):
-    """Kernels whose packed maps are plain tensors, which can be kept in a file and be taken up again."""
+    """Kernels whose packed linears are plain tensors, which can be saved to a file and reused."""
 
     @property
     @abstractmethod
     def layout(self) -> str:
-        """Name all that decides what packed bytes mean."""
+        """Identify everything that determines the meaning of packed bytes."""
 
     @abstractmethod
     def packed_tensors(self, packed: PackedLinear) -> dict[str, torch.Tensor]:
-        """Return what a packed map consists of."""
+        """Return the tensors of a packed linear."""
 
     @abstractmethod
     def adopt_linear(
@@ -127,7 +127,7 @@ class KeepsPacked(ABC):
         role: LinearRole,
         form: WeightFormat | None = None,
     ) -> PackedLinear:
-        """Return the linear of such tensors, of weight [num_outputs, in_size] that was packed in a form, None: dense.
+        """Return a linear made of saved tensors, of weight [num_outputs, in_size] packed in a form, None: dense.
 
-        They are used where they are.
+        The tensors are used in place.
         """

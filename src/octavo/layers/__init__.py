@@ -1,1 +1,1 @@
-"""Parts that models are composed of. A layer owns its parameters: their shapes, how they are loaded and packed."""
+"""Building blocks of models. A layer owns its parameters: their shapes, how they are loaded and packed."""

@@ -47,8 +47,8 @@ class SinkWeights(WeightOwner):
         self._heads = heads
         self.values = torch.empty(heads.size, dtype=torch.float32, device=context.device)  # [H]
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"sinks": (self._heads.total,)}
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {"sinks": TensorSpec((self._heads.total,))}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         self.values.copy_(tensor[self._heads.start : self._heads.stop])

@@ -1,4 +1,4 @@
-"""`BuildContext`: what every layer is given when it is built, so that no layer has to look anything up."""
+"""`BuildContext`: passed to every layer at construction, so that layers need no globals."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,24 +17,24 @@ from octavo.layers.quant.base import MadeAtLoad, Schemes, WeightScheme
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """Where a model lives and what computes it; and which part of the model is being built."""
+    """Where a model lives and which kernels compute it; and which part of the model is being built."""
 
     kernels: Kernels
-    attention: AttentionBackend[Any]  # its plan is its own business
+    attention: AttentionBackend[Any]  # `Any`: the type of its plan is private
     dtype: torch.dtype  # of weights and activations
     device: torch.device
     groups: ParallelGroups = field(default_factory=ParallelGroups)
     stage: Stage | None = None  # of a pipeline; None: all layers
     schemes: Schemes = field(default_factory=MadeAtLoad)  # of linear layers
-    checkpoint_names: Mapping[str, str] = field(default_factory=dict)  # by paths in the model, as `CausalLM` has them
-    path: str = ""  # of the part in the model
+    checkpoint_names: Mapping[str, str] = field(default_factory=dict)  # by path in the model, as in `CausalLM`
+    path: str = ""  # of this part within the model
 
     def at(self, part: str) -> Self:
-        """Return the context of a part of this part."""
+        """Return the context of a sub-part."""
         return replace(self, path=f"{self.path}.{part}" if self.path else part)
 
     def name_of(self, part: str) -> str:
-        """Return what the checkpoint calls the layer that is being built, or one part of a merged one."""
+        """Return the checkpoint's name of the layer being built, or of one part of a merged one."""
         numbers = [step for step in self.path.split(".") if step.isdigit()]
         template = self.path + f":{part}" * bool(part)
         for number, brace in zip(numbers, ("{layer}", "{expert}"), strict=False):
@@ -43,10 +43,10 @@ class BuildContext:
         return name.format(**dict(zip(("layer", "expert"), numbers, strict=False)))
 
     def scheme(self, parts: Iterable[str], role: LinearRole) -> WeightScheme:
-        """Return the scheme of the linear layer that is being built, merged of some parts.
+        """Return the scheme of the linear layer being built, merged from some parts.
 
         Raises:
-            UnsupportedModelError: the parts have different ones.
+            UnsupportedModelError: the parts have different schemes.
         """
         names = [self.name_of(part) for part in parts]
         schemes = [self.schemes.scheme_of(name, role) for name in names]

@@ -17,10 +17,10 @@ from octavo.layers.weight_owner import WeightOwner
 class Embedding(WeightOwner):
     """A table with one row per token id.
 
-    Where the logits head is tied to it, the weights are in memory once, as that reads them: either rows can be read of
-    what is packed, or they are read of the file that they came from.
+    With a tied logits head, the weights are in memory once, in the head's layout: rows are then read back from the
+    packed weight, or directly from the checkpoint file.
 
-    Each rank holds a range of ids; what it does not hold counts as zeros, and the ranks' rows are added.
+    Each rank holds a range of ids; other ids count as zeros, and the ranks' rows are all-reduced.
     """
 
     def __init__(
@@ -32,16 +32,16 @@ class Embedding(WeightOwner):
         self._shape = (self.ids.size, hidden_size)
         self._has_tied_head = has_tied_head
         head = context.at("logits_head").scheme(("",), "logits")
-        self._head = head if isinstance(head, DenseScheme) else DENSE  # tied, it is made of this table
-        is_dense = self._head.form is None  # few bits are not what the rows of a table were
-        self.is_packed = has_tied_head and is_dense and context.kernels.reads_packed_rows  # then there is no table
+        self._head = head if isinstance(head, DenseScheme) else DENSE  # tied: built from this table
+        is_dense = self._head.form is None  # low-bit weights cannot serve as the table
+        self.is_packed = has_tied_head and is_dense and context.kernels.reads_packed_rows  # no separate table
         self._is_copied = has_tied_head and (context.kernels.packing_copies or not is_dense)  # for the head
         self._table: torch.Tensor | TableInFile | None = None  # [V, D]
         self.packed: PackedLinear | None = None  # the tied head's weight
 
     @property
     def bytes_in_file(self) -> int:
-        """Of the table, where it takes no memory."""
+        """Size of the table if it stays in its file."""
         return self._table.nbytes if isinstance(self._table, TableInFile) else 0
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
@@ -66,7 +66,7 @@ class Embedding(WeightOwner):
             self._table = self._in_file(rows)
         if self._table is None and not self.is_packed:
             rows = self._table = torch.empty(self._shape, dtype=context.dtype, device=context.device).copy_(rows)
-        if self._has_tied_head:  # from where it is, usually a mapped file
+        if self._has_tied_head:  # as loaded, usually from a mapped file
             rows = rows.to(context.device, context.dtype)
             self.packed = pack_dense(context.kernels, rows, None, "logits", self._head.form)
 
@@ -81,11 +81,11 @@ class Embedding(WeightOwner):
         kernels = self._context.kernels
         if self.is_packed and isinstance(kernels, KeepsPacked):
             self.packed = kernels.adopt_linear(tensors, *self._shape, "logits")
-        else:  # where it is: of a mapped file only the rows asked for are read
+        else:  # in place: only the rows looked up are read from a mapped file
             self._table = self._in_file(tensors["weight"]) or tensors["weight"]
 
     def _in_file(self, table: torch.Tensor) -> TableInFile | None:
-        """Return the table [V, D] as rows of its file, where it would be in memory beside the head's copy of it."""
+        """Return the table [V, D] as rows of its file, if it would otherwise duplicate the head's copy in memory."""
         return TableInFile.from_mapped(table) if self._is_copied and self._context.device.type == "cpu" else None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""Expert parallel: whole experts are dealt to the ranks that share a layer, and answers travel instead of sums.
+"""Expert parallelism: whole experts are sharded over the ranks of a layer; expert outputs are exchanged, not summed.
 
-All these ranks have all tokens of the step, as attention leaves them. So each routes all of them, which costs less than
-telling the others, and computes for its own experts; and everyone knows what everyone will send. Then the tokens are
-dealt out in slices: each rank gets the answers for its slice, adds them up as one rank would, and shows the others. A
-shared expert is on all ranks, and computed for a rank's own slice.
+Attention leaves all tokens of the step on all of these ranks. So each rank routes all tokens, which is cheaper than
+communicating, computes its own experts, and knows what every rank will send. The tokens are then divided into slices:
+each rank receives the expert outputs for its slice, combines them as a single rank would, and all-gathers the result. A
+shared expert is replicated, and computed for the rank's own slice.
 
-Legend: T = tokens, D = hidden size, X = experts, C = experts that a token chooses, R = pairs of a token and an expert.
+Legend: T = tokens, D = hidden size, X = experts, C = experts per token, R = pairs of a token and an expert.
 """
 
 from dataclasses import replace
@@ -23,16 +23,16 @@ from octavo.layers.norm import RMSNorm
 
 
 class ExpertParallelMoE(MixtureOfExperts):
-    """A mixture dealt to the ranks of `context.groups.experts`. A token's bits are those of one rank."""
+    """A mixture sharded over the ranks of `context.groups.experts`. Results have the bits of a single rank."""
 
-    is_recordable = False  # who gets how many rows is known when tokens have chosen
+    is_recordable = False  # the rows each rank gets depend on the routing
 
     def __init__(
         self, layer: int, hidden_size: int, moe: MoEConfig, activation: Activation, *, context: BuildContext
     ) -> None:
         self._ranks = context.groups.experts
         self._expert_shares = [Share.of(moe.num_experts, rank, self._ranks.size) for rank in range(self._ranks.size)]
-        # Experts are whole, so what is inside them knows of no other rank.
+        # Experts are whole, so their layers see a single rank.
         super().__init__(layer, hidden_size, moe, activation, context=replace(context, groups=ParallelGroups()))
 
     def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertOnOtherRank:
@@ -80,16 +80,16 @@ class ExpertParallelMoE(MixtureOfExperts):
         return self._kernels.expert_rows(normed, token_ids, local_ids, self.packed, self._activation)
 
     def _exchange(self, expert_outputs: torch.Tensor, owners: torch.Tensor, slices: list[Share]) -> torch.Tensor:
-        """Send answers [R, D] to those who add them up; return those for this rank's tokens, [T, C, D]."""
+        """Send expert outputs [R, D] to the ranks that combine them; return those of this rank's tokens, [T, C, D]."""
         counts = [int((owners[to.start : to.stop] == self._ranks.rank).sum()) for to in slices]
         came, _ = self._ranks.all_to_all(expert_outputs, counts)
         mine = slices[self._ranks.rank]
-        places = owners[mine.start : mine.stop].flatten().argsort(stable=True)  # of what came, rank by rank
+        places = owners[mine.start : mine.stop].flatten().argsort(stable=True)  # index of received rows, rank by rank
         in_order = torch.empty_like(came)
         in_order[places] = came
         return in_order.view(mine.size, owners.shape[1], expert_outputs.shape[1])
 
     def _show(self, out: torch.Tensor) -> torch.Tensor:
-        """Give this rank's rows [T, D] to all; return everyone's."""
+        """All-gather the ranks' rows [T, D]."""
         size = self._ranks.size
         return self._ranks.all_to_all(out.repeat(size, 1), [len(out)] * size)[0]

@@ -1,7 +1,8 @@
 """Linear layers. Those that read the same input are merged: one matmul instead of two or three.
 
-Ranks that share a layer hold a share of its outputs each, or of its inputs: then every rank has a part of each sum, and
-the parts are added. A map by outputs and one by inputs behind it need no more talk than that.
+Under tensor parallelism each rank holds a shard of the outputs (column parallel) or of the inputs (row parallel); the
+partial sums of the latter are all-reduced. A column-parallel linear followed by a row-parallel one needs no other
+communication.
 
 Legend: T = tokens, K = inputs of this rank, N = outputs of this rank, D = all outputs.
 """
@@ -22,10 +23,10 @@ from octavo.layers.weight_owner import WeightOwner
 
 
 class MergedLinear(WeightOwner):
-    """Several linear layers of one input, stacked by output rows. `parts` gives each its name and outputs, in order.
+    """Several linear layers of one input, stacked by output rows. `parts` gives the name and outputs of each, in order.
 
-    A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias"; of weights
-    in few bits, from what their scheme says.
+    A part with the empty name is loaded from "weight" and "bias", a part "q" from "q.weight" and "q.bias"; quantized
+    weights, from the tensors of their scheme.
     """
 
     role: ClassVar[LinearRole] = "plain"
@@ -67,12 +68,12 @@ class MergedLinear(WeightOwner):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the kernels cannot compute with the weight as it is kept: `packed` is made anew each time."""
+        """Whether the kernels cannot use the weight in its stored format: `packed` is computed anew each time."""
         return isinstance(self._packed, CompressedLinear)
 
     @property
     def is_recordable(self) -> bool:
-        """Whether computing this layer is native calls alone."""
+        """Whether this layer consists of native calls only."""
         return not self.is_compressed
 
     @property
@@ -84,13 +85,13 @@ class MergedLinear(WeightOwner):
         return self._packed
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        # Kept as it came, usually a view of a mapped file, so that one layer at a time is copied and converted; and no
-        # more of it is ever touched than this rank's share.
+        # Kept as loaded, usually a view of a mapped file, so that one layer at a time is copied and converted; and only
+        # this rank's shard of it is ever read.
         self._loaded[name] = tensor
 
     def process_weights_after_loading(self) -> None:
         if self._packed is None:
-            adds_bias = self._has_bias and self.inputs.start == 0  # once, by the rank whose part of a sum comes first
+            adds_bias = self._has_bias and self.inputs.start == 0  # once: by the rank with the first part of the sum
             weight, bias = self._gather_weight(), self._gather_bias() if adds_bias else None
             self._packed = pack(self._context.kernels, weight, bias, self.role, self.scheme)
             self._loaded.clear()
@@ -103,24 +104,24 @@ class MergedLinear(WeightOwner):
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         kernels, form = self._context.kernels, self.scheme.form_of(self.inputs)
-        assert isinstance(kernels, KeepsPacked), f"{kernels.name} has packed none of this"
+        assert isinstance(kernels, KeepsPacked), f"{kernels.name} has no packed weights to restore"
         if "values" in tensors and form is not None:
             self._packed = CompressedLinear.adopt(tensors, self.inputs.size, form)
         else:
             self._packed = kernels.adopt_linear(tensors, self._num_outputs, self.inputs.size, self.role, form)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [T, K] to [T, N]: the parts side by side, in order."""
+        """Apply to x [T, K]: [T, N], the parts concatenated in order."""
         return self._context.kernels.linear(x, self.packed)
 
     def of_normed(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, K] to the residual stream [T, K]; return (the map [T, N] of the normalized sum, the sum)."""
+        """Add x [T, K] to the residual stream [T, K]; return (the linear of the normalized sum [T, N], the sum)."""
         return self._context.kernels.normed_linear(x, norm.fused(residual), self.packed)
 
     def _gather_weight(self) -> Weight:
-        """Stack this rank's shares of the parts: [N, K]."""
+        """Stack this rank's shards of the parts: [N, K]."""
         weights = []
         for part, outputs in self.parts.items():
             names = self.scheme.tensors(outputs.total, self.inputs.total)
@@ -129,7 +130,7 @@ class MergedLinear(WeightOwner):
         return stack(weights, self._context.dtype, self._context.device)
 
     def _gather_bias(self) -> torch.Tensor:
-        """Stack the biases of the parts: [N], in memory of our own and the context's dtype."""
+        """Stack the biases of the parts: [N], copied, in the context's dtype."""
         biases = [
             self._loaded[_join(part, "bias")][outputs.start : outputs.stop] for part, outputs in self.parts.items()
         ]
@@ -137,7 +138,7 @@ class MergedLinear(WeightOwner):
 
 
 class QKVLinear(MergedLinear):
-    """The projections to queries, keys and values, of this rank's heads."""
+    """The projections to queries, keys and values, for this rank's heads."""
 
     def __init__(
         self, in_size: int, num_heads: int, num_kv_heads: int, head_dim: int, *, has_bias: bool, context: BuildContext
@@ -151,23 +152,23 @@ class QKVLinear(MergedLinear):
 
 
 class Linear(MergedLinear):
-    """One linear layer, of a share of the inputs to all outputs: every rank returns the sum of all parts."""
+    """One linear layer, from a shard of the inputs to all outputs: every rank returns the all-reduced sum."""
 
     def __init__(self, inputs: Share, out_size: int, *, has_bias: bool, context: BuildContext) -> None:
         super().__init__(inputs, {"": Share.whole(out_size)}, has_bias=has_bias, context=context)
         self._group: Group = SingleRank() if inputs.is_whole else context.groups.tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [T, K] to [T, D]."""
+        """Apply to x [T, K]: [T, D]."""
         return self.summed(self._context.kernels.linear(x, self.packed))
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
-        """Add up the ranks' parts [T, D] of what this map makes; for ops that compute it with others."""
+        """All-reduce the ranks' partial sums [T, D]; for ops that fuse this linear with others."""
         return self._group.all_reduce(part)
 
 
 class GatedLinear(MergedLinear):
-    """The first half of an MLP whose activation has gates: by default silu(gate(x)) * up(x)."""
+    """The first half of a gated MLP: by default silu(gate(x)) * up(x)."""
 
     role = "gated"
 
@@ -181,7 +182,7 @@ class GatedLinear(MergedLinear):
         self.outputs, self.activation = outputs, activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x [T, K] to [T, I], I being the size of each part."""
+        """Apply to x [T, K]: [T, I], I being the size of each part."""
         return self._context.kernels.activated_linear(x, self.packed, self.activation)
 
 

@@ -10,14 +10,14 @@ from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.base import TensorSpec
 
-# Rows at a time: bounds what is held beside the result itself to 128 * V values (39 MB in bf16 for V = 151,936).
+# Rows at a time: limits temporaries to 128 * V values (39 MB in bf16 for V = 151,936).
 _SLICE_ROWS = 128
 
 
 class LogitsHead(MergedLinear):
-    """The last linear layer. Tied, it shares the embedding's weights and a checkpoint brings nothing for it.
+    """The last linear layer. If tied, it shares the embedding's weights and has none in the checkpoint.
 
-    Each rank computes a range of the vocabulary, and all get all logits, so that they sample alike.
+    Each rank computes a range of the vocabulary; logits are all-gathered, so that all ranks sample alike.
     """
 
     role = "logits"
@@ -28,7 +28,7 @@ class LogitsHead(MergedLinear):
         parts = {"": ranges[self._group.rank]}
         super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
         self._tied_to, self._vocab_size = tied_to, vocab_size
-        self._sizes = [ids.size for ids in ranges]  # of every rank
+        self._sizes = [ids.size for ids in ranges]  # per rank
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         return {} if self._tied_to is not None else super().checkpoint_tensors()
@@ -49,7 +49,7 @@ class LogitsHead(MergedLinear):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether the embedding keeps what this head computes with."""
+        """Whether the embedding owns this head's packed weight."""
         return self._tied_to is not None and self._tied_to.is_packed
 
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
@@ -62,7 +62,7 @@ class LogitsHead(MergedLinear):
             super().adopt_packed(tensors)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden [L, D] to logits [L, V], always float32."""
+        """Compute the logits [L, V] of hidden [L, D], always float32."""
         if hidden.shape[0] <= _SLICE_ROWS:
             return self._forward_slice(hidden)
         logits = hidden.new_empty(hidden.shape[0], self._vocab_size, dtype=torch.float32)

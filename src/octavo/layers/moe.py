@@ -1,6 +1,6 @@
-"""A mixture of experts: each token is answered by a few of many MLPs, which a router chooses for it.
+"""Mixture of experts: a router chooses a few of many MLPs for each token.
 
-Shazeer et al. 2017, arXiv:1701.06538. What is computed is in `kernels/reference.py`: `route`, `expert_rows`,
+Shazeer et al. 2017, arXiv:1701.06538. The math is in `kernels/reference.py`: `route`, `expert_rows`,
 `combine_experts`, and `moe`, which is all of them.
 
 Legend: T = tokens, D = hidden size, X = experts.
@@ -22,7 +22,7 @@ from octavo.layers.norm import RMSNorm
 
 
 class ExpertRouter(MergedLinear):
-    """From tokens to logits of experts; where there is a shared expert, its gate is one logit more."""
+    """Router logits of tokens; a shared expert's gate is one more logit."""
 
     role = "router"
 
@@ -34,7 +34,7 @@ class ExpertRouter(MergedLinear):
 
 
 class Expert(nn.Module):
-    """The weights of down(silu(gate(x)) * up(x)). They are computed with, all experts at once, by the mixture."""
+    """The weights of down(silu(gate(x)) * up(x)). The mixture computes all experts at once."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, context: BuildContext) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Expert(nn.Module):
 
 
 class LinearElsewhere(MergedLinear):
-    """A linear layer that another rank holds: a checkpoint must bring it, and nothing of it is read here."""
+    """A linear layer of another rank: required in the checkpoint, but not loaded here."""
 
     @property
     def num_weights(self) -> int:
@@ -68,7 +68,7 @@ class LinearElsewhere(MergedLinear):
 
 
 class ExpertOnOtherRank(nn.Module):
-    """An expert that another rank holds."""
+    """An expert of another rank."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, context: BuildContext) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ class ExpertOnOtherRank(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """In place of the MLP of a layer. `load` [X] int64 counts the tokens that chose each expert, since the start.
+    """Replaces the MLP of a layer. `load` [X] int64 counts the tokens that chose each expert, since the start.
 
-    Several ranks hold a slice of each expert; `layers/expert_parallel.py` deals out whole ones instead.
+    Each rank holds a shard of every expert; `layers/expert_parallel.py` distributes whole experts instead.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class MixtureOfExperts(nn.Module):
             self.shared_expert = Expert(hidden_size, size, context=context.at("shared_expert"))
         self._check_schemes()
         self.load = torch.zeros(moe.num_experts, dtype=torch.int64, device=context.device)
-        self.is_counted: torch.Tensor | None = None  # [T] int64, of a step with padding
+        self.is_counted: torch.Tensor | None = None  # [T] int64, if the step is padded
 
     def build_expert(self, number: int, hidden_size: int, intermediate_size: int) -> Expert | ExpertOnOtherRank:
-        """Compose expert number `number`."""
+        """Build expert number `number`."""
         return Expert(hidden_size, intermediate_size, context=self._context.at(f"experts.{number}"))
 
     @property
@@ -128,7 +128,7 @@ class MixtureOfExperts(nn.Module):
 
     @cached_property
     def _linears(self) -> list[MergedLinear]:
-        """What this rank computes with, two of each expert."""
+        """This rank's linears, two per expert."""
         experts = [expert for expert in (*self.experts, self.shared_expert) if isinstance(expert, Expert)]
         return [linear for expert in experts for linear in (expert.gate_up, expert.down)]
 
@@ -140,10 +140,10 @@ class MixtureOfExperts(nn.Module):
         names = {linear.scheme: linear.scheme.name for linear in self._linears}
         if len(names) > 1:
             found = ", ".join(names.values())
-            raise UnsupportedModelError(f"experts of layer {self.layer} must have weights of one form, found: {found}")
+            raise UnsupportedModelError(f"experts of layer {self.layer} must have one weight format, found: {found}")
 
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, D] to the stream [T, D]; return (what the experts add to the sum, the sum)."""
+        """Add x [T, D] to the residual stream [T, D]; return (the experts' output on the sum, the sum)."""
         out, total = self._kernels.moe(
             x,
             norm.fused(residual, self._activation),
@@ -156,6 +156,6 @@ class MixtureOfExperts(nn.Module):
         return self._group.all_reduce(out), total
 
     def count(self, routes: Routes) -> None:
-        """Add to `load` what tokens have chosen."""
+        """Add the tokens' choices to `load`."""
         chosen = routes.expert_ids[:, : self._routing.top_k].flatten()
         self.load += torch.bincount(chosen, minlength=self._routing.num_experts)

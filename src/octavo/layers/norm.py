@@ -39,7 +39,7 @@ class RMSNorm(WeightOwner):
         return self._kernels.add_rms_norm(x, self.fused(residual))
 
     def fused(self, residual: torch.Tensor | None, activation: Activation = SILU) -> Fused:
-        """Describe this norm to an op that takes it in: of the sum with `residual`, and with `activation` behind it."""
+        """Describe this norm, with the `residual` added before it and the `activation` after it, for a fused op."""
         return Fused(
             residual=residual,
             norm_weight=self.weight,

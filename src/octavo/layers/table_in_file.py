@@ -1,6 +1,6 @@
-"""A table that stays in its file: rows are read when they are asked for, and none of them takes memory in between.
+"""A table that stays in its file: rows are read on lookup and not kept in memory.
 
-A mapping would not do: each row that is looked up brings its neighbors of 64 KiB, and random tokens soon all of them.
+A mapping would not do: each lookup faults in 64 KiB around the row, and random tokens soon fault in the whole table.
 
 Legend: T = tokens, V = rows, D = size of a row.
 """
@@ -15,11 +15,11 @@ import torch
 
 from octavo.errors import CheckpointError
 
-_MAPPINGS = Path("/proc/self/maps")  # Linux; nobody else says where a tensor comes from
+_MAPPINGS = Path("/proc/self/maps")  # Linux; the only way to find a tensor's file
 
 
 class TableInFile:
-    """Rows [V, D] of a file. It may be replaced or deleted meanwhile, but not written to, as if it were mapped."""
+    """Rows [V, D] of a file. Like a mapped file, it may be replaced or deleted meanwhile, but not written to."""
 
     def __init__(self, path: str, offset: int, shape: torch.Size, dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
@@ -30,7 +30,7 @@ class TableInFile:
 
     @classmethod
     def from_mapped(cls, table: torch.Tensor) -> Self | None:
-        """Return the table [V, D] where it is, if that is a mapped file; None where it is memory of another kind."""
+        """Return the table [V, D] in its file, if it is a mapped file; None for other memory."""
         if table.device.type != "cpu" or not table.is_contiguous() or not len(table):
             return None
         place = _place_in_file(table.data_ptr(), table.nbytes)
@@ -38,18 +38,18 @@ class TableInFile:
             return None
         found, ends = cls(*place, table.shape, table.dtype), torch.tensor([0, len(table) - 1])
         is_same = torch.equal(_bytes(found.rows(ends)), _bytes(table[ends]))
-        return found if is_same else None  # another file has that name now
+        return found if is_same else None  # another file has this path now
 
     @property
     def nbytes(self) -> int:
         return self.shape[0] * self._row_bytes
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows [T, D] that ids [T] name.
+        """Return rows ids [T] of the table: [T, D].
 
         Raises:
-            IndexError: an id that is no row.
-            CheckpointError: the file has become shorter.
+            IndexError: an id out of range.
+            CheckpointError: the file has been truncated.
         """
         rows = torch.empty(len(ids), self.shape[1], dtype=self.dtype)
         for row, place in zip(ids.tolist(), _bytes(rows).numpy(), strict=True):
@@ -59,7 +59,7 @@ class TableInFile:
         return rows
 
     def pieces(self, num_bytes: int) -> Iterator[bytes]:
-        """Yield all bytes from front to back, so many at a time."""
+        """Yield all bytes in order, in pieces of this size."""
         end = self._offset + self.nbytes
         for start in range(self._offset, end, num_bytes):
             piece = os.pread(self._file, min(num_bytes, end - start), start)
@@ -68,9 +68,7 @@ class TableInFile:
 
     def _check_size(self, found: int, expected: int) -> None:
         if found != expected:
-            raise CheckpointError(
-                f"{self._path}: {found} bytes where there were {expected}: cut off while it is in use"
-            )
+            raise CheckpointError(f"{self._path}: {found} bytes instead of {expected}: truncated while in use")
 
 
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
@@ -78,7 +76,7 @@ def _bytes(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _place_in_file(address: int, num_bytes: int) -> tuple[str, int] | None:
-    """Return path and offset of what is mapped at an address; None: no file, or not all of it. See proc(5)."""
+    """Return the path and offset mapped at an address; None if it is not all one file. See proc(5)."""
     for line in _MAPPINGS.read_text().splitlines() if _MAPPINGS.exists() else ():
         addresses, _, offset, _, inode, *path = line.split(maxsplit=5)
         start, end = (int(limit, 16) for limit in addresses.split("-"))

@@ -1,4 +1,4 @@
-"""`WeightOwner`: a layer with parameters. It knows what a checkpoint must bring, and what becomes of it."""
+"""`WeightOwner`: a layer with parameters. It declares its checkpoint tensors, and loads and packs them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,42 +15,42 @@ from octavo.layers.table_in_file import TableInFile
 class WeightOwner(nn.Module, ABC):
     """Parameters are plain tensors of the build context's dtype and device.
 
-    Names are the owner's own: "weight", "bias", or "q.weight" where several checkpoint tensors share one parameter.
-    `models/weights.py` calls these three, in this order.
+    Names are the owner's own: "weight", "bias", or "q.weight" if several checkpoint tensors share one parameter.
+    `models/weights.py` calls the next three methods, in this order.
     """
 
     _context: BuildContext
 
     @abstractmethod
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        """Return every tensor that a checkpoint brings for this layer, on whatever ranks, by name."""
+        """Return every checkpoint tensor of this layer, on all ranks, by name."""
 
     @property
     def num_weights(self) -> int:
-        """How many weights this rank holds of the layer."""
+        """The number of this layer's weights on this rank."""
         return sum(math.prod(spec.shape) for spec in self.checkpoint_tensors().values())
 
     @property
     def num_bytes(self) -> int:
-        """What they take in memory."""
+        """Their size in memory."""
         return self.num_weights * self._context.dtype.itemsize
 
     @property
     def layout(self) -> str:
-        """Name what decides how weights are packed, apart from kernels and shapes."""
+        """Identify everything that affects packing, apart from kernels and shapes."""
         return ""
 
     @abstractmethod
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one tensor of the shape that `checkpoint_tensors` gave; it stays unchanged until packed."""
+        """Accept one tensor, of the shape given by `checkpoint_tensors`; it stays unchanged until packed."""
 
     def process_weights_after_loading(self) -> None:
-        """Bring the weights into the layout that the kernels read. Called once or more; acts once."""
+        """Convert the weights to the kernels' layout. Idempotent."""
 
     def packed_tensors(self) -> Mapping[str, torch.Tensor | TableInFile] | None:
-        """Return all that this layer has after packing, by names of its own; None: it cannot be kept outside memory."""
+        """Return everything this layer holds after packing, by name; None: it cannot be saved."""
         return None
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take what `packed_tensors` of the same layer once gave, in place of loading and packing."""
-        raise TypeError(f"{type(self).__name__} keeps nothing outside memory, but was given {sorted(tensors)}")
+        """Restore from the saved `packed_tensors` of the same layer, instead of loading and packing."""
+        raise TypeError(f"{type(self).__name__} has no saved tensors, but was given {sorted(tensors)}")

@@ -1,1 +1,1 @@
-"""Finding a model and filling it with weights: `hub` needs no torch, `base` chooses among the loaders."""
+"""Loads weights into a model: `base` selects the loader by format."""

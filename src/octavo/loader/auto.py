@@ -1,4 +1,4 @@
-"""Finds out in which format a model's weights are."""
+"""Detects the format of a model's weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ from octavo.models.interfaces import CausalLM
 
 
 class AutoLoader(ModelLoader):
-    """Takes the loader for what is at the model's path: a GGUF file, or a folder with safetensors."""
+    """Delegates to the loader for the model's path: a GGUF file, or a folder with safetensors."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         """See `ModelLoader.tensors`."""

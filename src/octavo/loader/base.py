@@ -1,4 +1,4 @@
-"""Loading a model: build it empty, bring in the weights, pack them. Formats differ only in where tensors come from."""
+"""Loading a model: build it empty, load the weights, pack them. Formats differ only in where tensors come from."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ from octavo.models.weights import load_weights, process_weights_after_loading
 
 logger = logging.getLogger(__name__)
 
-# load_format -> module and class, imported when chosen.
+# load_format -> module and class, imported on demand.
 _LOADERS = {
     "auto": ("octavo.loader.auto", "AutoLoader"),
     "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
@@ -46,13 +46,13 @@ class ModelLoader(ABC):
         """Return the model, ready to compute.
 
         Raises:
-            CheckpointError: naming the file or tensor at fault.
-            UnsupportedModelError: no such architecture.
+            CheckpointError: names the file or tensor at fault.
+            UnsupportedModelError: unknown architecture.
         """
         return self.load(initialize_model(model_config, context))
 
     def load(self, model: CausalLM) -> CausalLM:
-        """Do the same with a model that is built and empty."""
+        """Load the weights of an empty model."""
         start, model_config = time.monotonic(), model.config
         packed = PackedModel.of(model, self.load_config) if self.reads_files else None
         is_restored = packed is not None and packed.restore()
@@ -66,7 +66,7 @@ class ModelLoader(ABC):
         return model.eval()
 
     def _tensors_for(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return `tensors`, on a GPU already where it wants all of each: a rank of several takes its share only."""
+        """Return `tensors`, staged on a GPU if whole tensors are needed: one rank of several reads only its shard."""
         context, tensors = model.context, self.tensors(model)
         is_whole = context.groups.tensor.size == context.groups.experts.size == 1
         return staged(tensors, context.device) if context.device.type == "cuda" and is_whole else tensors
@@ -76,7 +76,7 @@ def get_model_loader(load_config: LoadConfig) -> ModelLoader:
     """Return the loader of `load_config.load_format`.
 
     Raises:
-        InvalidParameterError: a format that this version does not read.
+        InvalidParameterError: an unknown or unsupported format.
     """
     name = load_config.load_format
     if name not in _LOADERS:

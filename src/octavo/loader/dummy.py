@@ -1,7 +1,7 @@
 """Random weights for load tests: a folder with only `config.json` is enough.
 
-One block of random numbers serves all matrices: row i is the stretch of the block that begins i places further on.
-That is a view, so 0.6 billion parameters cost one copy into the model and almost no generating.
+All matrices share one block of random numbers: row i is the slice of the block that begins i places further on. That is
+a view, so 0.6 billion parameters cost one copy into the model and almost no random generation.
 """
 
 import math
@@ -13,13 +13,13 @@ from octavo.loader.base import ModelLoader
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import numbers_in, weight_slots
 
-# How far apart, and over what range, matrices begin in the block, so that no two neighbors are equal.
+# The distance and range of the matrices' offsets in the block, so that no two neighbors are equal.
 _STRIDE, _NUM_STARTS = 7919, 1 << 18
 
 
 class DummyLoader(ModelLoader):
-    """Same seed, same weights, on any stage. Norms are one, biases zero, matrices keep the variance of their input,
-    unless they are integers: those are any."""
+    """Same seed, same weights, on any stage. Norms are one, biases zero, matrices preserve the variance of their input;
+    quantized weights are arbitrary integers."""
 
     reads_files = False
 
@@ -43,13 +43,13 @@ class DummyLoader(ModelLoader):
             num_outputs, num_inputs = shape
             if num_inputs not in scaled:
                 values = (block / math.sqrt(num_inputs)).to(model.context.dtype)
-                scaled[num_inputs] = values.to(model.context.device)  # there, matrices are spread out of it
+                scaled[num_inputs] = values.to(model.context.device)  # matrices are expanded on the device
             start = places[name.rpartition(".")[0]] * _STRIDE % _NUM_STARTS
             yield name, scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start)
 
 
 def _places(model: CausalLM) -> dict[str, int]:
-    """Number the rows of the whole model's table of names, the same way on every stage."""
+    """Number the entries of the whole model's table of names, identically on every stage."""
     names = [
         template.format(**numbers)
         for template in model.weight_names

@@ -1,9 +1,9 @@
-"""Blocks of GGUF files as integers with scales, and as numbers.
+"""Decodes the quantized blocks of GGUF files to integers with scales, or to floats.
 
-Every quantized form of ggml stands for `scale * quant - offset`, with a scale, and in some forms an offset, for each
-group of 16 or 32 elements of a row. `unpack` brings all of them into this one form. Layouts: ggml's ggml-common.h.
+Every quantized ggml type represents `scale * quant - offset`, with a scale, and in some types an offset, per group of
+16 or 32 elements of a row. `unpack` converts all of them to this form. Layouts: ggml's ggml-common.h.
 
-Letters: N rows, K elements of a row, B blocks of a row, G elements of a group.
+Legend: N = rows, K = elements per row, B = blocks per row, G = elements per group.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class GroupedIntegers:
     offsets: Tensor | None  # [N, K / G] float32
 
     def dequantized(self) -> Tensor:
-        """Return the numbers, [N, K] float32."""
+        """Return float32 values [N, K]."""
         num_rows, size = self.quants.shape
         values = self.quants.view(num_rows, self.scales.shape[1], -1) * self.scales[..., None]
         if self.offsets is not None:
@@ -36,14 +36,14 @@ class GroupedIntegers:
 
 
 def dequantize(data: Tensor, kind: GgmlType) -> Tensor:
-    """Return the numbers of rows of bytes, [N, K]: float32, or as they are where they are floats."""
+    """Return the values of rows of bytes, [N, K]: float32; unquantized types keep their dtype."""
     if kind.name in _FLOATS:
         return data.view(_FLOATS[kind.name])
     return unpack(data, kind).dequantized()
 
 
 def unpack(data: Tensor, kind: GgmlType) -> GroupedIntegers:
-    """Return the integers and scales in rows of bytes `[N, bytes of a row]`, of a quantized type."""
+    """Return the integers and scales of rows of bytes `[N, bytes per row]`, of a quantized type."""
     num_rows = data.shape[0]
     quants, scales, offsets = _UNPACK[kind.name](data.reshape(num_rows, -1, kind.block_bytes))
     return GroupedIntegers(
@@ -53,26 +53,26 @@ def unpack(data: Tensor, kind: GgmlType) -> GroupedIntegers:
     )
 
 
-_Parts = tuple[Tensor, Tensor, Tensor | None]  # of blocks [N, B, bytes]: quants, scales, offsets
+_Parts = tuple[Tensor, Tensor, Tensor | None]  # per block of [N, B, bytes]: quants, scales, offsets
 
 
 def _half(blocks: Tensor, begin: int) -> Tensor:
-    """Return the float16 at a byte of each block, [N, B, 1] float32."""
+    """Return the float16 at a byte offset of each block, [N, B, 1] float32."""
     return blocks[..., begin : begin + 2].contiguous().view(torch.float16).float()
 
 
 def _split_last(packed: Tensor, *sizes: int) -> Tensor:
-    """Return the last axis as several."""
+    """Split the last axis into several."""
     return packed.reshape(*packed.shape[:-1], *sizes)
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """Return low nibbles, then high ones, of the last axis."""
+    """Return the low nibbles of the last axis, then the high ones."""
     return torch.cat([packed & 15, packed >> 4], -1).to(torch.int8)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
-    """Return the bits of 4 bytes as 16s, [N, B, 32]."""
+    """Return the bits of 4 bytes, each shifted to bit 4, [N, B, 32]."""
     bits = (packed[..., None] >> _shifts(packed, range(8))) & 1
     return (bits.flatten(-2) << 4).to(torch.int8)
 
@@ -102,7 +102,7 @@ def _q8_0(blocks: Tensor) -> _Parts:
 
 
 def _crumbs(packed: Tensor) -> Tensor:
-    """Return the 2-bit parts of two halves of 32 bytes: [N, B, 2, 4, 32], one shift after the other."""
+    """Return the 2-bit fields of two halves of 32 bytes: [N, B, 2, 4, 32], shift by shift."""
     halves = _split_last(packed, 2, 1, 32)
     return (halves >> _shifts(packed, range(0, 8, 2))[:, None]) & 3
 
@@ -123,7 +123,7 @@ def _q3_k(blocks: Tensor) -> _Parts:
 
 
 def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 8 scales and 8 minima from 12 bytes, as Q4_K and Q5_K have them."""
+    """Return 8 scales and 8 minima from 12 bytes, as in Q4_K and Q5_K."""
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = torch.cat([first & 63, (third & 15) | (first >> 6 << 4)], -1)
     return scales, torch.cat([second & 63, (third >> 4) | (second >> 6 << 4)], -1)

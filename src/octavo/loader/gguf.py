@@ -1,6 +1,6 @@
-"""Weights of a GGUF file, under the names and in the order of rows that other checkpoints have.
+"""Loads the weights of a GGUF file, renamed and reordered to match other checkpoints.
 
-Quantized tensors become numbers here. Names and the order of rotary dimensions are those of llama.cpp's converter.
+Quantized tensors are dequantized here. Names and the order of rotary dimensions follow llama.cpp's converter.
 """
 
 import re
@@ -44,26 +44,26 @@ _PLAIN = MappingProxyType(
 _EXPERTS = MappingProxyType({"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"})
 _MIXTRAL = MappingProxyType({"mlp.gate": "block_sparse_moe.gate"})
 _MIXTRAL_EXPERTS = MappingProxyType({"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"})
-# Of a block; in old files each expert is a tensor of its own.
+# Per block; in old files each expert is a tensor of its own.
 _IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<what>weight|bias)")
 _OUTSIDE = re.compile(r"(?P<part>token_embd|output_norm|output)\.(?P<what>weight|bias)")
 _IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
 
 
 class GgufLoader(ModelLoader):
-    """Reads the file that `model_config.path` names."""
+    """Reads the file at `model_config.path`."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
-        """See `ModelLoader.tensors`. A layer's tensors become numbers when their turn comes.
+        """See `ModelLoader.tensors`. Tensors are dequantized one at a time.
 
         Raises:
-            CheckpointError: the file is damaged, or has a tensor of another kind of model.
+            CheckpointError: the file is damaged, or has a tensor that this kind of model does not have.
         """
         path, elsewhere = Path(model.config.path), OtherStages(model)
         if not path.is_file():
             raise CheckpointError(f"{path} is a folder; load_format='gguf' reads a file")
         names = _Names(path, model.config.architecture)
-        # Rows of queries and keys lie as pairs of neighbors are rotated, in files of these alone.
+        # Only these files interleave the rows of queries and keys, for rotation of adjacent pairs.
         heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
         file = GgufFile.read(path)
         paired = heads if file.architecture == "llama" else {}
@@ -80,7 +80,7 @@ class GgufLoader(ModelLoader):
 
 
 class _Names:
-    """From tensors of a file to names in a checkpoint."""
+    """Maps tensor names of a GGUF file to checkpoint names."""
 
     def __init__(self, path: Path, architecture: str) -> None:
         is_mixtral = architecture == "MixtralForCausalLM"
@@ -90,7 +90,7 @@ class _Names:
         self._expert_place = "block_sparse_moe.experts" if is_mixtral else "mlp.experts"
 
     def translate(self, tensor: GgufTensor) -> tuple[str, list[str]]:
-        """Return the part of a block that it is, and its names: one, or one for each expert."""
+        """Return the part of a block, and the names of the tensor: one, or one per expert."""
         if found := _OUTSIDE.fullmatch(tensor.name):
             return found["part"], [f"{self._plain[found['part']]}.{found['what']}"]
         found = _IN_BLOCK.fullmatch(tensor.name)
@@ -111,12 +111,12 @@ class _Names:
 
 
 def _numbers(tensor: GgufTensor) -> Tensor:
-    """Return a tensor's numbers, in its shape."""
+    """Return a tensor's values in its shape."""
     rows = torch.from_numpy(tensor.data).view(-1, tensor.data.shape[-1])
     return dequantize(rows, tensor.type).view(tensor.shape)
 
 
 def _halves_together(weight: Tensor, num_heads: int) -> Tensor:
-    """Order the rows of each head as halves are rotated: all first ones of the pairs, then all second ones."""
+    """Reorder the rows of each head from interleaved pairs to halves: all first elements, then all second ones."""
     pairs = weight.reshape(num_heads, -1, 2, *weight.shape[1:])
     return pairs.transpose(1, 2).reshape(weight.shape)

@@ -1,8 +1,8 @@
-"""Packed weights kept on disk: the second start maps them in, and neither reads nor packs the checkpoint.
+"""A disk cache of packed weights: the second start maps them, and neither reads nor packs the checkpoint.
 
-One file per checkpoint, layout and rank, itself in the safetensors format. Its name is a digest of all that its content
-depends on, so a file is right or not found. Files are replaced whole and never changed; those used least recently go
-first when room is needed.
+One file per checkpoint, layout and rank, in the safetensors format. Its name is a digest of everything its content
+depends on, so a file is either right or not found. Files are replaced atomically and never changed; least recently used
+ones are evicted.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ _ENDING = ".safetensors"
 _UNFINISHED = ".part"
 _ABANDONED_AFTER_S = 3600.0
 _PAGE_BYTES = 4096
-_LINE_BYTES = 64  # of a processor's cache: tensors begin at its multiples, or kernels would read two lines for one
-_SPARE_BYTES = 2 << 30  # of the disk: others write there too
+_LINE_BYTES = 64  # cache line: tensors are aligned to it, or kernels would read two lines for one
+_SPARE_BYTES = 2 << 30  # left free on the disk for other writers
 _PIECE_BYTES = 4 << 20
 _LOOK_S = 0.1
-_BUSY_SHARE = 0.2  # of a core, used by other threads: somebody is being answered
+_BUSY_SHARE = 0.2  # of a core, used by other threads: a request is being served
 _PATIENCE_S = 60.0
 _CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
 _DTYPE_NAMES = {
@@ -45,11 +45,11 @@ _DTYPE_NAMES = {
     torch.int32: "I32",
     torch.float8_e4m3fn: "F8_E4M3",
 }
-Kept = Mapping[str, torch.Tensor | TableInFile]  # what a file is made of, by name
+Kept = Mapping[str, torch.Tensor | TableInFile]  # the contents of a file, by name
 
 
 def cache_folder(what: str = "packed") -> Path:
-    """Return where files of a kind are kept: in $OCTAVO_CACHE, or in `octavo` in the user's cache folder."""
+    """Return the folder for one kind of cached files: in $OCTAVO_CACHE, or in `octavo` in the user's cache folder."""
     if named := os.environ.get(_FOLDER_VARIABLE):
         return Path(named) / what
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -57,10 +57,10 @@ def cache_folder(what: str = "packed") -> Path:
 
 
 def checkpoint_digest(path: Path, *layout: object) -> str:
-    """Name the packed form of a checkpoint: its files as they are on disk, and what decides about the layout.
+    """Identify the packed form of a checkpoint by its files on disk and everything that determines the layout.
 
-    Files are known by place, size and times, the last change of the inode among them, which nobody can set back.
-    Reading a gigabyte to see whether it may stay unread would cost what it saves.
+    Files are identified by inode, size and times, including ctime, which cannot be set back. Hashing a gigabyte to
+    avoid reading it would gain nothing.
     """
     files = [path] if path.is_file() else sorted({file for name in _CHECKPOINT_FILES for file in path.glob(name)})
     stats = [(file.name, file.stat()) for file in files]
@@ -69,28 +69,28 @@ def checkpoint_digest(path: Path, *layout: object) -> str:
 
 
 class PackedCache:
-    """Files of packed weights in one folder, at most `max_bytes` together."""
+    """Files of packed weights in one folder, at most `max_bytes` in total."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
 
     def find(self, digest: str) -> dict[str, torch.Tensor] | None:
-        """Return the tensors of a file, views of its mapping; None where there is no such file, or it is damaged."""
+        """Return the tensors of a file as mapped views; None if there is no such file, or it is damaged."""
         path = self._folder / (digest + _ENDING)
         if not path.is_file():
             return None
         try:
-            os.utime(path)  # used now
+            os.utime(path)  # marks it as used now
             with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         except (SafetensorError, OSError) as error:
-            logger.warning("%s is unreadable and will be made again: %s", path, error)
+            logger.warning("%s is unreadable and will be rewritten: %s", path, error)
             return None
 
     def keep_soon(self, digest: str, tensors: Kept) -> Thread:
-        """Begin to `keep` them, in a thread that writes while this process has nothing else to do.
+        """Start to `keep` tensors, in a thread that writes while this process is idle.
 
-        Disks take seconds for a gigabyte, and the first answer should not wait for them. The program's end does.
+        Writing a gigabyte takes seconds and must not delay the first response. The end of the program waits for it.
         """
         thread = Thread(target=self.keep, args=(digest, tensors, Idleness()), name="octavo-packed-cache")
         thread.start()
@@ -99,7 +99,7 @@ class PackedCache:
     def keep(self, digest: str, tensors: Kept, idleness: "Idleness | None" = None) -> None:
         """Write a file, at once or in idle moments.
 
-        Where that cannot be done, a log line says why, and the next start packs again.
+        On failure, logs the reason; the next start packs again.
         """
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         start_s = time.perf_counter()
@@ -121,7 +121,7 @@ class PackedCache:
         logger.info("packed weights kept in %s: %.0f MB in %.2f s", self._folder, num_bytes / 1e6, took_s)
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Delete what was used least recently, until so many bytes more stay below the limit. False: they never can."""
+        """Evict least recently used files until `num_bytes` more fit within the limit. Returns False if they cannot."""
         free = shutil.disk_usage(self._folder).free - _SPARE_BYTES
         if num_bytes > min(self._max_bytes, free):
             logger.info(
@@ -139,25 +139,25 @@ class PackedCache:
         for stat, file in kept:
             if total + num_bytes <= self._max_bytes:
                 break
-            file.unlink(missing_ok=True)  # those who have it mapped keep it until they end
+            file.unlink(missing_ok=True)  # processes that have it mapped keep it until they end
             total -= stat.st_size
         return True
 
 
 class Idleness:
-    """When this process does nothing else than what the asking thread does."""
+    """Detects when this process does nothing except on the calling thread."""
 
     def __init__(self, patience_s: float = _PATIENCE_S) -> None:
         self._looked_s, self._others_s = time.monotonic(), _others_s()
         self._end_s = self._looked_s + patience_s
 
     def wait(self) -> None:
-        """Return in an idle moment; at once where the program is ending, or has been busy for all of the patience."""
+        """Return in an idle moment; immediately if the program is ending or has been busy for all of the patience."""
         while main_thread().is_alive() and time.monotonic() < self._end_s and not self._was_idle():
             time.sleep(_LOOK_S)
 
     def _was_idle(self) -> bool:
-        """Whether other threads have hardly computed since this was last asked."""
+        """Whether other threads have been mostly idle since the last call."""
         before_s, others_before_s = self._looked_s, self._others_s
         self._looked_s, self._others_s = time.monotonic(), _others_s()
         return self._others_s - others_before_s < _BUSY_SHARE * (self._looked_s - before_s)
@@ -170,8 +170,8 @@ def _others_s() -> float:
 def _write(file: int, tensors: Kept, idleness: Idleness | None) -> None:
     """Write tensors one by one, without a second copy in memory.
 
-    Source of the format: github.com/huggingface/safetensors, README. Its own writer wants all bytes at once, and does
-    not align them.
+    Format: github.com/huggingface/safetensors, README. Its own writer needs all bytes at once, and does not align
+    them.
     """
     header: dict[str, object] = {}
     offset = 0

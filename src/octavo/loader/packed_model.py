@@ -1,4 +1,4 @@
-"""A whole model to and from the cache of packed weights."""
+"""Saves and restores a whole model in the cache of packed weights."""
 
 import logging
 from collections import defaultdict
@@ -17,24 +17,24 @@ from octavo.models.weights import weight_slots
 
 logger = logging.getLogger(__name__)
 
-_WORTH_KEEPING_BYTES = 64 << 20  # less is packed sooner than looked for
-_FORM = 3  # of the files' names and content, apart from what the kernels' layout says
+_WORTH_KEEPING_BYTES = 64 << 20  # less is packed faster than found
+_FORM = 3  # version of file names and contents, apart from the kernels' layout
 
 
 class PackedModel:
-    """The packed form of one model, wherever it is: on disk, or in the layers."""
+    """The packed form of one model, on disk or in its layers."""
 
     def __init__(self, model: CausalLM, cache: PackedCache, digest: str) -> None:
         self._model, self._cache, self._digest = model, cache, digest
 
     @classmethod
     def of(cls, model: CausalLM, load_config: LoadConfig) -> "PackedModel | None":
-        """Return None where nothing is to be kept: the user said so, or these kernels do not show their layout."""
+        """Return None if nothing can be cached: it is disabled, or these kernels do not expose their layout."""
         kernels = model.context.kernels
         if load_config.packed_cache_bytes == 0 or not isinstance(kernels, KeepsPacked):
             return None
         tensor, experts = model.context.groups.tensor, model.context.groups.experts
-        slots = {  # those of this rank's stage
+        slots = {  # of this rank's stage
             name: (slot.spec.shape, slot.owner.layout) for name, slot in weight_slots(model).items()
         }
         digest = checkpoint_digest(
@@ -43,7 +43,7 @@ class PackedModel:
         return cls(model, PackedCache(cache_folder(), load_config.packed_cache_bytes), digest)
 
     def restore(self) -> bool:
-        """Give every layer its part of the file. False: there is none, and nothing has changed."""
+        """Restore every layer from the file. Returns False if there is none; nothing has changed then."""
         tensors = self._cache.find(self._digest)
         if tensors is None:
             return False
@@ -57,7 +57,7 @@ class PackedModel:
         return True
 
     def keep(self) -> None:
-        """Write what the layers have. Nothing, where that is little or one of them cannot be kept."""
+        """Save the layers' packed weights, unless they are small or one of them cannot be saved."""
         tensors: dict[str, torch.Tensor | TableInFile] = {}
         for path, owner in _owners(self._model):
             packed = owner.packed_tensors()

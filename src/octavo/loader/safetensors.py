@@ -1,7 +1,7 @@
-"""Weights in safetensors files, one or several with an index. Files are memory-mapped and every tensor is read once.
+"""Loads safetensors files, one or several with an index. Files are memory-mapped and every tensor is read once.
 
-What has been read of a mapped file counts as this process's memory until it is unmapped. So a file is mapped anew every
-so many bytes: by then the layers read before are packed, and nothing holds the older mapping.
+Pages read from a mapping count as this process's memory until it is unmapped. So a file is mapped again every so many
+bytes: by then earlier layers are packed, and nothing references the older mapping.
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ from octavo.models.weights import OtherStages
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
-_MAPPED_BYTES = 64 << 20  # read from one mapping
+_MAPPED_BYTES = 64 << 20  # read per mapping
 
 
 class SafetensorsLoader(ModelLoader):
     """Reads `model.safetensors`, or the shards that `model.safetensors.index.json` lists."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `ModelLoader.tensors`. Tensors are views of the mapped file; what only other stages read is left out.
+        """See `ModelLoader.tensors`. Tensors are views of the mapped file; those used only by other stages are skipped.
 
         Raises:
-            CheckpointError: no such file, or one that is truncated, malformed or lacks what its index promises.
+            CheckpointError: no such file, or it is truncated, malformed or lacks a tensor of its index.
         """
         folder, elsewhere = Path(model.config.path), OtherStages(model)
         if (folder / _INDEX_FILE).is_file():
@@ -42,7 +42,7 @@ class SafetensorsLoader(ModelLoader):
 def _sharded(folder: Path, elsewhere: OtherStages) -> Iterator[tuple[str, torch.Tensor]]:
     for file_name, names in _names_by_shard(folder).items():
         if all(name in elsewhere for name in names):
-            continue  # nothing in it is for this stage
+            continue  # not needed on this stage
         if not (folder / file_name).is_file():
             raise CheckpointError(f"{folder / file_name}: missing, although {_INDEX_FILE} lists it")
         yield from _read_file(folder / file_name, elsewhere, names)
@@ -65,10 +65,10 @@ def _names_by_shard(folder: Path) -> dict[str, list[str]]:
 def _read_file(
     path: Path, elsewhere: OtherStages, names: list[str] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the named tensors of one file, None: all of them, but for those `elsewhere`."""
+    """Yield the named tensors of one file, None: all, except those `elsewhere`."""
     try:
         with safe_open(path, framework="pt") as file:
-            found = file.keys()  # in the order of the file
+            found = file.keys()  # in file order
         wanted = found if names is None else names
         if missing := set(wanted).difference(found):
             raise CheckpointError(f"{path}: tensor {min(missing)!r} is missing, although {_INDEX_FILE} lists it here")
@@ -81,7 +81,7 @@ def _read_file(
 
 
 def _read_mapping(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Map the file and yield the first of the named tensors, as many as one mapping is good for; drop their names."""
+    """Map the file and yield the first of the named tensors, up to the limit of one mapping; drop their names."""
     num_bytes = 0
     with safe_open(path, framework="pt") as file:
         while names and num_bytes < _MAPPED_BYTES:
@@ -92,6 +92,6 @@ def _read_mapping(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Ten
 
 
 def _what_else(folder: Path) -> str:
-    """Say what the folder has instead, where that explains the matter."""
+    """Return a hint if the folder has weights in another format."""
     others = sorted(file.name for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
     return f"; {others[0]} is in a format that this version does not read" if others else ""

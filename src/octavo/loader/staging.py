@@ -1,13 +1,13 @@
-"""Tensors on their way to a device: through page-locked memory, so that reading a file and copying overlap.
+"""Stages tensors on their way to a device through pinned memory, so that reading a file and copying overlap.
 
-From ordinary memory a driver copies through a small buffer of its own, and whoever asked waits.
+From pageable memory, the driver copies synchronously through a small buffer of its own.
 """
 
 from collections.abc import Callable, Iterator
 
 import torch
 
-_PART_BYTES = 32 << 20  # of page-locked memory at a time; a few are under way
+_PART_BYTES = 32 << 20  # per pinned buffer; a few are in flight
 
 
 def staged(
@@ -15,10 +15,10 @@ def staged(
     device: torch.device,
     host_bytes: Callable[[int], torch.Tensor] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the same names and tensors, on the device. Copies may be under way: work that is launched waits for them.
+    """Yield the same names and tensors, on the device. Copies may be in flight; later launches are ordered after them.
 
-    `host_bytes` makes uint8 [n] of host memory, given back when nobody holds it and its copies are done; by default it
-    is torch's page-locked memory.
+    `host_bytes` allocates uint8 [n] of host memory, released when it is unreferenced and its copies are done; by
+    default torch's pinned memory.
     """
     for name, tensor in tensors:
         yield name, _send(tensor, device, host_bytes or _page_locked)

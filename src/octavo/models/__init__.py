@@ -1,1 +1,1 @@
-"""Model architectures, each a difference from its family. `registry` finds them by name."""
+"""Model architectures, each defined by its differences from the family. `registry` finds them by name."""

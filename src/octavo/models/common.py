@@ -1,6 +1,6 @@
 """The decoder family: pre-norm blocks of attention and a gated MLP around one residual stream.
 
-Legend: T = tokens, W = tokens kept behind the last layer's attention (see `ForwardBatch`), L = rows that get logits,
+Legend: T = tokens, W = tokens kept after the last layer's attention (see `ForwardBatch`), L = rows that get logits,
 D = hidden size, H = query heads, G = kv heads, E = head size, V = vocabulary.
 """
 
@@ -65,7 +65,7 @@ class DecoderAttention(nn.Module):
         self.out = Linear(heads, config.hidden_size, has_bias=has_bias, context=context.at("out"))
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights | None:
-        """Hook for families that normalize each head of queries and keys before rotation; here they pass."""
+        """Hook for architectures with QK norm: norms over each head of queries and keys before rotation; here none."""
         return None
 
     def build_sinks(self, context: BuildContext) -> SinkWeights | None:
@@ -80,7 +80,7 @@ class DecoderAttention(nn.Module):
         kv_cache: LayerKVCache,
         step: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, D] to the stream [T, D]; return (what it adds to the sum, the sum), [W, D] in the last layer."""
+        """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
         qkv, residual = self.qkv.of_normed(norm, x, residual)
         attended = self.attention(qkv, kv_cache, step)
         if self._is_last:
@@ -89,7 +89,7 @@ class DecoderAttention(nn.Module):
         return self.out(attended), residual
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
-        """Describe this layer's attention. Families whose layers differ override this: `replace(super()...)`."""
+        """Describe this layer's attention. Models whose layers differ override this: `replace(super()...)`."""
         return AttentionLayer(
             num_heads=self.qkv.heads.query.size,
             num_kv_heads=self.qkv.heads.kv.size,
@@ -114,14 +114,14 @@ class GatedMLP(nn.Module):
         self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context.at("down"))
 
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add x [T, D] to the stream [T, D]; return (what the MLP adds to the sum, the sum)."""
+        """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
         fused = norm.fused(residual, self._activation)
         out, total = self._kernels.mlp(x, fused, self.gate_up.packed, self.down.packed)
         return self.down.summed(out), total
 
 
 class DecoderLayer(nn.Module):
-    """One block. The residual stream travels beside what a branch adds to it; the next branch begins with their sum."""
+    """One block. A branch's output and the residual stream are passed separately; the next branch adds them first."""
 
     def __init__(self, attention_norm: RMSNorm, attention: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module) -> None:
         super().__init__()
@@ -131,9 +131,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_cache: LayerKVCache, step: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take what the block before added, x [T, D], and the stream without it [T, D]; return the same of this one.
+        """Given the previous block's output x [T, D] and the residual stream [T, D], return the same for this block.
 
-        The last one returns [W, D].
+        The last block returns [W, D].
         """
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
         out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual)
@@ -141,14 +141,14 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderForCausalLM(CausalLM):
-    """The whole family. A member overrides the table of names, or the method that builds the part where it differs.
+    """The whole family. A model overrides the table of names, or the method that builds the part where it differs.
 
-    Of a model that is divided into stages, only the stage of `context` is built; layers keep the model's numbers.
+    With pipeline parallelism, only the stage of `context` is built; layers keep the model's numbers.
     """
 
     weight_names = DECODER_WEIGHT_NAMES
     activation: ClassVar[Activation] = SILU  # of MLPs and experts
-    norm_offset: ClassVar[float] = 0.0  # 1 where checkpoints hold weights of norms less one
+    norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
@@ -169,7 +169,7 @@ class DecoderForCausalLM(CausalLM):
 
     @property
     def weight_targets(self) -> Mapping[str, str]:
-        """See `CausalLM.weight_targets`. A tied head that is apart from the embedding reads the table by itself."""
+        """See `CausalLM.weight_targets`. A tied head on another stage than the embedding loads the table itself."""
         if not self.config.tie_word_embeddings or self.stage.is_first:
             return self.weight_names
         others = {name: target for name, target in self.weight_names.items() if target != "logits_head"}
@@ -188,7 +188,7 @@ class DecoderForCausalLM(CausalLM):
         return self.embedding.bytes_in_file if self.stage.is_first else 0
 
     def build_layer(self, layer: int) -> nn.Module:
-        """Compose block number `layer`."""
+        """Build block number `layer`."""
         return DecoderLayer(self.build_norm(), self.build_attention(layer), self.build_norm(), self.build_mlp(layer))
 
     def build_rotary_tables(self) -> list[RotaryEmbedding]:
@@ -197,16 +197,16 @@ class DecoderForCausalLM(CausalLM):
         return [RotaryEmbedding(config.rope, config.head_dim, config.max_model_len, device=self.context.device)]
 
     def build_norm(self) -> RMSNorm:
-        """Compose one norm over the hidden size."""
+        """Build a norm over the hidden size."""
         size, eps = self.config.hidden_size, self.config.rms_norm_eps
         return RMSNorm(size, eps, context=self.context, offset=self.norm_offset)
 
     def build_attention(self, layer: int) -> nn.Module:
-        """Compose the attention of block number `layer`."""
+        """Build the attention of block number `layer`."""
         return DecoderAttention(self.config, layer, self.context)
 
     def build_mlp(self, layer: int) -> nn.Module:
-        """Compose the MLP of block number `layer`, or its experts."""
+        """Build the MLP of block number `layer`, or its experts."""
         if self.config.moe is not None and self.config.moe.is_sparse[layer]:
             mixture = ExpertParallelMoE if self.context.groups.experts.size > 1 else MixtureOfExperts
             return mixture(layer, self.config.hidden_size, self.config.moe, self.activation, context=self.context)
@@ -233,7 +233,7 @@ class DecoderForCausalLM(CausalLM):
         return IntermediateTensors(*(self.norm.add(x, residual) if self.stage.is_last else (x, residual)))
 
     def ignores_weight(self, name: str) -> bool:
-        """See `CausalLM.ignores_weight`. A tied head is often saved all the same; the embedding's table is read."""
+        """See `CausalLM.ignores_weight`. Checkpoints often contain a tied head, too; the embedding's table is used."""
         return super().ignores_weight(name) or (self.config.tie_word_embeddings and name == "lm_head.weight")
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""What the worker and the loader expect of a model.
+"""The model interface used by the worker and the loader.
 
-Legend: T = tokens of the step, W = tokens kept behind the last layer's attention (see `ForwardBatch`), L = rows that
-get logits, D = hidden size, V = vocabulary.
+Legend: T = tokens of the step, W = tokens kept after the last layer's attention (see `ForwardBatch`), L = rows that get
+logits, D = hidden size, V = vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -22,22 +22,21 @@ from octavo.layers.context import BuildContext
 
 @dataclass(frozen=True, slots=True)
 class IntermediateTensors:
-    """What a stage hands to the next. Behind the last norm, `hidden` is what logits are made of, and T is W."""
+    """A stage's output. After the final norm, `hidden` is the input of the logits head, and T is W."""
 
-    hidden: torch.Tensor  # [T, D] what the last branch adds to the stream
-    residual: torch.Tensor  # [T, D] the stream without it
+    hidden: torch.Tensor  # [T, D] the last branch's output, not added yet
+    residual: torch.Tensor  # [T, D] the residual stream without it
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder-only language model over paged key/value memory, or one stage of it. It holds no state of any request.
+    """A decoder-only language model over a paged KV cache, or one stage of it. It holds no per-request state.
 
-    `weight_names` is the table from names in a checkpoint to layers of the model, "{layer}" standing for each layer's
-    number, "{expert}" for each expert's, and ":q" for one part of a merged layer. Both sides are without the ending
-    (".weight", ".bias"). A row applies to those layers that have such a part.
-    `other_spellings` are whole names under which a checkpoint may bring the same: each as the names in the table, with
-    their endings, that its rows [N, K] belong to one after the other; where they have "{expert}", it is a stack
-    [experts, N, K].
-    `ignored_weights` are the endings of tensors that files may carry and that are computed here instead.
+    `weight_names` maps names in a checkpoint to layers of the model, with "{layer}" for each layer's number, "{expert}"
+    for each expert's, and ":q" for one part of a merged layer. Both sides omit the suffix (".weight", ".bias"). An
+    entry applies to the layers that have such a part. `other_spellings` are alternative full names of checkpoint
+    tensors: each maps to the full names in the table whose rows [N, K] it concatenates; if those contain "{expert}", it
+    is a stack [experts, N, K]. `ignored_weights` are the suffixes of tensors that files may contain but that are
+    computed here instead.
     """
 
     weight_names: ClassVar[Mapping[str, str]]
@@ -48,7 +47,7 @@ class CausalLM(nn.Module, ABC):
         super().__init__()
         names = {target: name for name, target in self.weight_names.items()}
         self.config, self.context = config, replace(context, checkpoint_names=names)
-        self.mapped_bytes = 0  # of weights in a mapped file: the system calls their memory free, and it is not
+        self.mapped_bytes = 0  # of weights in a mapped file: the OS counts this memory as free, but it is in use
         self.stage = context.stage or Stage.whole(config.num_layers)
 
     @property
@@ -58,17 +57,17 @@ class CausalLM(nn.Module, ABC):
 
     @property
     def bytes_in_file(self) -> int:
-        """Of weights that are read when they are asked for, and take no memory."""
+        """Size of weights that are read from their file on lookup and take no memory."""
         return 0
 
     @property
     def weight_targets(self) -> Mapping[str, str]:
-        """The table as it holds for this stage; rows of other stages may stand in it."""
+        """The table as it applies to this stage; it may include entries of other stages."""
         return self.weight_names
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:
-        """Parts before and behind the layers that are on another stage, as the table names them."""
+        """Parts before and after the layers that are on another stage, by their names in the table."""
         return frozenset()
 
     @property
@@ -77,15 +76,15 @@ class CausalLM(nn.Module, ABC):
 
     @property
     def recording_obstacle(self) -> str | None:
-        """Say why `run_layers` cannot be recorded as native calls; None where it can.
+        """Return why `run_layers` cannot be recorded as native calls; None if it can.
 
-        A layer says so of itself: `is_recordable = False`.
+        A layer that cannot be recorded sets `is_recordable = False`.
         """
         for part in (self.context.kernels, self.context.attention):
             if not part.records_calls:
                 return f"{part.name} cannot be recorded"
         if not self.context.groups.tensor.is_recordable:
-            return "sums over ranks are not native calls"
+            return "all-reduce is not a native call"
         for name, layer in self.named_modules():
             if not getattr(layer, "is_recordable", True):
                 return f"{type(layer).__name__} ({name}) cannot be recorded"
@@ -102,7 +101,7 @@ class CausalLM(nn.Module, ABC):
         return self.config.head_dim
 
     def ignores_weight(self, name: str) -> bool:
-        """Say whether a checkpoint may carry this tensor although the model has no place for it."""
+        """Return whether a checkpoint may contain this tensor although the model does not use it."""
         return name.endswith(self.ignored_weights)
 
     def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
@@ -112,7 +111,7 @@ class CausalLM(nn.Module, ABC):
     def run_stage(
         self, batch: ForwardBatch, kv_caches: list[LayerKVCache], incoming: IntermediateTensors | None
     ) -> IntermediateTensors:
-        """Do this stage's part of a step. The first stage looks its tokens up, every other one gets `incoming`."""
+        """Run this stage's part of a step. The first stage embeds its tokens, every other one gets `incoming`."""
         step = self.attention_step(batch)
         if incoming is None:
             return self.run_layers(self.embed(batch), None, kv_caches, step)
@@ -120,7 +119,7 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
-        """Look the step's tokens up: [T, D]. Only on the first stage."""
+        """Embed the step's tokens: [T, D]. First stage only."""
 
     @abstractmethod
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -130,16 +129,17 @@ class CausalLM(nn.Module, ABC):
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata
     ) -> IntermediateTensors:
-        """Run x [T, D], and the stream without it [T, D], through this stage's layers, and the last norm if it is here.
+        """Run x [T, D] and the residual stream [T, D] through this stage's layers, and the final norm on the last
+        stage.
 
-        Only tensors of the step go in, so it can be recorded. On the first stage there is no stream yet.
+        It depends only on tensors of the step, so it can be recorded. On the first stage there is no residual yet.
         """
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden states [L, D] to logits [L, V] float32; in slices when L is large. Only on the last stage."""
+        """Compute the logits [L, V] float32 of hidden states [L, D]; in slices if L is large. Last stage only."""
 
     def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each row's largest logit [L] and the lowest id that has it [L]: less work, where that is enough."""
+        """Return each row's largest logit [L] and the lowest id that has it [L], without writing out the logits."""
         values, ids = self.compute_logits(hidden).max(-1)
         return values, ids

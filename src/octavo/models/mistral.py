@@ -4,4 +4,4 @@ from octavo.models.common import DecoderForCausalLM
 
 
 class MistralForCausalLM(DecoderForCausalLM):
-    """Mistral: the window is a setting of the layers (`ModelConfig.sliding_windows`)."""
+    """Mistral: the window is a per-layer setting (`ModelConfig.sliding_windows`)."""

@@ -9,7 +9,7 @@ _EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
 
 
 class MixtralForCausalLM(DecoderForCausalLM):
-    """Mixtral: the family with names of its own for experts."""
+    """Mixtral: the family with its own names for experts."""
 
     weight_names = MappingProxyType(
         {

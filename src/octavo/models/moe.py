@@ -1,4 +1,4 @@
-"""How checkpoints name experts: one tensor for each, or, since transformers 5, one stack for all of a layer."""
+"""How checkpoints name experts: one tensor per expert, or, since transformers 5, one stack per layer."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

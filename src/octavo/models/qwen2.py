@@ -7,4 +7,4 @@ from octavo.models.common import DecoderForCausalLM
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
-    """Qwen2: biases and windows are settings of the layers (`ModelConfig.attention_bias`, `sliding_windows`)."""
+    """Qwen2: biases and windows are per-layer settings (`ModelConfig.attention_bias`, `sliding_windows`)."""

@@ -1,4 +1,4 @@
-"""Qwen1.5 and Qwen2 with experts (Yang et al. 2024, arXiv:2407.10671), one of which every token has beside its own."""
+"""Qwen1.5 and Qwen2 MoE (Yang et al. 2024, arXiv:2407.10671), with a shared expert."""
 
 from types import MappingProxyType
 
@@ -7,7 +7,7 @@ from octavo.models.moe import EXPERT_SPELLINGS, EXPERT_WEIGHT_NAMES
 
 
 class Qwen2MoeForCausalLM(DecoderForCausalLM):
-    """Qwen2 with the names of experts and of the shared one, whose part a gate of its own decides."""
+    """Qwen2 with the names of its experts and of the shared one, which has its own gate."""
 
     weight_names = MappingProxyType(
         {

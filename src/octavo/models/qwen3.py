@@ -1,4 +1,4 @@
-"""Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): Llama whose queries and keys are normalized head by head."""
+"""Qwen3, dense (Yang et al. 2025, arXiv:2505.09388): Llama with QK norm, a norm over each head of queries and keys."""
 
 from types import MappingProxyType
 
@@ -18,7 +18,7 @@ class Qwen3Attention(DecoderAttention):
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
-    """Qwen3: the family with its own attention and the two norms in the checkpoint."""
+    """Qwen3: the family with its own attention, and two more norms in the checkpoint."""
 
     weight_names = MappingProxyType(
         {
@@ -29,5 +29,5 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
     )
 
     def build_attention(self, layer: int) -> nn.Module:
-        """Compose the attention of block number `layer`."""
+        """Build the attention of block number `layer`."""
         return Qwen3Attention(self.config, layer, self.context)

@@ -1,4 +1,4 @@
-"""Architecture names, as `config.json` spells them, to classes. A model's module is imported when it is first built."""
+"""Maps architecture names, as in `config.json`, to classes. A model's module is imported on demand."""
 
 from importlib import import_module
 from types import MappingProxyType
@@ -25,10 +25,10 @@ MODEL_MODULES = MappingProxyType(
 
 
 def initialize_model(config: "ModelConfig", context: "BuildContext") -> "CausalLM":
-    """Build the model with empty weights.
+    """Build the model without weights.
 
     Raises:
-        UnsupportedModelError: no such architecture; the message names the nearest.
+        UnsupportedModelError: unknown architecture; the message suggests the closest.
     """
     name = config.architecture
     if name not in MODEL_MODULES:

@@ -1,4 +1,4 @@
-"""The one loop that brings tensors of a checkpoint into a model, whatever their format."""
+"""Loads checkpoint tensors into a model, whatever their file format."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ _INTEGER_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightSlot:
-    """The place in the model of one tensor of the checkpoint."""
+    """The place of one checkpoint tensor in the model."""
 
     owner: WeightOwner
     name: str  # the owner's own name for it, e.g. "q.weight"
@@ -27,7 +27,7 @@ class WeightSlot:
 
 
 class OtherStages:
-    """The tensors of a checkpoint that this stage leaves to others: `name in OtherStages(model)`."""
+    """The checkpoint tensors that only other stages use: `name in OtherStages(model)`."""
 
     def __init__(self, model: CausalLM) -> None:
         stems = {template.partition("{layer}")[0] for template in model.weight_targets if "{layer}" in template}
@@ -40,7 +40,7 @@ class OtherStages:
 
 
 def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
-    """Return every tensor that a checkpoint must bring for this stage, by its name there, in the order of the model."""
+    """Return every checkpoint tensor that this stage requires, by name, in model order."""
     slots: dict[str, WeightSlot] = {}
     for template, target in model.weight_targets.items():
         if target in model.parts_on_other_ranks:
@@ -51,13 +51,13 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
 
 
 def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Give each tensor to the layer that owns it, and see that none was left out.
+    """Pass each tensor to the layer that owns it, and check that none is missing.
 
-    A layer that has all its tensors packs them at once: what they were read from may go. A bias of zeros, which adds
-    nothing, may stand in the files of a layer that has none.
+    A layer packs its tensors as soon as it has them all, so that their source can be freed. A checkpoint may contain an
+    all-zero bias, which has no effect, for a layer without one.
 
     Raises:
-        CheckpointError: a tensor that is missing, unknown, of the wrong shape or of a dtype that holds no weights.
+        CheckpointError: a tensor that is missing, unknown, of the wrong shape or of an unsupported dtype.
     """
     slots, elsewhere = weight_slots(model), OtherStages(model)
     missing = dict(slots)
@@ -80,14 +80,14 @@ def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def process_weights_after_loading(model: CausalLM) -> None:
-    """Let every layer convert and pack what it owns, one after the other: only one layer is held twice at a time."""
+    """Let every layer pack its weights, one after the other: only one layer at a time is in memory twice."""
     for module in model.modules():
         if isinstance(module, WeightOwner):
             module.process_weights_after_loading()
 
 
 def numbers_in(template: str, layers: range, num_experts: int) -> Iterator[dict[str, int]]:
-    """Yield what the braces of a name stand for, one after the other."""
+    """Yield the values of a name's placeholders."""
     values = {"layer": layers, "expert": range(num_experts)}
     used = {name: numbers for name, numbers in values.items() if "{" + name + "}" in template}
     for numbers in product(*used.values()):
@@ -97,7 +97,7 @@ def numbers_in(template: str, layers: range, num_experts: int) -> Iterator[dict[
 def _spelt_as_in_table(
     model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Take tensors with other spellings apart, as views."""
+    """Split tensors with alternative names into views under the table's names."""
     others = {
         template.format(**numbers): [name.replace("{layer}", str(numbers.get("layer"))) for name in names]
         for template, names in model.other_spellings.items()
@@ -134,7 +134,7 @@ def _slots_of_row(model: CausalLM, checkpoint_name: str, target: str) -> Iterato
 
 
 def _find(model: CausalLM, path: str) -> nn.Module | None:
-    """Return a part of the model, or None: a layer has a plain MLP or experts, not both."""
+    """Return a part of the model, or None: a layer has either a plain MLP or experts."""
     try:
         return model.get_submodule(path)
     except AttributeError:

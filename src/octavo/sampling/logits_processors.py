@@ -58,7 +58,7 @@ class RowLogitsProcessors:
             self._bad_words.append(token_id)
 
     def apply(self, logits: Tensor, output_index: int, drafts: Sequence[int] = ()) -> None:
-        """Edit `logits` [V] in place; they choose output token number `output_index`, behind `drafts` if any."""
+        """Edit `logits` [V] in place, for output token number `output_index`, after `drafts` if any."""
         for penalty in self._penalties:
             penalty.apply(logits, drafts)
         if self._bias is not None:
@@ -85,7 +85,7 @@ class BadWords:
         self._tail.append(token_id)
 
     def banned(self, drafts: Sequence[int] = ()) -> list[int]:
-        """Return the ids that would complete a bad word now, behind `drafts` if any."""
+        """Return the ids that would complete a bad word now, after `drafts` if any."""
         tail = (*self._tail, *drafts)
         return [word[-1] for word in self._words if len(word) == 1 or tail[1 - len(word) :] == word[:-1]]
 

@@ -51,9 +51,9 @@ class Sampler:
     ) -> SamplerOutput:
         """Select a token for each row of `logits` [L, V] float32; the logits are not modified.
 
-        Row j belongs to the worker's row `row_ids[j]` and chooses that request's output token number
-        `output_indices[j]`, behind what the row knows and the drafts `drafts_before[j]`, if any. Rows under a grammar
-        find what they may sample in `masks`. The logits are not changed.
+        Row j belongs to the worker's row `row_ids[j]` and samples that request's output token number
+        `output_indices[j]`, after the row's known tokens and the drafts `drafts_before[j]`, if any. `masks` restrict
+        rows with a grammar.
         """
         bans = None if masks is None else GrammarBans(masks, len(row_ids))
         on_device = logits.to(self._rows.device)

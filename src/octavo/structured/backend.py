@@ -22,7 +22,7 @@ class GrammarMatcher(Protocol):
         """
 
     def copy(self) -> Self:
-        """Return a matcher that stands at the same place and goes its own way."""
+        """Return an independent matcher in the same state."""
 
     @property
     def is_complete(self) -> bool:

@@ -17,7 +17,7 @@ _GAP = "gap: /[ \\n]{1,8}/"  # whitespace that models put between reasoning and 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vocabulary:
-    """What grammars need to know of a tokenizer."""
+    """The part of a tokenizer that grammars need."""
 
     num_tokens: int  # without padding of the model's vocabulary
     special_tokens: Mapping[str, int]  # those that plain text cannot produce, by text

@@ -14,7 +14,7 @@ from octavo.tokenizer.byte_table import ByteTable
 
 
 class HasByteTable(Protocol):
-    """All that detokenization needs to know of a tokenizer."""
+    """The part of a tokenizer that detokenization needs."""
 
     def byte_table(self, skip_special_tokens: bool) -> ByteTable: ...
 

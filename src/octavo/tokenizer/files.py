@@ -31,7 +31,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read all tokenizer files in folder `path`, or what the GGUF file `path` has instead.
+    """Read all tokenizer files in folder `path`, or the metadata of the GGUF file `path`.
 
     Raises:
         CheckpointError: names the file that is missing or malformed.

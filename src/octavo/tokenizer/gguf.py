@@ -1,7 +1,7 @@
-"""The tokenizer inside a GGUF file, as one of the `tokenizers` library.
+"""Builds a tokenizer of the `tokenizers` library from a GGUF file's metadata.
 
-Two kinds are read: `gpt2`, byte-level BPE with the pre-tokenizer that `tokenizer.ggml.pre` names, and `llama`,
-SentencePiece's BPE with scores. Each is built as its family's own tokenizer.json has it.
+Two kinds are supported: `gpt2`, byte-level BPE with the pre-tokenizer named by `tokenizer.ggml.pre`, and `llama`,
+SentencePiece BPE with scores. Each is built like the tokenizer.json of its family.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ def _single_digits() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-# tokenizer.ggml.pre -> how text is split before BPE; by the converter's names for the families that Octavo runs.
+# tokenizer.ggml.pre -> how text is split before BPE, by the converter's names for the supported families.
 _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = MappingProxyType(
     {
         "gpt-2": _gpt2,
@@ -58,8 +58,8 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = Mappi
         "tekken": _split(_TEKKEN),
     }
 )
-_WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word that is a token is taken without merging
-_COMPOSED = ("qwen2",)  # Unicode is brought to NFC
+_WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word that is a token is not split
+_COMPOSED = ("qwen2",)  # Unicode is normalized to NFC
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, str]]:
@@ -67,7 +67,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
 
     Raises:
         CheckpointError: the tokenizer is missing or malformed.
-        UnsupportedModelError: a kind that is not read; `--tokenizer` can name another one.
+        UnsupportedModelError: an unsupported kind; `--tokenizer` can name another tokenizer.
     """
     fields = _Fields(GgufFile.read(path))
     kind = fields.text("model")
@@ -86,7 +86,7 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
 
 
 class _Fields:
-    """The tokenizer's part of the metadata."""
+    """The tokenizer's metadata."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -102,7 +102,7 @@ class _Fields:
         return CheckpointError(f"{self._file.path}: tokenizer.ggml.{key}: {why}")
 
     def unsupported(self, key: str, why: str) -> UnsupportedModelError:
-        said = f"{self._file.path}: tokenizer.ggml.{key}={self.get(key)!r} is not read; {why}"
+        said = f"{self._file.path}: tokenizer.ggml.{key}={self.get(key)!r} is not supported; {why}"
         return UnsupportedModelError(f"{said}. --tokenizer can name a folder with the model's tokenizer.json")
 
     def text(self, key: str) -> str:
@@ -124,7 +124,7 @@ class _Fields:
         return scores
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of a named token, None: the file names none."""
+        """Return the id of a named token; None if the file does not define it."""
         index = self.get(f"{name}_token_id")
         if index is None:
             return None
@@ -133,7 +133,7 @@ class _Fields:
         return index
 
     def chat_templates(self) -> dict[str, str]:
-        """Return the templates by name, as `tokenizer/files.py` has them."""
+        """Return the templates by name, as in `tokenizer/files.py`."""
         names = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
         found = {name: self._file.metadata.get(key) for name, key in names.items()}
         return {name: text for name, text in found.items() if isinstance(text, str)}
@@ -160,7 +160,7 @@ def _byte_level(fields: _Fields) -> Backend:
 
 
 def _sentencepiece(fields: _Fields) -> Backend:
-    """BPE whose merges follow from the scores of tokens: the better the score, the earlier."""
+    """BPE whose merges are derived from token scores: higher scores merge first."""
     scores, rank = fields.scores(), {token: index for index, token in enumerate(fields.tokens)}
     merges = []
     for token, index in rank.items():
@@ -197,11 +197,11 @@ def _add_special_tokens(backend: Backend, fields: _Fields) -> None:
         else:
             continue
         if backend.token_to_id(token) != index:
-            raise fields.fail("tokens", f"token {index}, {token!r}, is there twice")
+            raise fields.fail("tokens", f"token {index}, {token!r}, is a duplicate")
 
 
 def _add_ends(backend: Backend, fields: _Fields, *, adds_bos: bool) -> None:
-    """Set the tokens that every prompt begins and ends with."""
+    """Set the tokens added at the start and end of every prompt."""
     begin = fields.token_id("bos") if fields.get("add_bos_token", adds_bos) else None
     end = fields.token_id("eos") if fields.get("add_eos_token", False) else None
     parts = [index for index in (begin, end) if index is not None]

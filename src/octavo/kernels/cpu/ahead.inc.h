@@ -1,13 +1,13 @@
-// Memory that will be wanted. Included inside namespace octavo::OCTAVO_LEVEL, in front of products.
+// Prefetching. Included inside namespace octavo::OCTAVO_LEVEL, before products.
 
-// What a product asks memory for while it computes: `lines` cache lines for each k tile.
+// What a product prefetches while it computes: `lines` cache lines per k tile.
 struct Ahead {
   const void* from = nullptr;
   std::int64_t lines = 0;
 
   const char* line(std::int64_t index) const { return static_cast<const char*>(from) + index * 64; }
-  // The share of k tile `k` that goes beside one of kShares parts of its product, into the second-level cache: asked for
-  // all at once, lines fill the queue of misses, and products wait behind them.
+  // Prefetches part `share` of kShares of k tile `k`'s lines into L2. Requested all at once, the lines would fill the
+  // miss queue and stall the product.
   template <int kShares>
   void fetch_share(std::int64_t k, std::int64_t share) const {
     for (std::int64_t i = share * lines / kShares; i < (share + 1) * lines / kShares; ++i)

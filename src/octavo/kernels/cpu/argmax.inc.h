@@ -1,17 +1,17 @@
-// The largest of a row's results, without writing them all. Included inside namespace octavo::OCTAVO_LEVEL, in front of
-// the linear layers.
+// Argmax over a row's results without storing them. Included inside namespace octavo::OCTAVO_LEVEL, before the linear
+// layers.
 
 static inline bool leads(Argmax a, Argmax b) {
   if (b.value != b.value) return false;
   return a.value != a.value || a.value > b.value || (a.value == b.value && a.output < b.output);
 }
 
-// Of one row and some panels, in 16 lanes, each with the first output of its largest value. NaN stays.
+// Running argmax of one row, in 16 lanes: each holds its maximum and the first output that has it. NaN wins.
 struct Leader {
   f32x16 values = splat(-__builtin_inff());
   i32x16 outputs = {};
 
-  // Results of outputs [first, first + 64), of which `out_size` bounds those that are there.
+  // Merges the results of outputs [first, first + 64); outputs from `out_size` on are padding.
   void meet(const f32x16* results, std::int64_t first, std::int64_t out_size) {
     const i32x16 lanes = lane_numbers();
     for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// What ops take, as Python says it: addresses are integers there.
+// Op arguments as Python passes them: addresses are integers.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ inline AttentionLayer make_layer(std::int64_t num_heads, std::int64_t num_kv_hea
                                  std::uintptr_t key_norm, std::uintptr_t sinks, float norm_eps, float scale,
                                  float soft_cap, std::int64_t rotary, bool is_float32, bool has_int8_kv,
                                  bool computes_kept_only, std::int64_t kv_group) {
-  if (head_dim > kMaxHeadDim) throw std::invalid_argument("heads are too large");
+  if (head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is too large");
   return {num_heads, num_kv_heads, head_dim, block_size, sliding_window, at<const float>(query_norm),
           at<const float>(key_norm), at<const float>(sinks), norm_eps, scale, soft_cap, rotary, is_float32, has_int8_kv,
           computes_kept_only, kv_group};
@@ -63,7 +63,7 @@ inline Activation make_activation(const std::string& kind, float limit, float al
                                                               {"relu2", ActivationKind::relu2}};
   for (const auto& [name, known] : kinds)
     if (kind == name) return {known, limit, alpha};
-  throw std::invalid_argument("there is no activation " + kind);
+  throw std::invalid_argument("unknown activation " + kind);
 }
 
 inline Fused make_fused(std::uintptr_t residual, std::uintptr_t norm_weight, float eps, float norm_offset,
@@ -81,10 +81,10 @@ inline RowsArgs make_fused_rows(std::uintptr_t x, std::int64_t rows, std::int64_
 inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_two_level, std::int64_t in_size,
                                       std::int64_t out_size, bool is_gated) {
   const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
-  if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits, and groups of 32, 64, 128 or 0 (all)");
+  if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits and groups of 32, 64, 128 or 0 (all of k)");
   if (is_two_level && (bits != 4 || group_size != 0)) throw std::invalid_argument("two-level integers have 4 bits and one scale");
-  // Sums of products of 8 bits stay within 32.
-  if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("a map of integers takes at most 131072 inputs");
+  // Keeps sums of 8-bit products within 32 bits.
+  if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("an integer linear takes at most 131072 inputs");
   PackIntegersArgs args = {};
   args.form.bits = bits, args.form.group_size = group_size, args.form.is_two_level = is_two_level;
   args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
@@ -102,12 +102,12 @@ inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, st
   return {out_size, at<void>(weight), at<const float>(bias), {}};
 }
 
-// The weights of experts, side by side; those who compute with them keep this.
+// The weights of a layer's experts; whoever computes with `experts()` keeps this alive.
 class ExpertWeights {
  public:
   ExpertWeights(std::vector<PackedWeight> up, std::vector<PackedWeight> down)
       : up_(std::move(up)), down_(std::move(down)) {
-    if (up_.size() != down_.size()) throw std::invalid_argument("an expert has two maps");
+    if (up_.size() != down_.size()) throw std::invalid_argument("an expert needs an up and a down linear");
     if (!have_one_form(up_) || !have_one_form(down_)) throw std::invalid_argument("experts have weights of one form");
   }
 
@@ -129,7 +129,7 @@ class ExpertWeights {
 };
 
 inline Routing make_routing(std::int64_t num_experts, std::int64_t top_k, bool renormalizes, bool has_shared) {
-  if (top_k < 1 || top_k > num_experts) throw std::invalid_argument("a token chooses at least one expert, at most all");
+  if (top_k < 1 || top_k > num_experts) throw std::invalid_argument("top_k is not between 1 and the number of experts");
   return {num_experts, top_k, renormalizes, has_shared};
 }
 

@@ -23,7 +23,7 @@ std::vector<const Ops*> available_ops() {
 const Ops& find_ops(const std::string& level) {
   for (const Ops* ops : available_ops())
     if (level == ops->name) return *ops;
-  throw std::invalid_argument("this processor has no level " + level);
+  throw std::invalid_argument("this processor does not support level " + level);
 }
 
 }  // namespace octavo

@@ -1,5 +1,5 @@
-// Which levels' ops this processor has. Not in ops.h, which is compiled for every level: of a template of the standard
-// library that is instantiated there the linker keeps one copy for all, maybe with instructions that not all have.
+// Which levels this processor supports. Not in ops.h, which is compiled for every level: the linker keeps one copy of
+// each standard-library template instantiated there, possibly with instructions that not every processor has.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace octavo {
 
 // Best first.
 std::vector<const Ops*> available_ops();
-// Throws std::invalid_argument where this processor has no level of that name.
+// Throws std::invalid_argument if this processor does not support that level.
 const Ops& find_ops(const std::string& level);
 
 }  // namespace octavo

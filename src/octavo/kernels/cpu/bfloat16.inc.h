@@ -1,6 +1,6 @@
-// bf16, the upper half of a float32, to floats and back. Included inside namespace octavo::OCTAVO_LEVEL.
+// bf16 (the upper half of a float32) to float32 and back. Included inside namespace octavo::OCTAVO_LEVEL.
 
-#if defined(OCTAVO_HAS_AVX512)  // GCC 12 makes many instructions of the general forms
+#if defined(OCTAVO_HAS_AVX512)  // GCC 12 compiles the generic forms into many instructions
 
 static inline f32x16 widen(u16x16 half) {
   return (f32x16)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
@@ -18,7 +18,7 @@ static inline u16x32 side_by_side(u16x16 first, u16x16 second) {
   return (u16x32)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)first), (__m256i)second, 1);
 }
 
-// Writes a cache line past the caches, into memory; others see it after `end_stream`.
+// Non-temporal store of a cache line; visible to other threads after `end_stream`.
 static inline void stream_line(void* to, u16x32 line) { _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)line); }
 static inline void end_stream() { _mm_sfence(); }
 
@@ -67,13 +67,13 @@ static inline f32x16 load_bf16(const bf16* from) { return {widen(load<u16x8>(fro
 
 static inline u16x32 side_by_side(u16x16 first, u16x16 second) { return {first, second}; }
 
-// Writes a cache line past the caches, into memory; others see it after `end_stream`.
+// Non-temporal store of a cache line; visible to other threads after `end_stream`.
 static inline void stream_line(void* to, u16x32 line) { store(to, line); }
 static inline void end_stream() {}
 
 #endif
 
-// To the nearest, ties to even, NaN stays NaN: as torch rounds. Of `narrow_both`, a whole cache line.
+// Round to nearest, ties to even; NaN stays NaN, as in torch. `narrow_both` yields a whole cache line.
 #if defined(OCTAVO_HAS_BF16)
 
 static inline u16x16 narrow(f32x16 value) {
@@ -106,7 +106,7 @@ static inline u16x32 narrow_both(f32x16 first, f32x16 second) { return side_by_s
 
 #endif
 
-// The first `count` of 16; the others are zero.
+// Loads the first `count` of 16; the others are zero.
 static inline f32x16 load_bf16_part(const bf16* from, std::int64_t count) {
   u16x16 half = {};
   __builtin_memcpy(&half, from, static_cast<std::size_t>(count) * sizeof(bf16));
@@ -120,7 +120,7 @@ static inline void store_bf16_part(bf16* to, f32x16 value, std::int64_t count) {
   __builtin_memcpy(to, &half, static_cast<std::size_t>(count) * sizeof(bf16));
 }
 
-// Either kind of numbers: 16 of them, or the first `count` of 16, the others zeros.
+// Either dtype: all 16, or the first `count` of 16 and zeros.
 static inline f32x16 load_whole(const bf16* from) { return load_bf16(from); }
 static inline f32x16 load_whole(const float* from) { return load_f32(from); }
 static inline f32x16 load_part(const bf16* from, std::int64_t count) { return load_bf16_part(from, count); }
@@ -137,7 +137,7 @@ static inline void store_part(float* to, f32x16 value, std::int64_t count) {
   __builtin_memcpy(to, &value, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// `count` is 16 more often than not.
+// `count` is 16 in most calls.
 template <class Element>
 static inline f32x16 load_some(const Element* from, std::int64_t count) {
   return count == 16 ? load_whole(from) : load_part(from, count);

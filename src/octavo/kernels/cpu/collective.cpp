@@ -15,7 +15,7 @@
 
 namespace octavo {
 
-// A word that others sleep on, who sleeps, and whether the rank is gone: in a cache line of its own.
+// A futex word, how many ranks sleep on it, and whether this rank has left, on a cache line of its own.
 struct alignas(64) Collective::Line {
   std::atomic<std::uint32_t> num_posts;
   std::atomic<std::uint32_t> num_sleeping;
@@ -24,11 +24,11 @@ struct alignas(64) Collective::Line {
 
 namespace {
 
-// Of a slot. Large enough that the waits between pieces do not show, small enough to stay in a cache.
+// Size of a slot: large enough to amortize the waits between pieces, small enough to stay in cache.
 constexpr std::int64_t kSlotBytes = 1 << 20;
-constexpr std::int64_t kLinesBytes = 1 << 16;  // whole pages, of whatever size
+constexpr std::int64_t kLinesBytes = 1 << 16;  // whole pages, whatever the page size
 constexpr int kMaxRanks = 64;
-// Ranks that are more than two and have this much to add up add a stripe each: fewer bytes for one more wait.
+// With more than two ranks and at least this many bytes, each rank reduces one stripe: less traffic for one more wait.
 constexpr std::int64_t kStripedBytes = 1 << 14;
 
 void pause() {
@@ -41,7 +41,7 @@ void pause() {
 
 #if defined(__linux__)
 
-// A sleep ends now and then, to see whether the other is still there.
+// Times out now and then to check that the other rank is still alive.
 void sleep_on(std::atomic<std::uint32_t>& word, std::uint32_t value) {
   const timespec at_most = {0, 100'000'000};
   syscall(SYS_futex, &word, FUTEX_WAIT, value, &at_most, nullptr, 0);
@@ -51,7 +51,7 @@ void wake_all(std::atomic<std::uint32_t>& word) { syscall(SYS_futex, &word, FUTE
 
 std::uint8_t* map(int file, std::int64_t offset, std::int64_t size) {
   void* memory = mmap(nullptr, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
-  if (memory == MAP_FAILED) throw std::runtime_error("the ranks' memory cannot be mapped");
+  if (memory == MAP_FAILED) throw std::runtime_error("cannot map the ranks' shared memory");
   return static_cast<std::uint8_t*>(memory);
 }
 
@@ -61,12 +61,12 @@ void unmap(std::uint8_t* memory, std::int64_t size) { munmap(memory, static_cast
 
 void sleep_on(std::atomic<std::uint32_t>&, std::uint32_t) {}
 void wake_all(std::atomic<std::uint32_t>&) {}
-std::uint8_t* map(int, std::int64_t, std::int64_t) { throw std::runtime_error("ranks share memory on Linux only"); }
+std::uint8_t* map(int, std::int64_t, std::int64_t) { throw std::runtime_error("shared memory ranks require Linux"); }
 void unmap(std::uint8_t*, std::int64_t) {}
 
 #endif
 
-// Of none there may be no address either, and memcpy wants one.
+// An empty buffer may have a null address, which memcpy does not accept.
 void copy(void* to, const void* from, std::int64_t size) {
   if (size > 0) std::memcpy(to, from, static_cast<std::size_t>(size));
 }
@@ -77,7 +77,7 @@ std::int64_t Collective::memory_size(int size) { return kLinesBytes + 2 * size *
 
 Collective::Collective(const Ops& ops, int file, std::int64_t offset, int rank, int size, int num_spins)
     : ops_(ops), rank_(rank), size_(size), num_spins_(num_spins) {
-  if (size > kMaxRanks || rank < 0 || rank >= size) throw std::invalid_argument("no such rank");
+  if (size > kMaxRanks || rank < 0 || rank >= size) throw std::invalid_argument("rank or group size out of range");
   memory_ = map(file, offset, memory_size(size));
 }
 
@@ -99,7 +99,7 @@ void Collective::post_and_wait() {
   Line& own = line(rank_);
   own.num_posts.store(++num_posts_);
   if (own.num_sleeping.load() > 0) wake_all(own.num_posts);
-  // The ranks behind this one first: then not all look at the same line.
+  // Start with the next rank, so that ranks do not all read the same line.
   for (int step = 1; step < size_; ++step) wait_for((rank_ + step) % size_);
 }
 
@@ -148,7 +148,7 @@ void Collective::reduce_whole(std::uint8_t* x, std::int64_t count, bool is_float
   ops_.sum({parts, size_, count, is_float32, x});
 }
 
-// Each rank adds up one stripe, in its own slot, where nobody else reads that stripe before; then all take all stripes.
+// Each rank reduces one stripe in its own slot, where no other rank reads that stripe yet; then all copy every stripe.
 void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_float32) {
   const std::int64_t element = is_float32 ? 4 : 2;
   const auto begin_of = [&](int rank) { return count * rank / size_ / 32 * 32; };
@@ -170,7 +170,7 @@ void Collective::reduce_in_stripes(std::uint8_t* x, std::int64_t count, bool is_
 void Collective::all_gather(const void* x, void* out, std::int64_t rows, const std::vector<std::int64_t>& row_bytes) {
   std::int64_t widest = 1, total = 0;
   for (const std::int64_t bytes : row_bytes) widest = std::max(widest, bytes), total += bytes;
-  // Pieces of `height` rows and `width` bytes of each, of every rank.
+  // Pieces of `height` rows, up to `width` bytes wide, from every rank.
   const std::int64_t width = std::min(widest, kSlotBytes), height = kSlotBytes / width;
   for (std::int64_t row = 0; row < rows; row += height) {
     const std::int64_t num_rows = std::min(height, rows - row);
@@ -207,7 +207,7 @@ void Collective::all_to_all(const void* x, void* out, std::int64_t row_bytes,
   struct Span {
     std::int64_t begin, end;  // bytes
   };
-  std::vector<Span> theirs;  // of what each rank sends, that which is for this one
+  std::vector<Span> theirs;  // the part of each rank's rows that is for this one
   std::int64_t most = 0, own = 0;
   for (int source = 0; source < size_; ++source) {
     std::int64_t begin = 0, end = 0, sent = 0;

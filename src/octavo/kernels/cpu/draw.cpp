@@ -13,19 +13,20 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr float kOut = -std::numeric_limits<float>::infinity();
 
-// Scores here and by the definition: logit and temperature give the same bits, as subtraction and division are exact to
-// the last. Noise is -log(-log u), at most 22.9: an error e of the inner logarithm, relative to it, becomes an error e
-// of the outer, whose own is e * 22.9; and the sum is rounded, at most 32 where it matters. With logarithms to 50 units
-// in the last place, e = 50 * 2^-52, both sides together are off by less than 2^-41.
+// Error of a score against the definition. Logit and temperature contribute the same bits, since subtraction and
+// division are correctly rounded. Noise is -log(-log u), at most 22.9: a relative error e of the inner logarithm
+// becomes an error e of the outer, whose own error is e * 22.9; the sum is rounded, and at most 32 where it matters.
+// With logarithms accurate to 50 ulp, e = 50 * 2^-52, both sides together are off by less than 2^-41.
 constexpr double kScoreError = 0x1p-40;
-constexpr double kScreenError = 0x1p-30;  // of a score that is estimated, and kScoreError
+constexpr double kScreenError = 0x1p-30;  // error of an estimated score, including kScoreError
 
-// Masses are counted in units of 2^-44 of the likeliest token's and rounded down to them by the definition; each one here
-// is off by no more than a unit and 2^-42 of itself. See `Filters`.
+// The definition counts mass in units of 2^-44 of the most likely token's, rounded down; here each mass is off by at
+// most one unit and 2^-42 of itself. See `Filters`.
 constexpr double kMassUnit = 0x1p-44, kMassError = 0x1p-40;
-constexpr double kLeastPower = -45.0;  // 2^-45 weighs nothing by the definition
+constexpr double kLeastPower = -45.0;  // 2^-45 has no mass by the definition
 
-// Grades of noise that a token lacks, and words that bring less: (word + 1/2) / 2^32 < exp(-exp(-grade)).
+// By how much noise must lift a token (its grade), and a word too small for that: (word + 1/2) / 2^32 <
+// exp(-exp(-grade)).
 struct Grades {
   std::uint32_t words[kNumGrades];
 
@@ -44,15 +45,15 @@ const Grades& grades() {
 
 double gumbel(std::uint32_t word) { return -std::log(-std::log((word + 0.5) * 0x1p-32)); }
 
-// One row's logits, and what is known of them.
+// One row's logits and its state.
 struct Row {
   const DrawRow* wants;
   const float* logits;
-  const float* maxima;  // of slices
+  const float* maxima;  // per slice
   std::int64_t vocab_size;
   float largest = kOut;
   std::int64_t largest_id = 0;
-  float least = kOut;  // the least logit that the filters keep
+  float least = kOut;  // the lowest logit that the filters keep
   bool is_sure = true;
   double start = 0.0;  // a score that some token reaches
 
@@ -65,7 +66,7 @@ struct Row {
     return (static_cast<double>(logit) - static_cast<double>(largest)) / wants->temperature;
   }
   bool keeps(float logit) const { return logit >= least && relative(logit) >= wants->log_min_p; }
-  double powers_scale() const { return 1.4426950408889634 / wants->temperature; }  // of 2 instead of e
+  double powers_scale() const { return 1.4426950408889634 / wants->temperature; }  // base 2 instead of e
 
   void find_largest() {
     for (std::int64_t slice = 0; slice < num_slices(); ++slice) {
@@ -80,7 +81,7 @@ struct Row {
     is_sure = is_greedy() || std::isfinite(powers_scale());
   }
 
-  // Appends all logits that are at least `bound` and finite.
+  // Appends all finite logits of at least `bound`.
   void collect(float bound, std::vector<float>& found) const {
     for (std::int64_t slice = 0; slice < num_slices(); ++slice) {
       if (!(maxima[slice] >= bound)) continue;
@@ -89,7 +90,7 @@ struct Row {
     }
   }
 
-  // A bound that at least `count` logits reach: that of so many slices' largest.
+  // A bound that at least `count` logits reach: the `count`-th largest slice maximum.
   float bound_of(std::int64_t count) const {
     if (count > num_slices()) return kOut;
     std::vector<float> sorted(maxima, maxima + num_slices());
@@ -101,7 +102,7 @@ struct Row {
 // Top-k and top-p of one row: raises `least`, or finds that the definition has to decide.
 class Filters {
  public:
-  // `total` is the mass of all logits, where top-p is asked for without top-k. The likeliest token weighs 1.
+  // `total` is the mass of all logits, needed for top-p without top-k. The most likely token has mass 1.
   Filters(const DrawOps& ops, Row& row, double total) : ops_(ops), row_(row), total_(total) {}
 
   void apply() {
@@ -113,7 +114,7 @@ class Filters {
   void keep_top_k() {
     const std::int64_t count = row_.wants->top_k;
     row_.collect(row_.bound_of(count), kept_);
-    if (count > static_cast<std::int64_t>(kept_.size())) return;  // the others are minus infinity
+    if (count > static_cast<std::int64_t>(kept_.size())) return;  // the others are -inf
     std::nth_element(kept_.begin(), kept_.begin() + (count - 1), kept_.end(), std::greater<float>());
     row_.least = kept_[static_cast<std::size_t>(count - 1)];
     kept_.erase(std::remove_if(kept_.begin(), kept_.end(), [this](float logit) { return logit < row_.least; }), kept_.end());
@@ -130,14 +131,14 @@ class Filters {
   }
 
   double wanted() const { return row_.wants->top_p * total_; }
-  // Of `wanted`, and of what lies above a token, together.
+  // Joint error bound of `wanted` and of the mass above a token.
   double error(double num_tokens) const { return (2.0 * num_tokens + 4.0) * kMassUnit + total_ * kMassError; }
 
   double mass_of(std::size_t first, std::size_t end) const {
     return ops_.sum_of_powers(kept_.data() + first, static_cast<std::int64_t>(end - first), row_.largest, row_.powers_scale());
   }
 
-  // The likeliest, as many as weigh what is wanted; of a flat row, all that weigh anything.
+  // Collects the most likely tokens up to the wanted mass; for a flat row, all tokens with any mass.
   void collect_top_p(double slack) {
     for (std::int64_t num_slices = 64;; num_slices *= 8) {
       const bool is_last = num_slices / 8 >= row_.num_slices();
@@ -147,12 +148,12 @@ class Filters {
     }
   }
 
-  // Every sum by the definition is within `slack` of the one here. The last logit that is sure to stay is the least if
-  // the next lower one is sure to go. The likeliest token has nothing above it and always stays.
+  // Every sum by the definition is within `slack` of the sum here. The last logit certain to be kept is the threshold
+  // if the next lower one is certain to be dropped. The most likely token has nothing above it and is always kept.
   void decide(double slack) {
     const double surely = std::max(kMassUnit / 2, wanted() - slack);
     std::size_t first = 0, end = kept_.size();
-    double above = 0.0;  // what comes before [first, end)
+    double above = 0.0;  // mass above [first, end)
     while (end - first > 1) {
       const std::size_t middle = first + (end - first) / 2;
       std::nth_element(at(first), at(middle), at(end), std::greater<float>());
@@ -168,7 +169,7 @@ class Filters {
     row_.least = std::max(row_.least, kept_[first]);
   }
 
-  // The least logit that may weigh anything.
+  // The lowest logit that may have any mass.
   float least_of_weight() const {
     return static_cast<float>(std::max<double>(std::numeric_limits<float>::lowest(),
                                                row_.largest + kLeastPower / row_.powers_scale()));
@@ -182,7 +183,7 @@ class Filters {
   std::vector<float> kept_;
 };
 
-// The best token of some slices, and the best score of the others.
+// The best token of some slices, and the best score of the rest.
 struct Lead {
   double score = -kInfinity, next = -kInfinity;
   std::int64_t id = 0;
@@ -205,7 +206,7 @@ Screen screen_of(const Row& row, double best) {
   return {row.largest, 1.0 / row.wants->temperature, best, row.least, grades().words};
 }
 
-// The score of the likeliest token: a bound for all others from the first on.
+// The score of the most likely token: a lower bound on the best score from the start.
 double first_score(const DrawOps& ops, const Row& row) {
   alignas(64) std::uint32_t words[kSliceIds];
   const std::int64_t slice = row.largest_id / kSliceIds, i = row.largest_id % kSliceIds;
@@ -213,7 +214,7 @@ double first_score(const DrawOps& ops, const Row& row) {
   return gumbel(words[i % 4 * 16 + i / 4]);
 }
 
-// The best of slices [first, end). A screen lets through all that could come within the error of a score some token has.
+// The best of slices [first, end). The screen passes every token whose score could lie within the error of the best.
 Lead find_lead(const DrawOps& ops, const Row& row, std::int64_t first, std::int64_t end) {
   Lead lead;
   alignas(64) std::uint32_t words[kSliceIds];
@@ -232,14 +233,14 @@ Lead find_lead(const DrawOps& ops, const Row& row, std::int64_t first, std::int6
   }
 }
 
-// The ranges of slices that threads take.
+// How slices are split between threads.
 struct Cut {
   std::int64_t num_slices, num_parts;
 
   std::int64_t begin(std::int64_t part) const { return num_slices * part / num_parts; }
 };
 
-// Some eight chunks for each thread, so that none waits long for another; no fewer than 64 slices each.
+// About eight chunks per thread for balance, of at least 64 slices each.
 Cut cut_rows(const DrawArgs& args, int num_threads) {
   const std::int64_t num_slices = (args.vocab_size + kSliceIds - 1) / kSliceIds;
   const std::int64_t wanted = std::max<std::int64_t>(1, 8 * num_threads / std::max<std::int64_t>(1, args.num_rows));
@@ -256,7 +257,7 @@ void draw(const DrawOps& ops, const DrawArgs& args, Pool& pool) {
   for (std::int64_t row = 0; row < args.num_rows; ++row)
     rows.push_back({args.rows + row, args.logits + row * args.vocab_size, maxima.data() + row * cut.num_slices, args.vocab_size});
 
-  // Calls body(row, chunk, first slice, end) for all parts of all rows.
+  // Calls body(row, chunk, first slice, end) for all chunks of all rows.
   const auto run_parts = [&](const auto& body) {
     pool.run(num_chunks, [&](std::int64_t chunk) {
       const std::int64_t part = chunk % cut.num_parts;

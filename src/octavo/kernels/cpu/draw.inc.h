@@ -1,5 +1,5 @@
-// What draws want of vectors, compiled for every level by a file draw_<level>.cpp, which defines OCTAVO_LEVEL. Vectors are
-// as wide as the level's registers, since products of 32-bit words to 64 bits are found in lanes.
+// Vectorized functions of sampling, compiled per level by a file draw_<level>.cpp, which defines OCTAVO_LEVEL. Vectors
+// are exactly as wide as the level's registers, since 32-bit to 64-bit products work within lanes.
 #include <cstddef>
 #include <cstdint>
 
@@ -33,7 +33,7 @@ typedef float HalfFloats __attribute__((vector_size(kRegisterBytes / 2)));
 
 inline std::int64_t least_of(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
-// The products of the low halves of 64-bit lanes. GCC 12 multiplies such lanes in full, three times the work.
+// Products of the low halves of 64-bit lanes. GCC 12 would emit full 64-bit multiplies, at three times the cost.
 inline WideWords multiply_low(WideWords a, WideWords b) {
 #if defined(__AVX512F__)
   return (WideWords)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);  // without a mask GCC 12 warns of its header
@@ -44,10 +44,10 @@ inline WideWords multiply_low(WideWords a, WideWords b) {
 #endif
 }
 
-// Philox4x32-10 of counters (block, output_index, 0, 0), a block in each 64-bit lane of two vectors, whose rounds go side
-// by side: words of ids 4 * block + 0 ... 3, in the low halves; what the high ones hold means nothing, and no product reads
-// it. Two rounds know zeros: in the first the second product is zero, and in the second the first product is the same for
-// all blocks.
+// Philox4x32-10 of counters (block, output_index, 0, 0), one block per 64-bit lane of two vectors whose rounds are
+// interleaved: words of ids 4 * block + 0 ... 3, in the low halves; the high halves are garbage that no product reads.
+// The first two rounds are specialized: in the first the second product is zero, in the second the first product is the
+// same for all blocks.
 inline void random_words(const NoiseKey& key, const WideWords* block, WideWords (*words)[2]) {
   constexpr std::uint32_t kStep0 = 0x9E3779B9u, kStep1 = 0xBB67AE85u;
   const WideWords multiplier0 = WideWords{} + 0xD2511F53u, multiplier1 = WideWords{} + 0xCD9E8D57u;
@@ -78,7 +78,7 @@ inline bool any_lane(SignedWords is_true) {
   return any != 0;
 }
 
-// All words of a slice; whether one of them is at least `least`. Little-endian, as all levels are.
+// Computes all words of a slice; returns whether one is at least `least`. Little-endian, as all levels are.
 inline bool words_of_slice(const NoiseKey& key, std::int64_t slice, std::uint32_t least, std::uint32_t* words) {
   SignedWords is_found = {};
   WideWords even_lanes;
@@ -133,11 +133,11 @@ void slice_maxima(const float* logits, std::int64_t count, float* maxima) {
     maxima[at / kSliceIds] = largest_of_slice(logits + at, least_of(kSliceIds, count - at));
 }
 
-// 2^x for x <= 0, its polynomial to 2^-44: Taylor's of degree 11 on |f| <= 1/2.
+// 2^x for x <= 0, by a polynomial accurate to 2^-44: Taylor, degree 11, |f| <= 1/2.
 inline Doubles power_of_two_in_double(Doubles x) {
   const Doubles least = Doubles{} - 100.0;
   x = x > least ? x : least;
-  const Doubles shifted = x + 6755399441055744.0;  // 1.5 * 2^52: rounds to an integer, in the lowest bits
+  const Doubles shifted = x + 6755399441055744.0;  // 1.5 * 2^52: leaves the nearest integer in the lowest bits
   const Doubles f = x - (shifted - 6755399441055744.0);
   Doubles p = Doubles{} + 4.4455382718708116e-10;
   p = p * f + 7.0549116208011233e-09;

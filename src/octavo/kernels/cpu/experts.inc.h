@@ -1,8 +1,8 @@
-// The MLPs of experts, each for its own rows. Included inside namespace octavo::OCTAVO_LEVEL.
+// Expert MLPs, each on its own rows. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // Legend: R = pairs, X = experts, D = hidden size, I = intermediate size.
 
-// One expert's share of a phase.
+// One expert's part of a phase.
 template <class AnyProduct, class AnyCut>
 struct ExpertProduct {
   AnyProduct product;
@@ -10,7 +10,7 @@ struct ExpertProduct {
   std::int64_t first_chunk;
 };
 
-// Runs one product for each expert that has rows: make(expert, its first row tile, its rows).
+// Runs one product per expert that has rows: make(expert, its first row tile, its rows).
 template <class AnyProduct, class AnyCut, class Make>
 static void multiply_experts(const SortedPairs& sorted, std::int64_t num_experts, ExpertProduct<AnyProduct, AnyCut>* products,
                              Pool& pool, const Make& make) {
@@ -27,7 +27,7 @@ static void multiply_experts(const SortedPairs& sorted, std::int64_t num_experts
     tile += ceil_div(rows, 16);
   }
   pool.run(num_chunks, [&](std::int64_t chunk) {
-    std::int64_t at = 0;  // the last product that begins at this chunk or before
+    std::int64_t at = 0;  // the last product that starts at or before this chunk
     for (std::int64_t end = num_products; end - at > 1;) {
       const std::int64_t half = (at + end) / 2;
       products[half].first_chunk <= chunk ? at = half : end = half;
@@ -36,7 +36,7 @@ static void multiply_experts(const SortedPairs& sorted, std::int64_t num_experts
   });
 }
 
-// Copies tokens from their left tiles into those of their experts.
+// Copies tokens from their left tiles to those of their experts.
 static void gather_tokens(const LeftElement* tokens, std::int64_t num_k, const Pairs& pairs, const SortedPairs& sorted,
                           std::int64_t num_tiles, LeftElement* left, Pool& pool) {
   pool.run(num_tiles, [&](std::int64_t tile) {
@@ -54,14 +54,14 @@ static void gather_tokens(const LeftElement* tokens, std::int64_t num_k, const P
   });
 }
 
-// Experts whose weights are no integers, and what lies between the steps of their MLPs.
+// Experts with dense weights, and the buffers between the steps of their MLPs.
 struct PlainExperts {
   SortedPairs sorted;
   ExpertProduct<Product, Cut>* products;  // [X]
   LeftElement* tokens;                    // left tiles
   LeftElement* left;                      // left tiles of the sorted rows
-  LeftElement* middle;                    // the same, between the two maps
-  Element* answers;                       // [R, D] in the sorted order
+  LeftElement* middle;                    // the same, between the two linears
+  Element* answers;                       // [R, D], sorted by expert
 
   static PlainExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
     const std::int64_t num_tiles = SortedPairs::max_tiles(num_pairs, experts.count);
@@ -72,16 +72,16 @@ struct PlainExperts {
             room.take<Element>(num_pairs * size)};
   }
 
-  // Takes tokens over, normalized where that is asked for.
+  // Packs the tokens, normalized if `rows` says so.
   void take(const RowsArgs& rows, const Experts&, Pool& pool) { pack_rows(rows, tokens, pool); }
-  // Returns them as left tiles.
+  // The tokens as left tiles.
   const LeftElement* tiles(const RowsArgs&, Pool&) const { return tokens; }
 
-  // Fills `answers`.
+  // Computes `answers`.
   void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {
     const std::int64_t num_k = ceil_div(size, 32), num_tiles = sorted.sort(pairs, experts.count);
     gather_tokens(tokens, num_k, pairs, sorted, num_tiles, left, pool);
-    const std::int64_t middle_stride = ceil_div(experts.max_intermediate, 32) * kTileElements;  // of a row tile
+    const std::int64_t middle_stride = ceil_div(experts.max_intermediate, 32) * kTileElements;  // per row tile
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> Product {
                        const PackedWeight& up = experts.up[expert];

@@ -1,10 +1,10 @@
-// How results reach the output. Included inside namespace octavo::OCTAVO_LEVEL.
+// Epilogue: from accumulators to the output. Included inside namespace octavo::OCTAVO_LEVEL.
 
 #if defined(OCTAVO_FLOAT32)
 #include "float32_store.inc.h"
 #else
 
-// 64 results of a row, to the left tiles of the next linear.
+// Stores 64 results of a row in the left tiles of the next linear.
 [[gnu::noinline, gnu::cold]] static void put_left_pair(const Destination& to, std::int64_t row, std::int64_t pair, const bf16* lines) {
   for (std::int64_t i = 0; i < 2 && pair * 2 + i < ceil_div(to.out_size, 32); ++i) {
 #if defined(OCTAVO_WIDENS_BF16)
@@ -15,7 +15,7 @@
   }
 }
 
-// One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
+// Stores one row's results of a pair of panels [2][2][16], bias added.
 [[gnu::always_inline]] static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
   const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;
@@ -33,7 +33,7 @@
   }
   u16x32 lines[2];
   if (to.output == Output::gated) {
-    // Rounded where a separate op would have read them rounded.
+    // Rounded where a separate op would read rounded values.
     const Activation& by = to.activation;
     lines[0] = narrow_both(gated(by, rounded(values[0]), rounded(values[1])), gated(by, rounded(values[2]), rounded(values[3])));
   } else if (to.output == Output::squared) {
@@ -60,19 +60,19 @@
 
 #endif
 
-// One row's results of a pair of panels, to where they belong.
+// Epilogue of one row's results of a pair of panels.
 [[gnu::always_inline]] static inline void put_results(const Destination& to, std::int64_t row, std::int64_t pair,
                                                       const f32x16* values, bool streams) {
   to.leaders ? to.leaders[row].meet(values, pair * 64, to.out_size) : store_row(to, row, pair, values, streams);
 }
 
-// Rows whose sums are complete, on their way to the output. They go one by one between the products of the next panels, so
-// that vectors and matrix tiles work at the same time.
+// Rows with complete sums, waiting for their epilogue. It is interleaved with the products of the next panels, so that
+// vector and matrix units work at the same time.
 template <class Panels>
 struct Finish {
   Panels of;
   std::int64_t row = 0, end = 0;
-  std::int64_t num_steps = 0;  // until they should be gone
+  std::int64_t num_steps = 0;  // left until all rows are stored
   std::int64_t credit = 0;
 
   void do_all() {
@@ -84,7 +84,7 @@ struct Finish {
   }
 };
 
-// Results of a pair of panels, or of the one that is left.
+// Accumulators of a pair of panels, or of a single last one.
 struct FinishedPanels {
   const Product* product;
   const float* results;  // [2][row tiles first ...][2][16][16]
@@ -102,7 +102,7 @@ struct FinishedPanels {
       values[i * 2] += load_f32(bias + panel * 32 + i * 32);
       values[i * 2 + 1] += load_f32(bias + panel * 32 + i * 32 + 16);
     };
-    take_panel(0);  // not in a loop of any number, which would keep them in memory
+    take_panel(0);  // unrolled by hand: a generic loop would keep them in memory
     if (num_panels == kPair) take_panel(1);
     put_results(product->to, row, panel / kPair, values, streams);
   }

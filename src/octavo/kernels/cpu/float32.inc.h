@@ -1,6 +1,6 @@
-// Maps and norms of one level in float32: what level.inc.h does in bf16, by the same files but for products and how
-// results are stored. A file float32_<level>.cpp defines OCTAVO_LEVEL and how many rows are multiplied together, and is
-// compiled with the flags of its level: in files of their own, they leave the other ops' machine code as it is.
+// Linears and norms of one level in float32: the same files as level.inc.h for bf16, except for products and stores. A
+// file float32_<level>.cpp defines OCTAVO_LEVEL and the rows multiplied together, and is compiled with the flags of its
+// level: in separate files, they leave the other ops' machine code unchanged.
 #include <cstddef>
 #include <cstdint>
 
@@ -14,7 +14,7 @@
 #define OCTAVO_JOIN_(a, b) a##b
 #define OCTAVO_JOIN(a, b) OCTAVO_JOIN_(a, b)
 
-#if defined(__clang__)  // a * b + c in one rounding, also where operators are functions; GCC does so by itself
+#if defined(__clang__)  // contracts a * b + c also where operators are functions; GCC does so by default
 #pragma clang fp contract(fast)
 #endif
 
@@ -23,15 +23,15 @@ namespace {
 
 using Element = float;  // of activations and weights
 
-constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 8 KiB
-constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // of activations that are to stay in the second-level cache
-constexpr std::int64_t kFewRows = 0;                  // none: all take their k in the same blocks, which bits depend on
+constexpr std::int64_t kPrefetchElements = 2048;      // prefetch distance of weights from memory, 8 KiB
+constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // activations kept in L2
+constexpr std::int64_t kFewRows = 0;                  // none: bits depend on the blocking of k, one for all row counts
 constexpr std::int64_t kMaxRowTiles = 8;             // 128 rows
-constexpr std::int64_t kTilesOfK = 4;                 // 16 KiB of a panel, half of the first-level cache
-constexpr std::int64_t kMaxPanels = 16;              // whose results, of 128 rows, take 256 KiB
-constexpr std::int64_t kStreamedBytes = 1 << 16;      // results as large as this bypass the caches
+constexpr std::int64_t kTilesOfK = 4;                 // 16 KiB of a panel, half of L1
+constexpr std::int64_t kMaxPanels = 16;              // their results, for 128 rows, take 256 KiB
+constexpr std::int64_t kStreamedBytes = 1 << 16;      // results of at least this size bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
-constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together: their shares are uneven
+constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together: their loads are uneven
 
 #include "vectors.inc.h"
 #include "simd.inc.h"

@@ -1,4 +1,4 @@
-// Any processor: 16 vectors of 4 floats are all that many have.
+// Any processor: 16 vectors of 4 floats, all that many have.
 #define OCTAVO_LEVEL portable
 #define OCTAVO_ROWS_OF_WHOLE_PANEL 1
 #define OCTAVO_ROWS_TOGETHER 2

@@ -1,6 +1,6 @@
-// Where float32 maps' results go. Included from linear.inc.h.
+// Stores the results of float32 linears. Included from linear.inc.h.
 
-// `kCount` values, or those of them that are there: whole cache lines past the caches, where they `stream`.
+// Stores `kCount` values, clipped to the output: as non-temporal whole cache lines if they `stream`.
 template <std::int64_t kCount>
 [[gnu::always_inline]] static inline void store_values(float* out, const f32x16* values, std::int64_t count, bool streams) {
   if (count < kCount) return (void)__builtin_memcpy(out, values, static_cast<std::size_t>(count) * sizeof(float));
@@ -8,7 +8,7 @@ template <std::int64_t kCount>
   for (int i = 0; i < kCount / 16; ++i) streams ? stream_line(out + i * 16, (u16x32)values[i]) : store_f32(out + i * 16, values[i]);
 }
 
-// 64 results of a row, squared: to the output, or to the left tiles of the next linear.
+// Stores 64 results of a row, relu2 applied, in the output or in the left tiles of the next linear.
 [[gnu::noinline, gnu::cold]] static void store_squared(const Destination& to, std::int64_t row, std::int64_t pair,
                                                        const f32x16* values, std::int64_t count) {
   const f32x16 of[4] = {squared(values[0]), squared(values[1]), squared(values[2]), squared(values[3])};
@@ -17,7 +17,7 @@ template <std::int64_t kCount>
     store_values<32>(to.left_line(row, pair * 2 + i), of + i * 2, 32, false);
 }
 
-// One row's results of a pair of panels [2][2][16], biases added: to where they belong in the output.
+// Stores one row's results of a pair of panels [2][2][16], bias added.
 static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
   const std::int64_t width = to.outputs_per_panel() * kPair, column = pair * width;

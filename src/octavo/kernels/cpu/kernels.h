@@ -1,4 +1,4 @@
-// One level's ops for Python, with threads of their own.
+// One level's ops for Python, with their own thread pool.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,7 +17,7 @@ namespace octavo {
 
 namespace nb = nanobind;
 
-// One level's ops, maps in one dtype, and the threads that run them.
+// One level's ops, with linears in one dtype, and the threads that run them.
 class Kernels {
  public:
   Kernels(const std::string& level, int num_threads, bool is_float32)
@@ -101,7 +101,7 @@ class Kernels {
   }
 
   void keep_rows(std::uintptr_t x, std::int64_t row_bytes, std::uintptr_t out) {
-    if (!recorded_tape()) throw std::logic_error("which rows are kept is known to a tape alone");
+    if (!recorded_tape()) throw std::logic_error("keep_rows works only while a tape is recorded");
     recorded_tape()->add(KeepRowsArgs{at<const char>(x), row_bytes, at<char>(out)});
   }
 

@@ -20,7 +20,7 @@ Registers cpuid(unsigned leaf, unsigned subleaf) {
   return r;
 }
 
-unsigned long long enabled_states() {  // XCR0: which registers the system saves
+unsigned long long enabled_states() {  // XCR0: register state that the OS saves
   unsigned low, high;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return static_cast<unsigned long long>(high) << 32 | low;
@@ -28,7 +28,7 @@ unsigned long long enabled_states() {  // XCR0: which registers the system saves
 
 constexpr bool all(unsigned value, unsigned bits) { return (value & bits) == bits; }
 
-// Linux hands out the 8 KiB of tile registers on request only (Documentation/arch/x86/xstate.rst).
+// Linux grants the 8 KiB of tile register state on request only (Documentation/arch/x86/xstate.rst).
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;

@@ -1,5 +1,5 @@
-// One level of all ops. A file level_<name>.cpp defines OCTAVO_LEVEL, the OCTAVO_HAS_... that are true of it and its
-// constants, includes this, and is compiled with the flags of its level.
+// All ops of one level. A file level_<name>.cpp defines OCTAVO_LEVEL, the OCTAVO_HAS_... macros that hold for it and
+// its constants, includes this file, and is compiled with the flags of its level.
 #include <cstddef>
 #include <cstdint>
 
@@ -16,10 +16,10 @@
 #define OCTAVO_TEXT(a) OCTAVO_TEXT_(a)
 
 #if (defined(OCTAVO_HAS_AVX512) || defined(OCTAVO_HAS_AVX2)) && !defined(OCTAVO_HAS_BF16)
-#define OCTAVO_WIDENS_BF16  // to float32, where no instruction multiplies it
+#define OCTAVO_WIDENS_BF16  // to float32, without an instruction that multiplies bf16
 #endif
 
-#if defined(OCTAVO_HAS_AVX512)  // whose ops in float32 and whose draws, in files of their own, this level has
+#if defined(OCTAVO_HAS_AVX512)  // this level has its float32 ops and its sampling in files of their own
 #define OCTAVO_FLOAT32_LEVEL avx512
 #elif defined(OCTAVO_HAS_AVX2)
 #define OCTAVO_FLOAT32_LEVEL avx2
@@ -27,7 +27,7 @@
 #define OCTAVO_FLOAT32_LEVEL portable
 #endif
 
-#if defined(__clang__)  // a * b + c in one rounding, also where operators are functions; GCC does so by itself
+#if defined(__clang__)  // contracts a * b + c also where operators are functions; GCC does so by default
 #pragma clang fp contract(fast)
 #endif
 
@@ -36,36 +36,36 @@ namespace {
 
 using Element = bf16;  // of activations and weights
 
-constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows of a product that is made of vectors
+constexpr int kRowsAtOnce = OCTAVO_ROWS_AT_ONCE;      // rows per product, with vectors
 #if defined(OCTAVO_HAS_AVX2)
-constexpr std::int64_t kLeftCacheBytes = 256 << 10;   // of activations that are to stay in the second-level cache
-constexpr std::int64_t kFewRows = 0;                  // products take long enough to fetch weights beside any of them
-constexpr std::int64_t kPrefetchElements = 0;         // so none are fetched for the product itself
+constexpr std::int64_t kLeftCacheBytes = 256 << 10;   // activations kept in L2
+constexpr std::int64_t kFewRows = 0;                  // products are slow enough to prefetch weights during any of them
+constexpr std::int64_t kPrefetchElements = 0;         // so no product prefetches for itself
 constexpr std::int64_t kMaxRowTiles = 4;             // 64 rows
-constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, half of the first-level cache
+constexpr std::int64_t kTilesOfK = 8;                 // 16 KiB of a panel, half of L1
 #elif defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
-constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // of activations that are to stay in the second-level cache
+constexpr std::int64_t kLeftCacheBytes = 512 << 10;   // activations kept in L2
 constexpr std::int64_t kFewRows = 8;                  // whose products pass over weights once
-constexpr std::int64_t kPrefetchElements = 4096;      // ahead of weights that come from memory, 8 KiB
+constexpr std::int64_t kPrefetchElements = 4096;      // prefetch distance of weights from memory, 8 KiB
 constexpr std::int64_t kMaxRowTiles = 6;             // 96 rows
-constexpr std::int64_t kTilesOfK = 32;                // 64 KiB of a panel, for all rows from the second-level cache
+constexpr std::int64_t kTilesOfK = 32;                // 64 KiB of a panel, read from L2 for all rows
 #else
-constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // of activations that are to stay in the second-level cache
+constexpr std::int64_t kLeftCacheBytes = 1 << 20;     // activations kept in L2
 constexpr std::int64_t kFewRows = 96;
-constexpr std::int64_t kPrefetchElements = 2048;      // ahead of weights that come from memory, 4 KiB
+constexpr std::int64_t kPrefetchElements = 2048;      // prefetch distance of weights from memory, 4 KiB
 constexpr std::int64_t kMaxRowTiles = 32;            // 512 rows
-constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel in the first-level cache, which left tiles pass by
+constexpr std::int64_t kTilesOfK = 16;                // 32 KiB of a panel in L1, which left tiles bypass
 #endif
-constexpr std::int64_t kMaxPanels = 16;              // whose results, of 512 rows, take 1 MiB
-constexpr std::int64_t kStreamedBytes = 1 << 16;      // results as large as this bypass the caches
+constexpr std::int64_t kMaxPanels = 16;              // their results, for 512 rows, take 1 MiB
+constexpr std::int64_t kStreamedBytes = 1 << 16;      // results of at least this size bypass the caches
 constexpr std::int64_t kChunksPerThread = 8;
-constexpr std::int64_t kExpertChunksPerThread = 32;  // of all experts together: their shares are uneven
-constexpr int kIntegerRowsAtOnce = OCTAVO_ROWS_AT_ONCE / 2;  // of a product of integers that is made of vectors
-constexpr std::int64_t kIntegerRowsOfBlock = 128;            // rows that stay in a cache while panels pass by
-constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vectors do better than tiles
-constexpr std::int64_t kFewRowsTwoLevel = 1;                   // the same of 4 bits that stand for 8
-constexpr std::int64_t kIntegerTilesOfK = 16;                // 32 KiB of a panel, in the first-level cache
-constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // of activations that are to stay in the second-level cache
+constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together: their loads are uneven
+constexpr int kIntegerRowsAtOnce = OCTAVO_ROWS_AT_ONCE / 2;  // rows per integer product, with vectors
+constexpr std::int64_t kIntegerRowsOfBlock = 128;            // rows kept in cache for all panels
+constexpr std::int64_t kFewRows8 = 1, kFewRows4 = 4;         // up to here vectors are faster than tiles
+constexpr std::int64_t kFewRowsTwoLevel = 1;                   // the same for two-level integers
+constexpr std::int64_t kIntegerTilesOfK = 16;                // 32 KiB of a panel, in L1
+constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept in L2
 
 #include "vectors.inc.h"
 #include "simd.inc.h"

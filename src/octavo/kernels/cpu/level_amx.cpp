@@ -1,4 +1,4 @@
-// AVX-512 as above, and AMX: TILE, BF16, INT8.
+// AVX-512 as in level_avx512.cpp, and AMX: TILE, BF16, INT8.
 #define OCTAVO_LEVEL amx
 #define OCTAVO_ROWS_AT_ONCE 8
 #define OCTAVO_HAS_AVX512

@@ -1,4 +1,4 @@
-// AVX2 as in level_avx2.cpp, and VNNI by 32 bytes: AVX-VNNI, or AVX-512's.
+// AVX2 as in level_avx2.cpp, and VNNI with 32-byte vectors: AVX-VNNI or AVX-512 VNNI.
 #define OCTAVO_LEVEL avx2_vnni
 #define OCTAVO_ROWS_AT_ONCE 2
 #define OCTAVO_HAS_AVX2

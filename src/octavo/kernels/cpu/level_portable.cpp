@@ -1,4 +1,4 @@
-// Any processor: vectors as the compiler finds them.
+// Any processor: vectorization is left to the compiler.
 #define OCTAVO_LEVEL portable
 #define OCTAVO_ROWS_AT_ONCE 2
 #include "level.inc.h"

@@ -1,4 +1,4 @@
-// Linear maps, and what is made of them. Included inside namespace octavo::OCTAVO_LEVEL.
+// Linear layers and fused ops built on them. Included inside namespace octavo::OCTAVO_LEVEL.
 
 static inline std::int64_t left_elements(std::int64_t rows, std::int64_t size) {
   return ceil_div(rows, 16) * ceil_div(size, 32) * kTileElements;
@@ -14,7 +14,7 @@ static void linear(const LinearArgs& args, Pool& pool) {
            pool);
 }
 
-// Leaders of all rows, for as many groups of panels as a product may be cut into: what chunks have found is joined.
+// The most panel groups a product is cut into; each keeps argmax candidates for all rows, merged at the end.
 static inline std::int64_t max_groups(const Pool& pool) { return 2 * pool.num_threads() * kChunksPerThread; }
 
 static inline void begin_leaders(Leader* leaders, std::int64_t rows, const Pool& pool) {
@@ -45,7 +45,7 @@ static void argmax(const ArgmaxArgs& args, Pool& pool) {
   join_leaders(leaders, rows.rows, pool, args.out);
 }
 
-// down(activated up(x)). What lies between the two linears never leaves the layout of tiles.
+// down(activation(up(x))). The intermediate stays in tile layout.
 static void mlp(const MlpArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;

@@ -1,5 +1,5 @@
-// `octavo.kernels.cpu._cpu`: the ops for Python. Not linked to torch: tensors come as addresses and sizes. The GIL is free
-// while an op runs.
+// `octavo.kernels.cpu._cpu`: the ops for Python. Not linked to torch: tensors are passed as addresses and sizes. The
+// GIL is released while an op runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -19,7 +19,7 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// A collective for Python. Not by way of `Kernels`: a rank that waits for others holds no pool back.
+// A collective for Python. Not part of `Kernels`: a rank that waits for others must not hold the pool.
 Collective* make_collective(const std::string& level, int file, std::int64_t offset, int rank, int size, int num_spins) {
   return new Collective(find_ops(level), file, offset, rank, size, num_spins);
 }

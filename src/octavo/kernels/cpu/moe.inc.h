@@ -1,11 +1,11 @@
-// Mixtures of experts. Included inside namespace octavo::OCTAVO_LEVEL. What is computed: ops.h, kernels/reference.py.
+// Mixture of experts. Included inside namespace octavo::OCTAVO_LEVEL. Definition: ops.h, kernels/reference.py.
 //
-// Pairs of a token and an expert are sorted by expert, so that each expert's weights are read once, for all of its rows
-// together. A row's result does not depend on who shares its expert: tiles see to that, as in all linear layers.
+// Pairs of a token and an expert are sorted by expert, so that each expert's weights are read once for all of its rows.
+// A row's result does not depend on the other rows of its expert: tiles guarantee that, as in all linear layers.
 //
-// Legend: T = tokens, C = experts that a token chooses, R = pairs, X = experts, D = hidden size, I = intermediate size.
+// Legend: T = tokens, C = experts per token, R = pairs, X = experts, D = hidden size, I = intermediate size.
 
-// out = sum over a token's pairs, in their order, of weight * answer. `place` null: answers are in the order of pairs.
+// out = sum over a token's pairs, in order, of weight * answer. `place` null: answers are in pair order.
 static void combine_rows(const Element* answers, const std::int64_t* place, const float* weights, std::int64_t num_tokens,
                          std::int64_t num_choices, std::int64_t size, Element* out, Pool& pool) {
   const auto answer = [&](std::int64_t pair) { return answers + (place ? place[pair] : pair) * size; };
@@ -43,7 +43,7 @@ static void route(const RouteArgs& args, Pool& pool) {
                args.weights, pool);
 }
 
-// `Kind`: of experts, PlainExperts or those of integers.
+// `Kind` of experts: PlainExperts or the integer ones.
 template <class Kind>
 static void expert_rows_by(const ExpertRowsArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;

@@ -1,8 +1,8 @@
 // Pairs of a token and an expert, sorted by expert. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// Legend: R = pairs, X = experts, C = experts that a token chooses.
+// Legend: R = pairs, X = experts, C = experts per token.
 
-// Hands out memory, 64-byte aligned. From address 0 it only counts.
+// A bump allocator, 64-byte aligned. Starting at address 0, it only measures.
 struct Room {
   std::uintptr_t at;
 
@@ -14,7 +14,7 @@ struct Room {
   }
 };
 
-// Memory for what `place(room)` takes, twice: to count, and for good.
+// Allocates what `place(room)` takes: one pass to measure, one to place.
 template <class Place>
 static inline auto placed(Pool& pool, const Place& place) {
   Room counting = {0};
@@ -23,7 +23,7 @@ static inline auto placed(Pool& pool, const Place& place) {
   return place(room);
 }
 
-// Pairs in the order of their tokens. `token_ids` null: a token's C pairs follow one another.
+// Pairs in token order. `token_ids` null: a token's C pairs are consecutive.
 struct Pairs {
   std::int64_t count;  // R
   const std::int64_t* expert_ids;
@@ -33,12 +33,12 @@ struct Pairs {
   std::int64_t token(std::int64_t pair) const { return token_ids ? token_ids[pair] : pair / num_choices; }
 };
 
-// Pairs sorted by expert; an expert's rows begin a row tile of their own.
+// Pairs sorted by expert; each expert's rows start on a new row tile.
 struct SortedPairs {
-  std::int64_t* first_row;  // [X + 1] of each expert, in the sorted order
-  std::int64_t* pair;       // [R] that is in this place of the order
-  std::int64_t* place;      // [R] of each pair in the order
-  std::int64_t* tile_row;   // [row tiles + 1] at which each tile begins
+  std::int64_t* first_row;  // [X + 1] of each expert, in sorted order
+  std::int64_t* pair;       // [R] at each sorted position
+  std::int64_t* place;      // [R] sorted position of each pair
+  std::int64_t* tile_row;   // [row tiles + 1] where each tile begins
 
   static SortedPairs in(Room& room, std::int64_t num_pairs, std::int64_t num_experts) {
     return {room.take<std::int64_t>(num_experts + 1), room.take<std::int64_t>(num_pairs),
@@ -61,7 +61,7 @@ struct SortedPairs {
       for (std::int64_t row = begin; row < end; row += 16) tile_row[num_tiles++] = row;
     }
     tile_row[num_tiles] = pairs.count;
-    // Each expert's next free place is where it begins; afterwards that is where the next one begins.
+    // Advance each expert's next free position from its start; it ends where the next expert begins.
     for (std::int64_t i = 0; i < pairs.count; ++i) place[i] = first_row[pairs.expert_ids[i]]++;
     for (std::int64_t expert = num_experts; expert > 0; --expert) first_row[expert] = first_row[expert - 1];
     first_row[0] = 0;

@@ -1,7 +1,6 @@
-// How tokens choose experts. Included inside namespace octavo::OCTAVO_LEVEL. What is computed: ops.h,
-// kernels/reference.py.
+// Expert routing. Included inside namespace octavo::OCTAVO_LEVEL. Definition: ops.h, kernels/reference.py.
 
-// value[i] = e^(value[i] - most); returns nothing but what is in `values`.
+// values[i] = e^(values[i] - most), in place.
 static inline void exponentials(float* values, std::int64_t count, float most) {
   for (std::int64_t i = 0; i < count; i += 16) {
     float lanes[16] = {};
@@ -18,7 +17,7 @@ static inline float sum_in_order(const float* values, std::int64_t count) {
   return sum;
 }
 
-// The largest logits in falling order, equal ones by the lower number. NaN is not larger than anything.
+// The largest logits in descending order, ties by the lower index. NaN compares as not larger.
 static inline void find_largest(const float* logits, std::int64_t num_logits, std::int64_t count, std::int64_t* ids,
                                 float* largest) {
   std::int64_t num_found = 0;
@@ -30,7 +29,7 @@ static inline void find_largest(const float* logits, std::int64_t num_logits, st
   }
 }
 
-// One token's experts and their weights, from its logits, which are spoilt.
+// One token's experts and their weights, from its logits, which are overwritten.
 static inline void choose_experts(const Routing& routing, float* logits, std::int64_t* ids, float* weights) {
   find_largest(logits, routing.num_experts, routing.top_k, ids, weights);
   const float most = weights[0];
@@ -50,7 +49,7 @@ static inline void choose_experts(const Routing& routing, float* logits, std::in
   }
 }
 
-constexpr std::int64_t kTokensTogether = 8;  // of a chunk, where a token takes about a microsecond
+constexpr std::int64_t kTokensTogether = 8;  // per chunk; a token takes about a microsecond
 
 // `left`: the tokens as left tiles. `logits`: [T, outputs of the router].
 static void route_tokens(const Routing& routing, const PackedWeight& router, const LeftElement* left, std::int64_t num_tokens,

@@ -1,6 +1,6 @@
-// A product, cut so that its operands come from caches. Included inside namespace octavo::OCTAVO_LEVEL.
+// A blocked product: operands come from caches. Included inside namespace octavo::OCTAVO_LEVEL.
 
-// What goes on beside a product: rows that are finished, and memory that will be wanted.
+// Work interleaved with a product: epilogues of finished rows, and prefetches.
 struct Alongside {
   Finish<FinishedPanels>& finish;
   std::int64_t num_rows;
@@ -12,32 +12,31 @@ struct Alongside {
   }
 };
 
-// How a product is cut so that its operands come from caches: row tiles and panels that are computed together, and the
-// k tiles that they take at a time. Per panel those k tiles stay in the first-level cache for all the rows; the rows'
-// tiles stay in the second-level cache for all the panels.
+// Blocking: row tiles and panels computed together, and the k tiles taken at a time. A panel's k tiles stay in L1 for
+// all the rows; the rows' tiles stay in L2 for all the panels.
 struct Blocking {
   std::int64_t row_tiles, panels, num_k;
 };
 
 static inline Blocking choose_blocking(std::int64_t rows, std::int64_t num_k) {
   const std::int64_t num_row_tiles = ceil_div(rows, 16);
-  // Few rows: memory decides. The first product of a panel streams its weights, the others find them in a cache.
+  // Few rows: memory-bound. The first product of a panel streams its weights, the others find them in a cache.
   if (rows <= kFewRows) return {larger(2, num_row_tiles), kPair, num_k};
   const std::int64_t num_blocks = ceil_div(num_row_tiles, kMaxRowTiles);
   const std::int64_t row_tiles = ceil_div(ceil_div(num_row_tiles, num_blocks), 2) * 2;
-  // Where the rows' tiles of all k fit, they stay while pair after pair of panels passes by. Where they do not, those of
-  // a block of k are used for many panels, whose sums wait meanwhile.
+  // If the rows' tiles fit for all k, they stay while one pair of panels after another passes. If not, those of one
+  // block of k are used for many panels, whose partial sums wait meanwhile.
   const bool fits = row_tiles * num_k * kTileElements * std::int64_t{sizeof(LeftElement)} <= kLeftCacheBytes;
   return {row_tiles, fits ? kPair : kMaxPanels, kTilesOfK};
 }
 
-// Some row tiles of a product, in the hands of one thread.
+// Some row tiles of a product, computed by one thread.
 struct ProductRows {
   const Product& product;
   const Blocking& blocking;
   std::int64_t first, end;  // row tiles
   bool streams;
-  float* results;  // of `blocking.panels` panels, twice where these are a pair: one pair finishes beside the next one
+  float* results;  // of `blocking.panels` panels, doubled for pairs: one pair's epilogue overlaps the next pair
   Finish<FinishedPanels> finish = {};
 
   std::int64_t num_tiles() const { return end - first; }
@@ -45,7 +44,7 @@ struct ProductRows {
   std::int64_t panel_results() const { return num_tiles() * 2 * kResultElements; }
   std::int64_t num_rows() const { return smaller(product.rows, end * 16) - first * 16; }
 
-  // From weights to output, but for the last rows, which are left to `finish`.
+  // From weights to output, except for the last rows' epilogue, which is left to `finish`.
   void multiply(std::int64_t panel, std::int64_t num_panels) {
     const Element* right = static_cast<const Element*>(product.packed.weight) + panel * 2 * stride();
     const bool are_a_pair = blocking.panels == kPair;
@@ -70,10 +69,10 @@ struct ProductRows {
   }
 
  private:
-  // The sums of one panel over `count` k tiles.
+  // Accumulates one panel over `count` k tiles.
   void multiply_panel(std::int64_t k, std::int64_t count, const Element* right, const Element* right_next, float* result) {
     const bool streams_weights = num_rows() <= kFewRows;
-    // Each product fetches its share of what the next block of k needs; a streaming one, what itself needs next.
+    // Each product prefetches its share of the next block of k; a streaming one, what it needs next itself.
     constexpr std::int64_t kLinesOfK = 2 * kTileElements * sizeof(Element) / 64;
     Ahead ahead = {right_next, ceil_div(kLinesOfK, ceil_div(num_tiles(), 2))};
     if (streams_weights) ahead = {right + kPrefetchElements, kLinesOfK};
@@ -95,16 +94,15 @@ struct ProductRows {
   }
 };
 
-// How a product is cut into chunks, each of which any thread may take.
+// How a product is cut into chunks, each claimed by any thread.
 struct Cut {
   Blocking blocking;
-  std::int64_t group, num_groups;  // panels of a chunk, and how many such groups there are
+  std::int64_t group, num_groups;  // panels per chunk, and the number of such groups
   std::int64_t num_chunks;
   bool streams;
 };
 
-// About `num_wanted` chunks for each block of rows: enough that no thread waits long for another, and few enough that
-// claiming them costs nothing.
+// About `num_wanted` chunks per block of rows: enough to balance threads, few enough that claiming them is free.
 static inline Cut cut_product(const Product& product, std::int64_t num_wanted) {
   const std::int64_t num_panels = product.to.num_panels();
   const Blocking blocking = choose_blocking(product.rows, product.num_k);

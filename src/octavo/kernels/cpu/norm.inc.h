@@ -1,6 +1,6 @@
 // Normalization. Included inside namespace octavo::OCTAVO_LEVEL.
 
-// Adds a residual to x; the sum is rounded as later layers read it.
+// Adds the residual to x; the sum is rounded, as later layers read it.
 static inline void add_row(const Element* x, const Element* residual, std::int64_t size, Element* total) {
   const std::int64_t num_whole = size / 16 * 16, rest = size - num_whole;
   for (std::int64_t i = 0; i < num_whole; i += 16) store_whole(total + i, load_whole(x + i) + load_whole(residual + i));
@@ -22,8 +22,8 @@ static inline float sum_of_squares(const Element* x, std::int64_t size) {
   return sum_of_lanes(squares);
 }
 
-// x / sqrt(mean(x^2) + eps) * (weight + offset) of one row (Zhang and Sennrich 2019, arXiv:1910.07467), x being total where there
-// is a residual.
+// x / sqrt(mean(x^2) + eps) * (weight + offset) of one row (Zhang and Sennrich 2019, arXiv:1910.07467); x is total if
+// there is a residual.
 static inline void normalize_row(const RowsArgs& args, std::int64_t row, Element* out) {
   const std::int64_t size = args.size, num_whole = size / 16 * 16, rest = size - num_whole;
   const Element *x = static_cast<const Element*>(args.x) + row * size, *weight = static_cast<const Element*>(args.fused.norm_weight);
@@ -46,7 +46,7 @@ static inline void normalize_row(const RowsArgs& args, std::int64_t row, Element
 
 static void rms_norm(const NormArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
-  // Rows of one chunk: about 16 Ki elements, a few microseconds.
+  // Rows per chunk: about 16 Ki elements, a few microseconds.
   const std::int64_t group = larger(1, (std::int64_t{1} << 14) / larger(1, rows.size));
   pool.run(ceil_div(rows.rows, group), [&](std::int64_t chunk) {
     for (std::int64_t row = chunk * group; row < smaller(rows.rows, (chunk + 1) * group); ++row)

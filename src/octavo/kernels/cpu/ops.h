@@ -1,4 +1,4 @@
-// The ops, and the table of one ISA level's versions of them.
+// The ops, and the table of one ISA level's implementations.
 //
 // Legend: T = tokens (rows), K = input size, N = output size, D = hidden size.
 #pragma once
@@ -14,12 +14,12 @@ namespace octavo {
 using bf16 = std::uint16_t;
 
 // A weight [N, K] in bf16 is packed for matrix tiles: panels of 32 outputs, each [ceil(K / 32)][2 tiles][16 pairs of
-// k][16 outputs][2], padded with zeros. In float32 a panel is [ceil(K / 32)][32 k][32 outputs]. It is read once, from
-// front to back.
+// k][16 outputs][2], padded with zeros. In float32 a panel is [ceil(K / 32)][32 k][32 outputs]. It is read once,
+// sequentially.
 //
-// An activation is [T, K], row by row. Where a pointer names no type, it is of the dtype that an op is for: `LayerOps`.
+// An activation is [T, K], row-major. Untyped pointers are of the dtype of the op: `LayerOps`.
 
-// What an MLP does between its two linears: kernels/activation.py. All but relu2 have gates.
+// The activation between an MLP's two linears: kernels/activation.py. All but relu2 are gated.
 enum class ActivationKind { silu, gelu_tanh, clamped_swiglu, relu2 };
 
 struct Activation {
@@ -27,7 +27,7 @@ struct Activation {
   float limit = 0.0f, alpha = 0.0f;  // of clamped_swiglu
 };
 
-// What fused ops do around their linears: `Fused` of kernels/types.py.
+// Prologue and epilogue of fused ops: `Fused` of kernels/types.py.
 struct Fused {
   const void* residual = nullptr;     // [T, K] or null; added to the rows first
   const void* norm_weight = nullptr;  // [K]; null: no norm, and no residual
@@ -36,7 +36,7 @@ struct Fused {
   Activation activation = {};
 };
 
-// Rows of activations, as a linear takes them.
+// Rows of activations, the input of a linear.
 struct RowsArgs {
   const void* x;          // [T, K]
   std::int64_t rows;      // T
@@ -45,30 +45,30 @@ struct RowsArgs {
   void* total = nullptr;  // [T, K], receives x + residual; null without residual
 };
 
-// A weight as integers of 8 or 4 bits: w = scale * q + offset, with a scale (and offset) for each output and group of k.
-// Panels of 32 outputs, each [ceil(K / 64)][2 tiles][16 quads of k][16 outputs][4]; of 4 bits, lines of two quads in one:
-// q + 8 in a nibble, the first quad in the lower ones. q is -127 ... 127, or -8 ... 7.
+// An integer weight of 8 or 4 bits: w = scale * q + offset, with a scale (and offset) per output and group of k. Panels
+// of 32 outputs, each [ceil(K / 64)][2 tiles][16 quads of k][16 outputs][4]; with 4 bits, two quads share a line: q + 8
+// in a nibble, the first quad in the low ones. q is -127 ... 127, or -8 ... 7.
 //
-// Nested: 4 bits that stand for 8, a multiplier for each output and 32 of k: q = (q4 * m + 4) >> 3. See
+// Two-level: 4 bits that expand to 8, with a multiplier per output and 32 of k: q = (q4 * m + 4) >> 3. See
 // integer_two_level.inc.h.
 struct Integers {
-  int bits;                    // 8 or 4; 0: the weight is no integers
-  bool is_two_level;              // then 4 bits, and one scale for all of k
+  int bits;                    // 8 or 4; 0: a dense weight
+  bool is_two_level;              // 4 bits, and one scale per output
   std::int64_t group_size;     // 32, 64 or 128; 0: all of k
   const std::uint8_t* values;
   const float* scales;         // [panels][groups][32]
-  const float* offsets;        // the same, or null: zeros
+  const float* offsets;        // the same, or null: none
 };
 
 struct PackedWeight {
-  std::int64_t out_size;  // N, or I where it is gated
-  const void* weight;     // null where it is integers
-  const float* bias;      // [panels * 32], in the order of the panels' outputs, or null
+  std::int64_t out_size;  // N, or I if gated
+  const void* weight;     // null if integers
+  const float* bias;      // [panels * 32], in panel order, or null
   Integers integers = {};
 };
 
-// plain: in the dtype of the rows. gated: panels hold 16 gates and their 16 ups, which the activation joins. squared: as
-// plain, activated by relu2.
+// plain: in the dtype of the rows. gated: panels hold 16 gates and their 16 ups, which the activation combines.
+// squared: plain with relu2.
 enum class Output { plain, float32, gated, squared };
 
 inline Output activated_output(const Activation& activation) {
@@ -82,7 +82,7 @@ struct LinearArgs {
   void* out;  // [T, N]
 };
 
-// The largest result of a row, and the first output that has it; NaN where any result is.
+// The largest result of a row, and the first output that has it; NaN if any result is.
 struct Argmax {
   float value;
   std::int32_t output;
@@ -96,7 +96,7 @@ struct ArgmaxArgs {
 
 struct MlpArgs {
   RowsArgs rows;
-  PackedWeight up;  // gated where the activation is
+  PackedWeight up;  // gated if the activation is
   PackedWeight down;
   void* out;  // [T, N]
 };
@@ -109,16 +109,16 @@ struct PackArgs {
   void* packed;
 };
 
-// Quantizing fills `values` and `scales` from `weight`. Packing fills the panels, from those and `offsets`, or from
-// `weight` itself, as quantizing would.
+// Quantizing computes `values` and `scales` from `weight`. Packing fills the panels, from those and `offsets`, or
+// directly from `weight`, with the same result.
 struct PackIntegersArgs {
-  Integers form;           // of it: bits and group_size
+  Integers form;           // bits, is_two_level and group_size only
   std::int64_t in_size;    // K
-  std::int64_t out_size;   // N, or I where it is gated
+  std::int64_t out_size;   // N, or I if gated
   bool is_gated;
-  const bf16* weight;      // [N, K]; gated: [2 * I, K], gates first; null where values are packed
+  const bf16* weight;      // [N, K]; gated: [2 * I, K], gates first; null if values are packed
   std::int8_t* values;     // [N, K] or [2 * I, K]
-  std::int8_t* multipliers;  // [N or 2 * I, ceil(K / 32)], of two-level ones
+  std::int8_t* multipliers;  // [N or 2 * I, ceil(K / 32)], two-level only
   float* scales;           // [N or 2 * I, groups]
   const float* offsets;    // the same, or null
   std::uint8_t* packed;
@@ -126,9 +126,9 @@ struct PackIntegersArgs {
   float* packed_offsets;   // the same, or null
 };
 
-// Rows of a weight that is packed, as they were before: an embedding whose table is the logits head's weight.
+// Reads rows back from a packed weight: the embedding of a tied logits head.
 struct PackedRowsArgs {
-  PackedWeight packed;      // no integers, not gated
+  PackedWeight packed;      // dense, not gated
   std::int64_t size;        // K
   std::int64_t num_ids;
   const std::int64_t* ids;  // [T], below N
@@ -140,25 +140,25 @@ struct NormArgs {
   void* out;  // [T, K]
 };
 
-// What several ranks bring, added element by element in the order of `parts`: in float32, rounded once.
+// All-reduce: the ranks' parts added element by element, in the order of `parts`: in float32, rounded once.
 struct SumArgs {
   const void* const* parts;  // [num_parts], each of `count` elements, bf16 or float32
   int num_parts;
   std::int64_t count;
   bool is_float32;
-  void* out;  // may be one of the parts
+  void* out;  // may alias a part
 };
 
-// MLPs that tokens choose among. All have first weights of the same form, and second ones too.
+// The experts of a layer. All up weights have the same format, and so do all down weights.
 struct Experts {
   std::int64_t count;              // X
   std::int64_t max_intermediate;  // the largest I
-  const PackedWeight* up;          // [X], gated where the activation is
+  const PackedWeight* up;          // [X], gated if the activation is
   const PackedWeight* down;        // [X]
 };
 
-// How a token chooses its C experts: the top_k of X with the largest logits, weighed by softmax; and where there is a
-// shared one, that too, as number X, weighed by the sigmoid of logit number X.
+// How a token chooses its C experts: the top_k of X by logit, weighted by softmax; and a shared expert, if any, as
+// number X, weighted by the sigmoid of logit X.
 struct Routing {
   std::int64_t num_experts, top_k;
   bool renormalizes;  // softmax over the chosen, else over all
@@ -197,11 +197,11 @@ struct MoeArgs {
   PackedWeight router;
   Routing routing;
   Experts experts;
-  std::int64_t* load;  // [X], to which is added how many tokens chose each
+  std::int64_t* load;  // [X], incremented by the tokens that chose each expert
   void* out;           // [T, D]
 };
 
-// What is computed in one dtype, bf16 or float32: of activations, and of weights that are no integers.
+// Ops of one dtype, bf16 or float32, of activations and dense weights.
 struct LayerOps {
   void (*pack_linear)(const PackArgs&, Pool&);
   void (*linear)(const LinearArgs&, Pool&);
@@ -216,8 +216,8 @@ struct LayerOps {
 
 struct Ops {
   const char* name;
-  LayerOps bfloat16;        // weights may be integers where it is not said otherwise
-  const LayerOps* float32;  // no integers
+  LayerOps bfloat16;        // weights may be integers unless noted otherwise
+  const LayerOps* float32;  // dense weights only
   void (*quantize)(const PackIntegersArgs&, Pool&);
   void (*pack_integers)(const PackIntegersArgs&, Pool&);
   void (*attention)(const AttentionArgs&, Pool&);
@@ -225,7 +225,7 @@ struct Ops {
   const DrawOps* draw;
 };
 
-// The same at every level: nothing is computed. Throws std::out_of_range for an id that is none.
+// The same at every level: it only copies. Throws std::out_of_range for an id out of range.
 template <class Element>
 void packed_rows(const PackedRowsArgs& args, Pool& pool);
 extern template void packed_rows<bf16>(const PackedRowsArgs& args, Pool& pool);
@@ -233,7 +233,7 @@ extern template void packed_rows<float>(const PackedRowsArgs& args, Pool& pool);
 
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements
 std::int64_t packed_integers_size(const PackIntegersArgs& args);                       // bytes
-std::int64_t packed_scales_size(const PackIntegersArgs& args);                         // floats, of offsets too
+std::int64_t packed_scales_size(const PackIntegersArgs& args);                         // floats; offsets take the same
 
 extern const LayerOps float32_ops_portable;
 extern const Ops ops_portable;

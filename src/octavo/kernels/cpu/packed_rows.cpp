@@ -5,16 +5,16 @@
 namespace octavo {
 namespace {
 
-constexpr std::int64_t kTile = 512;  // elements of one of the two right tiles of each k tile
+constexpr std::int64_t kTile = 512;  // elements of one of a k tile's two right tiles
 constexpr std::int64_t kIdsOfChunk = 8;
 
-// The right tiles of a panel: what lies there of one of its outputs.
+// The right tiles of a panel, at one of its outputs.
 template <class Element>
 const Element* tiles_of(const PackedRowsArgs& args, std::int64_t output) {
   return static_cast<const Element*>(args.packed.weight) + output / 32 * ((args.size + 31) / 32) * 2 * kTile;
 }
 
-// In bf16 inputs lie in one pair of every line of [16 pairs of k][16 outputs][2].
+// In bf16 its inputs are one pair per line of [16 pairs of k][16 outputs][2].
 void unpack_row(const PackedRowsArgs& args, std::int64_t output, bf16* out) {
   const bf16* tiles = tiles_of<bf16>(args, output) + output % 32 / 16 * kTile + output % 16 * 2;
   for (std::int64_t k = 0; k + 1 < args.size; k += 2)
@@ -32,9 +32,9 @@ void unpack_row(const PackedRowsArgs& args, std::int64_t output, float* out) {
 
 template <class Element>
 void packed_rows(const PackedRowsArgs& args, Pool& pool) {
-  if (args.packed.integers.bits) throw std::invalid_argument("rows are read of weights that are no integers");
+  if (args.packed.integers.bits) throw std::invalid_argument("rows can be read from dense weights only");
   for (std::int64_t i = 0; i < args.num_ids; ++i)
-    if (args.ids[i] < 0 || args.ids[i] >= args.packed.out_size) throw std::out_of_range("an id that the weight has no row for");
+    if (args.ids[i] < 0 || args.ids[i] >= args.packed.out_size) throw std::out_of_range("id is out of range");
   pool.run((args.num_ids + kIdsOfChunk - 1) / kIdsOfChunk, [&](std::int64_t chunk) {
     for (std::int64_t i = chunk * kIdsOfChunk; i < args.num_ids && i < (chunk + 1) * kIdsOfChunk; ++i)
       unpack_row(args, args.ids[i], static_cast<Element*>(args.out) + i * args.size);

@@ -1,4 +1,4 @@
-// What memory packed weights take: the same at every level.
+// Sizes of packed weights: the same at every level.
 #include "ops.h"
 
 namespace octavo {

@@ -1,5 +1,5 @@
-// Weights in panels, and rows in tiles, as products take them. Included inside namespace octavo::OCTAVO_LEVEL. Layouts:
-// ops.h and tiles.inc.h.
+// Packs weights into panels and rows into tiles. Included inside namespace octavo::OCTAVO_LEVEL. Layouts: ops.h and
+// tiles.inc.h.
 
 constexpr std::int64_t kPanelOutputs = 32;
 
@@ -9,7 +9,7 @@ static inline void pack_panel(const PackArgs& args, std::int64_t panel) {
   for (std::int64_t k = 0; k < num_k; ++k, to += 2 * kTileElements) {
     for (std::int64_t tile = 0; tile < 2; ++tile) {
       for (std::int64_t column = 0; column < 16; ++column) {
-        // A gated panel: 16 gates, then the ups that belong to them.
+        // A gated panel: 16 gates, then their ups.
         const std::int64_t output = args.is_gated ? panel * 16 + column : (panel * 2 + tile) * 16 + column;
         const std::int64_t row = args.is_gated && tile == 1 ? args.out_size + output : output;
         const Element* from = static_cast<const Element*>(args.weight) + row * args.in_size + k * 32;
@@ -29,8 +29,8 @@ static void pack_linear(const PackArgs& args, Pool& pool) {
   });
 }
 
-// All rows as left tiles [row tiles][num_k][16][32], normalized where that is asked for. Rows that are not there are
-// zeros where products read them.
+// Packs all rows as left tiles [row tiles][num_k][16][32], normalized if `rows` says so. Padding rows are zeros where
+// products read them.
 static void pack_rows(const RowsArgs& args, LeftElement* left, Pool& pool) {
   const std::int64_t num_k = ceil_div(args.size, 32);
   pool.run(ceil_div(args.rows, 16), [&](std::int64_t tile) {

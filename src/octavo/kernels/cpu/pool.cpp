@@ -19,11 +19,11 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{1} << 21;
 constexpr std::uint64_t kChunkBits = 20, kChunkMask = (1u << kChunkBits) - 1;
 constexpr std::uint64_t kEpochMask = (1u << 24) - 1;
-// A helper looks for work this often before it sleeps, about 50 us: longer than the gaps between the ops of a step,
-// shorter than anything that another process would miss.
+// A worker polls this often before it sleeps, about 50 us: longer than the gaps between the ops of a step, too short
+// for another process to notice.
 constexpr int kSpins = 1500;
-// The caller waits this long for a chunk that another thread has begun before it offers its core: that thread may be
-// waiting for just this core.
+// The caller spins this long for a chunk that another thread has begun before it yields its core: that thread may be
+// waiting for this very core.
 constexpr int kSpinsBeforeYield = 4000;
 
 std::uint64_t make_ticket(std::uint64_t epoch, std::uint64_t num_chunks) {
@@ -52,10 +52,10 @@ void* Scratch::bytes(std::size_t size) {
       throw std::bad_alloc();
     }
 #if defined(__linux__)
-    madvise(data_, size_, MADV_HUGEPAGE);  // a wish: small pages only take longer
+    madvise(data_, size_, MADV_HUGEPAGE);  // a hint: small pages are only slower
 #endif
   }
-#if defined(OCTAVO_SANITIZE)  // what lies beyond those asked for is not there
+#if defined(OCTAVO_SANITIZE)  // memory beyond the requested size is poisoned
   ASAN_UNPOISON_MEMORY_REGION(data_, size_);
   ASAN_POISON_MEMORY_REGION(static_cast<char*>(data_) + size, size_ - size);
 #endif
@@ -116,7 +116,7 @@ void Pool::work_on(std::uint64_t epoch) {
     const std::uint64_t chunk = ticket & kChunkMask, num_chunks = ticket >> kChunkBits & kChunkMask;
     if (ticket >> (2 * kChunkBits) != (epoch & kEpochMask) || chunk >= num_chunks) return;
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-    // Claimed: the run cannot end, and these cannot change, before the chunk is done.
+    // Claimed: until the chunk is done, the run cannot end and these cannot change.
     function_.load(std::memory_order_relaxed)(body_.load(std::memory_order_relaxed), static_cast<std::int64_t>(chunk));
     num_unfinished_.fetch_sub(1, std::memory_order_release);
     ticket = ticket_.load(std::memory_order_acquire);

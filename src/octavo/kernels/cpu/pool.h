@@ -1,6 +1,6 @@
-// Threads for machines that are shared with others. Work is claimed chunk by chunk from one atomic word: a thread that
-// the system holds back claims nothing, and whoever runs takes the rest. There is no barrier between threads, only the
-// caller's wait for chunks that others have begun.
+// A thread pool for shared machines. Work is claimed chunk by chunk from one atomic word: a descheduled thread claims
+// nothing, and the running ones take the rest. There is no barrier between threads, only the caller's wait for chunks
+// that others have begun.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace octavo {
 
-// Memory that grows and is kept, for what an op needs beside its arguments. 64-byte aligned.
+// A grow-only buffer for an op's temporaries. 64-byte aligned.
 class Scratch {
  public:
   ~Scratch();
@@ -22,12 +22,12 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
-// The calling thread's own, for what an op's body needs.
+// Thread-local, for the body of an op.
 Scratch& thread_scratch();
 
 class Pool {
  public:
-  explicit Pool(int num_threads);  // with the caller's
+  explicit Pool(int num_threads);  // including the caller
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -53,11 +53,11 @@ class Pool {
   void work_on(std::uint64_t epoch);
   void sleep_until_after(std::uint32_t epoch);
 
-  // Epoch (24 bits), number of chunks (20), next chunk (20): claimed by compare-and-swap as one word, so that a thread
-  // that was held back since an earlier run can never claim a chunk of a later one.
+  // Epoch (24 bits), number of chunks (20), next chunk (20): claimed by one compare-and-swap, so that a thread that was
+  // descheduled since an earlier run can never claim a chunk of a later one.
   alignas(64) std::atomic<std::uint64_t> ticket_{0};
   alignas(64) std::atomic<std::int64_t> num_unfinished_{0};
-  alignas(64) std::atomic<std::uint32_t> epoch_{0};  // helpers wait for it to change
+  alignas(64) std::atomic<std::uint32_t> epoch_{0};  // workers wait for it to change
   std::atomic<int> num_sleeping_{0};
   std::atomic<bool> is_closing_{false};
   std::atomic<Function> function_{nullptr};

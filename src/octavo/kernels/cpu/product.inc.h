@@ -1,13 +1,13 @@
-// One linear layer of rows. Included inside namespace octavo::OCTAVO_LEVEL.
+// The product of one linear layer. Included inside namespace octavo::OCTAVO_LEVEL.
 
-// Where a map's results go.
+// Where a linear's results go.
 struct Destination {
   Output output;
   std::int64_t out_size;  // N
-  void* out;              // [T, N]; or, activated:
-  LeftElement* out_left;  // left tiles of the next linear [row tiles][ceil(N / 32)][16][32], in place of `out`
+  void* out;              // [T, N]; or, with an activation:
+  LeftElement* out_left;  // left tiles of the next linear [row tiles][ceil(N / 32)][16][32], instead of `out`
   Activation activation = {};
-  Leader* leaders = nullptr;  // [T], which meet all results in place of that; a chunk's own
+  Leader* leaders = nullptr;  // [T], a chunk's own; results go to these instead of memory
 
   std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
   std::int64_t num_panels() const { return ceil_div(out_size, outputs_per_panel()); }
@@ -16,7 +16,7 @@ struct Destination {
   }
 };
 
-// One map, its rows packed already.
+// One linear, its rows already packed.
 struct Product {
   const LeftElement* left;  // [row tiles][num_k][16][32]
   std::int64_t rows, num_k;
@@ -26,5 +26,5 @@ struct Product {
   std::int64_t num_row_tiles() const { return ceil_div(rows, 16); }
 };
 
-// Panels are computed in pairs, so that results of 16 bits fill whole cache lines.
+// Panels are computed in pairs, so that 16-bit results fill whole cache lines.
 constexpr std::int64_t kPair = 2;

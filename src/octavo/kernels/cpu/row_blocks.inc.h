@@ -1,9 +1,9 @@
-// Which multiply_block<rows, vectors of columns> a group of rows takes, where there is one for any number of them.
-// Included from tiles_widened.inc.h and float32_tiles.inc.h, in front of row_groups.inc.h.
+// Selects the multiply_block<rows, vectors of columns> instantiation for a number of rows. Included from
+// tiles_widened.inc.h and float32_tiles.inc.h, before row_groups.inc.h.
 
 using MultiplyBlock = decltype(&multiply_block<1, kPanelVectors>);
 
-// Of at most kMost rows.
+// For at most kMost rows.
 template <int kMost, int kVectors>
 static inline MultiplyBlock block_of(std::int64_t rows) {
   if constexpr (kMost > 1) {

@@ -1,17 +1,17 @@
-// Products of one or two left tiles by vectors: which rows and columns are multiplied together, so that their sums fit
-// the registers. Included from tiles_widened.inc.h, tiles_avx512.inc.h and float32_tiles.inc.h, behind what these define:
-//   kRowsTogether      most rows of a group;
-//   kRowsOfWholePanel  most rows that take all columns of a panel at once;
-//   kPassesOfMany      how often a group of more rows passes over a panel, 1, or 2: each time by half of its columns;
-//   choose_block       what multiplies so many rows, by a whole panel or by half of it; `is_first`: nobody has passed
-//                      over these weights in this call.
+// Products of one or two left tiles with vectors: how rows and columns are grouped so that their sums fit in registers.
+// Included from tiles_widened.inc.h, tiles_avx512.inc.h and float32_tiles.inc.h, after these definitions:
+//   kRowsTogether      the most rows of a group;
+//   kRowsOfWholePanel  the most rows that take all columns of a panel at once;
+//   kPassesOfMany      passes of a larger group over a panel: 1, or 2 with half of the columns each;
+//   choose_block       the kernel for so many rows, on a whole panel or half of it; `is_first`: the first pass over
+//                      these weights in this call.
 
-// How often a panel is passed over for so many rows of a tile.
+// Passes over a panel for so many rows of a tile.
 static inline std::int64_t num_passes(std::int64_t rows) {
   return rows <= kRowsOfWholePanel ? rows > 0 : kPassesOfMany * ceil_div(rows, kRowsTogether);
 }
 
-// The first `rows` of a tile, in groups as even as can be: 16 rows, of 6 at most, are 6, 5 and 5. Moves `ahead` on.
+// The first `rows` of a tile, in groups as even as possible: 16 rows, at most 6 each, are 6, 5 and 5. Advances `ahead`.
 static inline void multiply_tile(float* result, const LeftElement* left, const Element* right, std::int64_t num_k,
                                  bool accumulates, std::int64_t rows, bool is_first_tile, Ahead& ahead) {
   const bool is_whole = rows <= kRowsOfWholePanel;
@@ -28,8 +28,8 @@ static inline void multiply_tile(float* result, const LeftElement* left, const E
   }
 }
 
-// result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
-// that are `stride` apart. Meanwhile memory brings what is `ahead`.
+// result[row tile][2 right tiles] = sum over k of left * right (+ result), for 1 to 32 rows: of one row tile, or of two
+// that are `stride` apart. Prefetches `ahead` meanwhile.
 static inline void multiply_tiles(float* result, const LeftElement* left, std::int64_t stride, std::int64_t rows,
                                   const Element* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
   const std::int64_t first = smaller(16, rows), second = rows - first;

@@ -1,16 +1,16 @@
-// Numbers, and vectors of 16 floats. Included inside namespace octavo::OCTAVO_LEVEL.
+// Scalars, and vectors of 16 floats. Included inside namespace octavo::OCTAVO_LEVEL.
 
 static inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 static inline std::int64_t larger(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 static inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// An integer that a template reads off a function's argument.
+// An integer that a template deduces from a function argument.
 template <int kValue>
 struct Constant {
   static constexpr int value = kValue;
 };
 
-#if defined(OCTAVO_HAS_AVX512)  // not by `load`: within two functions GCC 12 allots registers otherwise
+#if defined(OCTAVO_HAS_AVX512)  // not `load`: in two functions GCC 12 allocates registers differently
 static inline f32x16 splat(float value) { return f32x16{} + value; }
 
 static inline f32x16 load_f32(const float* from) {
@@ -21,12 +21,12 @@ static inline f32x16 load_f32(const float* from) {
 
 static inline void store_f32(float* to, f32x16 value) { __builtin_memcpy(to, &value, sizeof value); }
 #else
-static inline f32x16 splat(float value) { return value - f32x16{}; }  // to add zeros takes an instruction
+static inline f32x16 splat(float value) { return value - f32x16{}; }  // adding zeros would cost an instruction
 static inline f32x16 load_f32(const float* from) { return load<f32x16>(from); }
 static inline void store_f32(float* to, f32x16 value) { store(to, value); }
 #endif
 
-static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
+static inline f32x16 greater(f32x16 a, f32x16 b) {  // b if either is NaN
 #if defined(OCTAVO_HAS_AVX512)
   return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
 #else
@@ -34,7 +34,7 @@ static inline f32x16 greater(f32x16 a, f32x16 b) {  // b where one is NaN
 #endif
 }
 
-// The sum of lanes, always in the same order, and the greatest of them.
+// The sum of lanes, always in the same order, and their maximum.
 #if defined(OCTAVO_HAS_AVX512)
 
 static inline float sum_of_lanes(f32x16 value) {
@@ -56,7 +56,7 @@ static inline float max_of_lanes(f32x16 value) {
 
 #else
 
-// One half joined with the other, again and again.
+// Folds a vector in halves with `join`.
 template <class V, class Join>
 [[gnu::always_inline]] static inline float fold_lanes(V value, const Join& join) {
   if constexpr (kIsPair<V>) {
@@ -81,7 +81,7 @@ static inline float max_of_lanes(f32x16 value) {
 
 #endif
 
-// e^r for |r| <= ln(2) / 2: the Taylor polynomial of degree 7, remainder below 1e-8.
+// e^r for |r| <= ln(2) / 2: Taylor polynomial of degree 7, remainder below 1e-8.
 static inline f32x16 taylor_exponential(f32x16 r) {
   f32x16 p = splat(1.98412698e-4f);
   p = p * r + 1.38888889e-3f;
@@ -93,19 +93,19 @@ static inline f32x16 taylor_exponential(f32x16 r) {
   return p * r + 1.0f;
 }
 
-// e^x = 2^n * e^r, to 2 units in the last place; infinity above 88.7, NaN for NaN. Below -87.3, where results have no
-// full precision any more, they go on down to the least of them.
+// e^x = 2^n * e^r, within 2 ulp; infinity above 88.7, NaN for NaN. Below -87.3, results are denormal, down to the
+// smallest.
 #if defined(OCTAVO_HAS_AVX512)
 
 [[gnu::always_inline]] static inline f32x16 exponential(f32x16 x) {
-  // Of the two operands, max and min return the second where either is NaN.
+  // max and min return the second operand if either is NaN.
   const __m512 bounded = _mm512_min_ps(_mm512_set1_ps(89.0f), _mm512_max_ps(_mm512_set1_ps(-104.0f), (__m512)x));
   const f32x16 n = (f32x16)_mm512_roundscale_ps((__m512)((f32x16)bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
   const f32x16 r = ((f32x16)bounded - n * 0.693359375f) - n * -2.12194440e-4f;
   return (f32x16)_mm512_scalef_ps((__m512)taylor_exponential(r), (__m512)n);
 }
 
-// By an estimate of 14 bits and one step of Newton's: 2 units in the last place.
+// A 14-bit estimate and one Newton step: within 2 ulp.
 static inline f32x16 reciprocal(f32x16 x) {
   const f32x16 estimate = (f32x16)_mm512_rcp14_ps((__m512)x);
   return estimate * (2.0f - x * estimate);
@@ -120,18 +120,18 @@ static inline f32x16 reciprocal(f32x16 x) {
   const f32x16 shifted = bounded * 1.44269504f + shift;
   const f32x16 n = shifted - shift;
   const f32x16 r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
-  // 2^n in two factors: n goes from -150 to 128, and no float's exponent as far.
+  // 2^n in two factors: n ranges from -150 to 128, beyond a float's exponent.
   const i32x16 exponent = (i32x16)shifted - (i32x16)shift;
   const i32x16 half = exponent >> 1;
   return taylor_exponential(r) * (f32x16)((half + 127) << 23) * (f32x16)((exponent - half + 127) << 23);
 }
 
-// No estimate: those of one maker's processors are not those of another's.
+// No estimate instruction: its results differ between vendors.
 static inline f32x16 reciprocal(f32x16 x) { return 1.0f / x; }
 
 #endif
 
-// x / (1 + e^-x). Where e^-x would overflow it stops at e^87, so that its reciprocal stays a number.
+// x / (1 + e^-x). e^-x is capped at e^87, so that its reciprocal stays finite.
 [[gnu::always_inline]] static inline f32x16 silu(f32x16 x) {
   const f32x16 bound = splat(-87.0f);
   const i32x16 is_low = x < bound;
@@ -139,13 +139,13 @@ static inline f32x16 reciprocal(f32x16 x) { return 1.0f / x; }
   return x * reciprocal(1.0f + exponential(-bounded));
 }
 
-// x times the sigmoid of `logits`, bounded as above.
+// x times the sigmoid of `logits`, capped as above.
 static inline f32x16 swish(f32x16 x, f32x16 logits) {
   const f32x16 bound = splat(-87.0f);
   return x * reciprocal(1.0f + exponential(-select(logits < bound, bound, logits)));
 }
 
-// The other gates: see kernels/activation.py. One copy, out of the way of the one that most models have.
+// The other gates: see kernels/activation.py. One cold copy, away from the common one.
 [[gnu::noinline, gnu::cold]] static f32x16 gated_otherwise(const Activation& activation, f32x16 gate, f32x16 up) {
   if (activation.kind == ActivationKind::gelu_tanh) {
     const f32x16 inner = 0.7978845608f * (gate + 0.044715f * gate * gate * gate);

@@ -1,4 +1,4 @@
-// Sums over ranks. Included inside namespace octavo::OCTAVO_LEVEL.
+// All-reduce sums. Included inside namespace octavo::OCTAVO_LEVEL.
 
 // `count` elements from `at` on, at most 16.
 template <class Element>

@@ -1,13 +1,13 @@
-// Products of tiles, each level in its own way. Included inside namespace octavo::OCTAVO_LEVEL.
+// Products of tiles, one implementation per level. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A left tile is [16 rows][32 k] bf16, a right tile [16 pairs of k][16 columns][2], 1 KiB each; both follow one another
-// along k. A result tile is [16 rows][16 columns] float32. One order of accumulation over k, whatever the number of
-// rows: k tile by k tile, in registers.
+// A left tile is [16 rows][32 k] bf16, a right tile [16 pairs of k][16 columns][2], 1 KiB each; both are contiguous
+// along k. A result tile is [16 rows][16 columns] float32. Accumulation over k has one order for any number of rows: k
+// tile by k tile, in registers.
 
 constexpr std::int64_t kTileElements = 512;    // of a left or right tile
 constexpr std::int64_t kResultElements = 256;  // of a result tile
 
-// Where an input of an output lies in both right tiles of a k tile.
+// Index of a weight element within the two right tiles of a k tile.
 static inline std::int64_t right_index(std::int64_t tile, std::int64_t column, std::int64_t k) {
   return tile * kTileElements + k / 2 * 32 + column * 2 + k % 2;
 }
@@ -24,7 +24,7 @@ static inline std::int64_t right_index(std::int64_t tile, std::int64_t column, s
 
 #if !defined(OCTAVO_WIDENS_BF16)
 
-// One row of inputs as its line in each of the left tiles [num_k][16][32]; inputs that are not there are zeros.
+// Writes one row of inputs into the left tiles [num_k][16][32], padded with zeros.
 static inline void pack_row(const bf16* from, std::int64_t size, std::int64_t num_k, bf16* to) {
   const std::int64_t num_whole = size / 32;
   for (std::int64_t k = 0; k < num_whole; ++k) __builtin_memcpy(to + k * kTileElements, from + k * 32, 64);

@@ -1,7 +1,7 @@
-// Products of tiles by matrix tiles. Included from tiles.inc.h.
+// Products of tiles with AMX. Included from tiles.inc.h.
 
 using LeftElement = bf16;
-constexpr bool kReadsWholeTiles = true;  // also lines of rows that are not there
+constexpr bool kReadsWholeTiles = true;  // also padding rows
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -20,12 +20,12 @@ struct TileConfigs {
 };
 static constexpr TileConfigs kTileConfigs;
 
-// Makes a thread ready for products of left tiles of `rows` rows (1 to 16), until `end_tiles`.
+// Configures the thread for left tiles of `rows` rows (1 to 16), until `end_tiles`.
 static inline void begin_tiles(std::int64_t rows) { _tile_loadconfig(&kTileConfigs.by_rows[rows]); }
 static inline void end_tiles() { _tile_release(); }
 
-// result[left tile][right tile] = sum over k of left * right (+ result). `right` holds both right tiles of each k side
-// by side. Left tiles pass by the first-level cache, where right ones wait for the next rows.
+// result[left tile][right tile] = sum over k of left * right (+ result). `right` holds both right tiles of each k,
+// adjacent. Left tiles bypass L1, where right ones stay for the next rows.
 template <class Other>
 static inline void multiply_2x2(float* result, const bf16* left0, const bf16* left1, const bf16* right,
                                 std::int64_t num_k, bool accumulates, Other& other) {

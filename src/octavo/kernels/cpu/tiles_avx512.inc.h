@@ -1,7 +1,7 @@
-// Products of tiles by vdpbf16ps, a pair of k of 16 columns at a time. Included from tiles.inc.h.
+// Products of tiles with vdpbf16ps, a pair of k of 16 columns at a time. Included from tiles.inc.h.
 //
-// Sums run over k pair by pair, in the order of k, in registers or from where they waited: the same bits for any number
-// of rows.
+// Sums run over k pair by pair, in order of k, in registers or resumed from memory: the same bits for any number of
+// rows.
 
 using LeftElement = bf16;
 constexpr bool kReadsWholeTiles = false;
@@ -9,17 +9,17 @@ constexpr bool kReadsWholeTiles = false;
 static inline void begin_tiles(std::int64_t) {}
 static inline void end_tiles() {}
 
-constexpr std::int64_t kRowsTogether = 8;     // by 32 columns: 16 sums, enough to hide how long each addition takes
+constexpr std::int64_t kRowsTogether = 8;     // by 32 columns: 16 sums, enough to hide the latency of an addition
 constexpr std::int64_t kRowsOfWholePanel = 8, kPassesOfMany = 1;  // all rows take all columns
-constexpr std::int64_t kNearElements = 512;   // ahead of weights on their way from the second-level cache, 1 KiB
-constexpr std::int64_t kFewElements = 1536;   // ahead of weights that a row or two want, on their way to it, 3 KiB
+constexpr std::int64_t kNearElements = 512;   // prefetch distance of weights from L2, 1 KiB
+constexpr std::int64_t kFewElements = 1536;   // prefetch distance of weights into L2 for one or two rows, 3 KiB
 
-// Into the second-level cache, line `i` of those that are fetched beside k tile `k`.
+// Prefetches line `i` of those due during k tile `k` into L2.
 [[gnu::always_inline]] static inline void fetch_line(const Ahead& ahead, std::int64_t k, std::int64_t i) {
   if (i < ahead.lines) __builtin_prefetch(ahead.line(k * ahead.lines + i), 0, 2);
 }
 
-// A pair of k of some rows, which lie 32 elements apart, times 16 columns.
+// A pair of k of some rows, 32 elements apart, times 16 columns.
 template <int kRows>
 [[gnu::always_inline]] static inline void add_pair(f32x16 (&sums)[kRows], const bf16* left, const bf16* right) {
   const __m512bh columns = (__m512bh)load<u32x16>(right);
@@ -30,8 +30,8 @@ template <int kRows>
   }
 }
 
-// One k tile of weights that come from memory, line by line as they lie there: prefetchers follow nothing else well. With
-// a row or two they keep ahead by themselves; requests for lines far ahead, or in the first level, only take their place.
+// One k tile of weights from memory, line by line in address order, the only pattern hardware prefetchers follow well.
+// With a row or two they keep up by themselves; software prefetches far ahead, or into L1, only take their place.
 template <int kRows>
 [[gnu::always_inline]] static inline void add_streamed_tile(f32x16 (&sums)[2][kRows], const bf16* left, const bf16* right,
                                                             const Ahead& ahead, std::int64_t k) {
@@ -49,7 +49,7 @@ template <int kRows>
   }
 }
 
-// One k tile of weights that are in a cache: both right tiles take turns.
+// One k tile of weights in a cache: alternates between the two right tiles.
 template <int kRows>
 [[gnu::always_inline]] static inline void add_cached_tile(f32x16 (&sums)[2][kRows], const bf16* left, const bf16* right,
                                                           const Ahead& ahead, std::int64_t k) {

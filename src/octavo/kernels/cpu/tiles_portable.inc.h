@@ -1,4 +1,4 @@
-// Products of tiles by multiplications and additions of vectors, on any processor. Included from tiles.inc.h.
+// Products of tiles with vector multiplies and adds, on any processor. Included from tiles.inc.h.
 
 using LeftElement = bf16;
 constexpr bool kReadsWholeTiles = false;
@@ -37,7 +37,7 @@ static inline void multiply_rows(float* result, const bf16* left, const bf16* ri
     for (int tile = 0; tile < 2; ++tile) store_f32(result + tile * kResultElements + row * 16, sums[row][tile]);
 }
 
-// The first `rows` of a tile; the first of them fetch what is ahead.
+// The first `rows` of a tile; the first of them prefetch `ahead`.
 static inline void multiply_tile(float* result, const bf16* left, const bf16* right, std::int64_t num_k,
                                  bool accumulates, std::int64_t rows, Ahead ahead) {
   const std::int64_t num_together = rows / kRowsAtOnce * kRowsAtOnce;
@@ -47,8 +47,8 @@ static inline void multiply_tile(float* result, const bf16* left, const bf16* ri
     multiply_rows<1>(result + row * 16, left + row * 32, right, num_k, accumulates, row == 0 ? ahead : Ahead{});
 }
 
-// result[row tile][2 right tiles] = sum over k of left * right (+ result), of 1 to 32 rows: of one row tile, or of two
-// that are `stride` apart. Memory is asked for what is `ahead`.
+// result[row tile][2 right tiles] = sum over k of left * right (+ result), for 1 to 32 rows: of one row tile, or of two
+// that are `stride` apart. Prefetches `ahead`.
 static inline void multiply_tiles(float* result, const bf16* left, std::int64_t stride, std::int64_t rows,
                                   const bf16* right, std::int64_t num_k, bool accumulates, Ahead ahead) {
   multiply_tile(result, left, right, num_k, accumulates, smaller(16, rows), ahead);

@@ -1,8 +1,8 @@
-// Products of tiles by vectors of float32, from left tiles that are float32: what is multiplied comes from memory as it
-// is, by broadcasts that cost the multipliers nothing. Included from tiles.inc.h.
+// Products of tiles with float32 vectors, from float32 left tiles: these are broadcast straight from memory, which
+// costs the multipliers nothing. Included from tiles.inc.h.
 //
-// Right tiles stay bf16 and are widened in registers, beside the multiplications of some rows. Sums run over k one by
-// one, in the order of k, in registers or from where they waited: the same bits for any number of rows.
+// Right tiles stay bf16 and are widened in registers, overlapped with the multiplies of some rows. Sums run over k one
+// by one, in order, in registers or resumed from memory: the same bits for any number of rows.
 
 using LeftElement = float;
 constexpr bool kReadsWholeTiles = false;
@@ -11,15 +11,15 @@ static inline void begin_tiles(std::int64_t) {}
 static inline void end_tiles() {}
 
 #if defined(OCTAVO_HAS_AVX512)
-constexpr std::int64_t kRowsTogether = 8;  // by 32 columns: 16 sums, 4 weights, and values of the left from memory
+constexpr std::int64_t kRowsTogether = 8;  // by 32 columns: 16 sums, 4 weights, left values from memory
 constexpr std::int64_t kRowsOfWholePanel = 8, kPassesOfMany = 1;  // all rows take all columns
 #else
-constexpr std::int64_t kRowsTogether = 6;  // by 16 columns: 12 sums, two weights, a mask, and a value of the left
+constexpr std::int64_t kRowsTogether = 6;  // by 16 columns: 12 sums, two weights, a mask, and a left value
 constexpr std::int64_t kRowsOfWholePanel = 3, kPassesOfMany = 2;  // more rows take half of the columns, twice
 #endif
 constexpr int kTileVectors = 16 / kLanes, kPanelVectors = 2 * kTileVectors;  // the columns of one right tile, and of both
 
-// By intrinsics: of `load` and of operators GCC 12 makes code that keeps sums in memory.
+// Intrinsics: for `load` and operators, GCC 12 emits code that keeps sums in memory.
 #if defined(OCTAVO_HAS_AVX512)
 static inline Register load_sum(const float* from) { return (Register)_mm512_loadu_ps(from); }
 static inline void add_products(Register& sum, const float* factor, Register values) {
@@ -37,7 +37,7 @@ static inline void put_left(float* to, const bf16* from) {
   store_f32(to + 16, load_bf16(from + 16));
 }
 
-// One row of inputs as its line in each of the left tiles [num_k][16][32]; inputs that are not there are zeros.
+// Writes one row of inputs into the left tiles [num_k][16][32], padded with zeros.
 static inline void pack_row(const bf16* from, std::int64_t size, std::int64_t num_k, float* to) {
   const std::int64_t num_whole = size / 32;
   for (std::int64_t k = 0; k < num_whole; ++k) put_left(to + k * kTileElements, from + k * 32);
@@ -55,7 +55,7 @@ static inline Register load_columns(const bf16* part, std::int64_t pair, std::in
   return (Register)(kIsOdd ? both & 0xffff0000u : both << 16);
 }
 
-// One k of some rows, whose elements lie 32 apart, times some vectors of columns.
+// One k of some rows, 32 elements apart, times some vectors of columns.
 template <int kRows, int kVectors>
 static inline void add_k(Register (&sums)[kRows][kVectors], const float* left, const Register (&columns)[kVectors]) {
 #pragma GCC unroll 8
@@ -64,7 +64,7 @@ static inline void add_k(Register (&sums)[kRows][kVectors], const float* left, c
     for (int vector = 0; vector < kVectors; ++vector) add_products(sums[row][vector], left + row * 32, columns[vector]);
 }
 
-// Some rows of a left tile, and as many columns, from the first of a right tile on, as kVectors hold.
+// Some rows of a left tile times kVectors vectors of columns, from the first of a right tile on.
 template <int kRows, int kVectors>
 static void multiply_block(float* result, const float* left, const bf16* right, std::int64_t num_k, bool accumulates,
                            Ahead ahead) {

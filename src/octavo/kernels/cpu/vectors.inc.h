@@ -1,10 +1,10 @@
-// Vectors of 64 bytes, for every level. Included inside namespace octavo::OCTAVO_LEVEL, in front of all that computes.
-// No templates of the standard library here: the linker keeps one version of each, and that one may be of a level that
-// this processor lacks.
+// 64-byte vectors for every level. Included inside namespace octavo::OCTAVO_LEVEL, before all compute code. No
+// standard-library templates here: the linker keeps one instantiation of each, possibly of a level that this processor
+// lacks.
 //
-// Where registers are as wide, they are the compiler's own vectors. Elsewhere they are pairs of vectors half as wide,
-// and those pairs again, down to what a register holds: GCC 12 takes its own vectors through memory where no register
-// holds them. Operators mean the same of both, casts keep the bits; what only one of them has is a function here.
+// Where registers are as wide, they are the compiler's vectors. Elsewhere they are pairs of half-width vectors,
+// recursively, down to the register size: GCC 12 spills its own vectors to memory if no register holds them. Operators
+// mean the same for both, casts keep the bits; what only one of them supports is a function here.
 
 #if defined(OCTAVO_HAS_AVX512)
 constexpr int kRegisterBytes = 64;
@@ -28,7 +28,7 @@ struct VectorOf<Element, kBytes, true> {
 template <class Element, int kBytes>
 using Vector = typename VectorOf<Element, kBytes>::type;
 
-// What a comparison makes of an element: 0 or -1 of its size.
+// An element of a comparison result: 0 or -1, of the operand's size.
 template <int kBytes>
 struct MaskElement;
 template <>
@@ -138,7 +138,7 @@ template <class V>
   }
 }
 
-// Lane by lane: a where the mask is -1, b where it is 0.
+// Per lane: a where the mask is -1, b where it is 0.
 template <class Mask, class V>
 [[gnu::always_inline]] static inline V select(Mask mask, V a, V b) {
   if constexpr (kIsPair<V>) {
@@ -148,7 +148,7 @@ template <class Mask, class V>
   }
 }
 
-// Each number as one of another kind, of the same size.
+// Converts each element to a type of the same size.
 template <class To, class From>
 [[gnu::always_inline]] static inline To convert(From from) {
   if constexpr (kIsPair<To>) {
@@ -167,7 +167,7 @@ static inline i32x16 lane_numbers() {
 #endif
 }
 
-// The numbered lanes of two vectors that fit registers, as if these followed one another.
+// Selects lanes of the concatenation of two register-sized vectors by index.
 template <int... kFrom, class V>
 [[gnu::always_inline]] static inline V shuffle(V a, V b) {
 #if defined(__clang__)

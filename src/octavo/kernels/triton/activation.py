@@ -1,4 +1,4 @@
-"""What an MLP does between its linears: `kernels/activation.py`. Legend: T = tokens, I = intermediate size."""
+"""Activations of MLPs: `kernels/activation.py`. Legend: T = tokens, I = intermediate size."""
 
 import torch
 import triton
@@ -12,13 +12,13 @@ _BLOCK = 1024
 
 @triton.jit
 def _swish(x: tl.tensor, logits: tl.tensor) -> tl.tensor:
-    """Return x times the sigmoid of logits, which stop where exp would overflow."""
+    """Return x times the sigmoid of logits, which are capped where exp would overflow."""
     return x / (1.0 + tl.exp(-tl.where(logits < -87.0, -87.0, logits)))
 
 
 @triton.jit
 def gated(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr) -> tl.tensor:
-    """Return what an activation with gates makes of float32."""
+    """Apply a gated activation in float32."""
     if KIND == "gelu_tanh":
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         result = _swish(gate, 2.0 * inner) * up
@@ -62,7 +62,7 @@ def _activate_kernel(
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Map x [T, 2 * I] with a gate, gates first, else [T, I], to [T, I]."""
+    """Apply the activation to x: [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""
     x, size = aligned(x), x.shape[1] // (1 + activation.is_gated)
     out = x.new_empty(len(x), size)
     grid = len(x), triton.cdiv(size, _BLOCK)
@@ -71,5 +71,5 @@ def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def constants(activation: Activation) -> dict[str, str | float]:
-    """Return the arguments by which kernels know an activation."""
+    """Return an activation as the kernels' compile-time arguments."""
     return {"KIND": activation.kind, "LIMIT": activation.limit, "ALPHA": activation.alpha}

@@ -1,15 +1,15 @@
-"""What launchers do with tensors before a kernel gets their addresses."""
+"""How launchers prepare tensors before a kernel gets their addresses."""
 
 import torch
 
-_ALIGNMENT = 16  # bytes: what Triton compiles a variant of its own for
+_ALIGNMENT = 16  # bytes: aligned addresses get a compiled variant of their own
 
 
 def aligned(x: torch.Tensor) -> torch.Tensor:
-    """Return x, or a copy of it in one piece at a multiple of 16 bytes.
+    """Return x, or a contiguous copy of it aligned to 16 bytes.
 
-    Triton lays a row out in threads by what it knows of addresses, and the order of a sum follows: a row must not get
-    other bits where a tensor happens to begin elsewhere.
+    Triton specializes kernels on alignment, which changes how a row is spread over threads and so the order of a sum: a
+    row's bits must not depend on where its tensor happens to begin.
     """
     x = x.contiguous()
     return x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()

@@ -1,4 +1,4 @@
-"""The sum of what a token's experts answered. Legend: T = tokens, C = experts that a token chooses, D = hidden size."""
+"""The weighted sum of a token's expert outputs. Legend: T = tokens, C = experts per token, D = hidden size."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ def _combine_kernel(
     C: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """In the order in which a token's experts come, each product rounded before it is added."""
+    """In the order of a token's experts, each product rounded before it is added."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < size
@@ -28,7 +28,7 @@ def _combine_kernel(
 
 
 def combine_experts(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Add up rows [T, C, D] by weights [T, C] float32: [T, D]."""
+    """Sum rows [T, C, D] weighted by weights [T, C] float32: [T, D]."""
     num_tokens, num_choices, size = rows.shape
     out = rows.new_empty(num_tokens, size)
     grid = num_tokens, triton.cdiv(size, _BLOCK)

@@ -1,4 +1,4 @@
-"""Kernels for GPUs that give a row the same bits in any batch: all of Octavo's own, and none of cuBLAS's."""
+"""Batch-invariant GPU kernels: all of Octavo's own, and none of cuBLAS's."""
 
 import torch
 
@@ -8,7 +8,7 @@ from octavo.kernels.types import PackedLinear
 
 
 class DeterministicKernels(TritonKernels):
-    """See `Kernels`. Experts' tiles are the same for any number of rows, and a token is routed by a program alone."""
+    """See `Kernels`. Experts' tiles are the same for any number of rows, and a program routes one token."""
 
     name = "triton-deterministic"
     is_batch_invariant = True

@@ -1,10 +1,10 @@
-"""A token for each row of logits: the argmax of log p + Gumbel noise, in one pass that writes no noise down.
+"""Sampling: the argmax of log p + Gumbel noise per row of logits, in one pass, without storing the noise.
 
-Filtered rows have a threshold (`threshold.py`); where no logit of a block reaches it, no noise is computed.
+Filtered rows have a threshold (`threshold.py`); a block with no logit above it computes no noise.
 
-Philox4x32-10 (Salmon et al., SC 2011) gives four words for four neighbors: counter (id >> 2, output index, 0, 0), word
-id & 3. Scores are float64, of the same operations in the same order as `sampling/noise.py` and `sampling/mass.py`;
-only the two logarithms are the device's own. Torch calls the same ones on a GPU.
+Philox4x32-10 (Salmon et al., SC 2011) yields four words for four neighbors: counter (id >> 2, output index, 0, 0), word
+id & 3. Scores are float64, computed by the same operations in the same order as in `sampling/noise.py` and
+`sampling/mass.py`; only the two logarithms are the device's, the same ones that torch calls on a GPU.
 
 Legend: L = rows, V = vocabulary size, P = parts of a row, each searched by a program.
 """
@@ -33,7 +33,7 @@ def _has_any(
     IS_FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Say whether a logit of these quads of ids reaches the threshold; where nothing is filtered, without looking."""
+    """Return whether a logit of these quads of ids reaches the threshold; if unfiltered, without looking."""
     if not IS_FILTERED:
         return True
     most = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -47,12 +47,12 @@ def _has_any(
 def _draw_kernel(
     logits: tl.tensor,  # [L, V] float32
     max_logit: tl.tensor,  # [L] float32
-    temperatures: tl.tensor,  # [L] float64; 0: nothing is drawn
+    temperatures: tl.tensor,  # [L] float64; 0: the row is skipped
     seed_low: tl.tensor,  # [L] int64
     seed_high: tl.tensor,  # [L] int64
     output_indices: tl.tensor,  # [L] int64
-    thresholds: tl.tensor,  # [L] float32, the least logit that may be drawn
-    log_min_p: tl.tensor,  # [L] float64, and what it has to be at least, relative to the largest
+    thresholds: tl.tensor,  # [L] float32, the lowest logit that may be drawn
+    log_min_p: tl.tensor,  # [L] float64, the lowest log-probability allowed, relative to the largest
     scores: tl.tensor,  # [L, P] float64, out: the best of each part
     ids: tl.tensor,  # [L, P] int64, out: the lowest id that has it
     vocab_size: tl.tensor,  # V
@@ -100,10 +100,10 @@ def draw(
     thresholds: torch.Tensor | None = None,
     log_min_p: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Draw from logits [L, V] float32 whose largest are [L]; columns are [L], float64 and int64. Return ids [L] int64.
+    """Draw from logits [L, V] float32 with maxima [L]; parameters are [L], float64 and int64. Returns ids [L] int64.
 
-    With `thresholds` [L] float32 and `log_min_p` [L] float64, only of tokens that reach both. Of equal scores the
-    lowest id wins. What rows of temperature 0 get means nothing, and of rows whose largest is not finite.
+    With `thresholds` [L] float32 and `log_min_p` [L] float64, only among tokens that reach both. Ties go to the lowest
+    id. Results are undefined for rows of temperature 0 or whose largest logit is not finite.
     """
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, _PART)
@@ -128,5 +128,5 @@ def draw(
             BLOCK=_BLOCK,
             enable_fp_fusion=False,
         )
-    winners = scores.max(-1, keepdim=True).indices  # of equal ones the first part, which has the lower ids
+    winners = scores.max(-1, keepdim=True).indices  # of ties, the first part, which has the lower ids
     return ids.gather(1, winners)[:, 0]

@@ -1,7 +1,7 @@
-"""The maps of many experts in two launches: rows sorted by expert, and weights found by address, where they are.
+"""The linears of many experts in two launches: rows are sorted by expert, weights are read in place, by address.
 
-Tiles are the same for any number of rows, so a row's bits do not depend on the others. Few rows of an expert waste most
-of a tile; what they cost is to read its weights, 64 operations a byte, of 184 that an H200 has.
+Tiles are the same for any number of rows, so a row's bits do not depend on the others. An expert with few rows wastes
+most of a tile; its cost is reading the weights, 64 operations per byte, of the 184 that an H200 can do.
 
 Legend: T = tokens, X = experts (a shared one is the last), D = hidden size, I = intermediate size of an expert,
 R = pairs of a token and an expert.
@@ -20,23 +20,23 @@ from octavo.kernels.triton.arguments import aligned
 from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.types import Activation, PackedExperts, PackedLinear
 
-_ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # of a tile: rows, outputs, inputs
+_ROWS, _COLUMNS, _DEPTH = 64, 64, 64  # tile: rows, outputs, inputs
 _ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TritonExperts(PackedExperts):
-    """Experts with what the kernel reads of them. The tuples keep the memory that addresses name."""
+    """Experts with the tables that the kernel reads. The tuples keep the addressed memory alive."""
 
     gate_up_addresses: torch.Tensor  # [X] int64, of weights [2 * I, D], gates first
     down_addresses: torch.Tensor  # [X] int64, of weights [D, I]
     sizes: torch.Tensor  # [X] int32, each expert's I
     largest_size: int
-    size_divisor: int  # divides each I: how many elements lie together wherever a row begins
+    size_divisor: int  # divides each I: elements that are contiguous and aligned wherever a row begins
 
 
 def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> TritonExperts:
-    """Put experts together: gate_up of [2 * I, D], or [I, D] without gates, down of [D, I]."""
+    """Combine experts: gate_up of [2 * I, D], or [I, D] if not gated, down of [D, I]."""
     assert all(linear.bias is None for linear in (*gate_up, *down)), "experts have no biases"
     linears = *gate_up, *down
     assert all(linear.weight.is_contiguous() and linear.weight.data_ptr() % _ALIGNMENT == 0 for linear in linears)
@@ -54,13 +54,13 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
 
 @triton.jit
 def _experts_kernel(
-    x: tl.tensor,  # IS_INTO: [T, D]; else [R, row_size], in the order of experts
+    x: tl.tensor,  # IS_INTO: [T, D]; else [R, row_size], sorted by expert
     token_ids: tl.tensor,  # [R] int64, of pairs
-    order: tl.tensor,  # [R] int64, pairs in the order of experts
-    bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are bounds[e] ... bounds[e + 1] - 1 of the order
+    order: tl.tensor,  # [R] int64, pairs sorted by expert
+    bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are order[bounds[e] ... bounds[e + 1] - 1]
     addresses: tl.tensor,  # [X] int64
     sizes: tl.tensor,  # [X] int32
-    out: tl.tensor,  # IS_INTO: [R, row_size], in the order of experts; else [R, D], in that of pairs
+    out: tl.tensor,  # IS_INTO: [R, row_size], sorted by expert; else [R, D], in pair order
     row_size: tl.tensor,  # the largest I
     X: tl.constexpr,
     D: tl.constexpr,
@@ -74,7 +74,7 @@ def _experts_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ) -> None:
-    """A program computes one tile of one expert's answers, or nothing, where there are fewer tiles than could be."""
+    """A program computes one tile of one expert's output, or nothing: the grid is an upper bound."""
     IS_GATED: tl.constexpr = IS_INTO and KIND != "relu2"
     expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, ROWS)
     if expert >= X:
@@ -108,7 +108,7 @@ def _experts_kernel(
             up_tile = tl.load(w_places + size.to(tl.int64) * D, mask=w_mask, other=0.0)
             up = tl.dot(x_tile, tl.trans(up_tile), up, input_precision="tf32x3")
     if IS_INTO:
-        # Rounded to the dtype first, as where the activation is an op of its own.
+        # Rounded to the dtype first, as with a separate activation op.
         result = result.to(dtype).to(tl.float32)
         if KIND == "relu2":
             result = squared(result)
@@ -127,7 +127,7 @@ def expert_rows(
     experts: TritonExperts,
     activation: Activation,
 ) -> torch.Tensor:  # [R, D]
-    """Return in row r what expert expert_ids[r] makes of token token_ids[r]. Waits for nothing."""
+    """Return in row r the output of expert expert_ids[r] on token token_ids[r]. Does not sync with the device."""
     x, (num_pairs, num_experts) = aligned(x), (len(expert_ids), len(experts.down))
     order, bounds = sort_by_group(expert_ids, num_experts)
     middle, out = x.new_empty(num_pairs, experts.largest_size), x.new_empty(num_pairs, x.shape[1])

@@ -1,7 +1,7 @@
-"""Rows that belong to groups, sorted by group, and cut into blocks of which each is of one group.
+"""Rows sorted by group and cut into blocks of one group each.
 
-How many blocks a group has is known on the device alone: the host launches as many as there could be at most, and
-nobody waits for a count.
+The number of blocks per group is known on the device alone: the host launches the upper bound, and never waits for a
+count.
 """
 
 import torch
@@ -12,12 +12,12 @@ from triton import language as tl
 @triton.jit
 def rows_of_block(
     block: tl.tensor,
-    bounds: tl.tensor,  # [NUM_GROUPS + 1] int64: rows bounds[g] ... bounds[g + 1] - 1 of the order are group g's
+    bounds: tl.tensor,  # [NUM_GROUPS + 1] int64: group g has rows order[bounds[g] ... bounds[g + 1] - 1]
     NUM_GROUPS: tl.constexpr,
     GROUPS: tl.constexpr,  # a power of two, at least NUM_GROUPS
     ROWS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return (a block's group, at least NUM_GROUPS behind the last; its rows in the order [ROWS]; which are there)."""
+    """Return (a block's group, at least NUM_GROUPS past the last; its positions in the order [ROWS]; which exist)."""
     numbers = tl.arange(0, GROUPS)
     begins = tl.load(bounds + numbers, mask=numbers < NUM_GROUPS, other=0).to(tl.int32)
     ends = tl.load(bounds + numbers + 1, mask=numbers < NUM_GROUPS, other=0).to(tl.int32)
@@ -32,11 +32,11 @@ def rows_of_block(
 
 
 def sort_by_group(group_ids: torch.Tensor, num_groups: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (the rows [T] in the order of their groups [T], bounds [num_groups + 1]); below 0 is no group."""
+    """Return (rows [T] sorted by their group_ids [T], bounds [num_groups + 1]); ids below 0 mean no group."""
     ordered, order = group_ids.sort(stable=True)
     return order, torch.searchsorted(ordered, torch.arange(num_groups + 1, device=ordered.device, dtype=ordered.dtype))
 
 
 def max_blocks(num_rows: int, num_groups: int, rows: int) -> int:
-    """Return how many blocks there can be: full ones, and one begun for each group; no more than rows."""
+    """Return the upper bound on blocks: full ones, plus a partial one per group; no more than rows."""
     return min(num_rows, num_rows // rows + num_groups)

@@ -1,6 +1,6 @@
-"""Activations as integers of 8 bits: what meets integer weights (`integer_rows` of `kernels/reference_quantized.py`).
+"""Activations quantized to int8 for integer weights (`integer_rows` of `kernels/reference_quantized.py`).
 
-What comes before, a norm or a gate, is computed in the same launch: a row is in registers as a whole.
+A preceding norm or gate is fused into the same launch: a whole row fits in registers.
 
 Legend: T = rows, K = their size, P = K padded.
 """
@@ -18,21 +18,21 @@ from octavo.kernels.types import SILU, Activation, Fused
 
 @dataclass(frozen=True, slots=True)
 class IntegerRows:
-    """Rows ready for products."""
+    """Quantized rows, ready for products."""
 
-    values: torch.Tensor  # [T, P] int8, zeros behind their end
+    values: torch.Tensor  # [T, P] int8, padded with zeros
     scales: torch.Tensor  # [T] float32
 
 
 @triton.jit
 def _put_integers(
-    wide: tl.tensor,  # [BLOCK] float32, zeros behind its end
+    wide: tl.tensor,  # [BLOCK] float32, padded with zeros
     values: tl.tensor,  # [P] int8
     scale: tl.tensor,
     PADDED: tl.constexpr,  # P
     BLOCK: tl.constexpr,
 ) -> None:
-    # As integers, magnitudes of floats are in their order, and NaN is the last.
+    # Bit patterns of float magnitudes compare like the magnitudes, with NaN last.
     bits = tl.max(wide.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
     largest = bits.to(tl.float32, bitcast=True)
     is_finite = bits < 0x7F800000
@@ -40,7 +40,7 @@ def _put_integers(
     inverse = tl.where(is_computed, tl.div_rn(127.0, tl.where(is_computed, largest, 1.0)), 0.0)
     unknown = tl.where(is_finite, 0.0, float("nan"))
     tl.store(scale, tl.where(is_computed, tl.div_rn(largest, 127.0), unknown))
-    # 1.5 * 2^23 leaves no room for fractions: the sum is rounded to the nearest integer, ties to even.
+    # Adding 1.5 * 2^23 rounds to the nearest integer, ties to even: no bits are left for fractions.
     rounded = tl.where(is_computed, wide, 0.0) * inverse + 12582912.0 - 12582912.0
     places = tl.arange(0, BLOCK)
     tl.store(values + places, rounded.to(tl.int8), mask=places < PADDED)
@@ -48,7 +48,7 @@ def _put_integers(
 
 @triton.jit
 def _integer_rows_kernel(
-    x: tl.tensor,  # [T, K]; if IS_ACTIVATED as before the activation
+    x: tl.tensor,  # [T, K]; if IS_ACTIVATED, before the activation
     residual: tl.tensor | None,  # [T, K]
     norm_weight: tl.tensor | None,  # [K]
     total: tl.tensor | None,  # [T, K]
@@ -64,7 +64,7 @@ def _integer_rows_kernel(
     PADDED: tl.constexpr,  # P
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a row. What would be an op of its own is rounded to the dtype."""
+    """One program per row. Results of ops fused here are rounded to the dtype in between."""
     number = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_inside = columns < SIZE
@@ -90,17 +90,17 @@ def _integer_rows_kernel(
 
 
 def integer_rows(x: torch.Tensor, padded_size: int) -> IntegerRows:
-    """Bring x [T, K] to integers [T, P]."""
+    """Quantize x [T, K] to integers [T, P]."""
     return _launch(x, x.shape[1], padded_size)[0]
 
 
 def activated_integer_rows(x: torch.Tensor, activation: Activation, padded_size: int) -> IntegerRows:
-    """The same of the activation [T, K] of x: [T, 2 * K] with a gate, gates first, else [T, K]."""
+    """Quantize the activation [T, K] of x: [T, 2 * K] if gated, gates first, else [T, K]."""
     return _launch(x, x.shape[1] // (1 + activation.is_gated), padded_size, activation=activation)[0]
 
 
 def normed_integer_rows(x: torch.Tensor, fused: Fused, padded_size: int) -> tuple[IntegerRows, torch.Tensor]:
-    """Return (the same of the norm of x + residual, x + residual [T, K]); without a residual the sum is x itself."""
+    """Return (the quantized norm of x + residual, x + residual [T, K]); without a residual the sum is x itself."""
     rows, total = _launch(x, x.shape[1], padded_size, fused)
     return rows, x if total is None else total
 
@@ -126,6 +126,6 @@ def _launch(
             PADDED=padded_size,
             BLOCK=block,
             num_warps=min(32, max(1, block // 512)),
-            enable_fp_fusion=False,  # a product and a sum in one would not round in between
+            enable_fp_fusion=False,  # a fused multiply-add would not round in between
         )
     return IntegerRows(values, scales), total

@@ -1,7 +1,7 @@
-"""Repairs to Triton's interpreter, which runs kernels on a CPU with numpy: what it computes must be what a GPU does.
+"""Patches for Triton's interpreter, which runs kernels on a CPU with numpy: results must match a GPU's.
 
-As of Triton 3.6 it cuts off bits where a GPU rounds to the nearest, loses carries when it rounds to 8 bits,
-multiplies the bit patterns of bfloat16 numbers as if they were integers, and knows no numpy from 2.4 on.
+As of Triton 3.6 it truncates where a GPU rounds to nearest, loses carries when it rounds to 8 bits, multiplies the bit
+patterns of bfloat16 numbers as integers, and breaks with numpy 2.4 and later.
 """
 
 from typing import Any
@@ -24,12 +24,12 @@ _KEPT_AS_INTEGERS = (tl.bfloat16, tl.float8e4nv, tl.float8e5)
 
 
 def is_interpreting() -> bool:
-    """Say whether kernels of this process are interpreted: `TRITON_INTERPRET` was set when Triton was imported."""
+    """Return whether kernels of this process are interpreted: `TRITON_INTERPRET` was set when Triton was imported."""
     return bool(knobs.runtime.interpret)
 
 
 def repair() -> None:
-    """Correct the interpreter of this process. A second time it changes nothing."""
+    """Patch the interpreter of this process. Idempotent."""
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter._patch_lang_tensor = _patch_tensor
@@ -42,18 +42,18 @@ _patch_language_unrepaired = interpreter._patch_lang
 
 
 def _patch_tensor(tensor: Any, scope: Any) -> None:
-    """Let loops run to bounds that were loaded: to numpy 2.4, such arrays of one number are no numbers."""
+    """Let loops run to loaded bounds: since numpy 2.4, one-element arrays no longer convert to numbers."""
     _patch_tensor_unrepaired(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
 def _call_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of a kernel, which has patched the language already: doing it again took half the time."""
+    """Call a function of a kernel, which has patched the language already: patching again took half the time."""
     return self.rewrite()(*args, **kwargs)
 
 
 def _patch_language(fn: Any) -> Any:
-    """Make a kernel's language that of numpy, also under the name by which functions of the language itself know it."""
+    """Make a kernel's language that of numpy, also under the name that functions of the language itself use."""
     scope = _patch_language_unrepaired(fn)
     interpreter._patch_builtin(tl.core, interpreter.interpreter_builder, scope)
     interpreter._patch_lang_core(tl.core, scope)
@@ -61,7 +61,7 @@ def _patch_language(fn: Any) -> Any:
 
 
 def _convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
-    """Convert between floats, to the nearest one, ties to even. Returns bits, as the interpreter keeps them."""
+    """Convert between floats, to nearest, ties to even. Returns bits, as the interpreter stores them."""
     bits = np.ascontiguousarray(values).view(f"int{source.primitive_bitwidth}")
     converted = torch.from_numpy(bits).view(_TORCH[source]).to(_TORCH[target])
     target_bits = converted.view(getattr(torch, f"int{target.primitive_bitwidth}")).numpy()
@@ -69,9 +69,9 @@ def _convert_float(values: Any, source: Any, target: Any, rounding_mode: Any) ->
 
 
 def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """Multiply in the accumulator's dtype, float32 or int32, which holds every product of narrower numbers.
+    """Multiply in the accumulator's dtype, float32 or int32, which is exact for products of narrower numbers.
 
-    Not by BLAS, which sums some rows of a matrix in another order than others.
+    Without BLAS, which sums some rows of a matrix in another order than others.
     """
     left, right = (_widened(operand, d.data.dtype) for operand in (a, b))
     return interpreter.TensorHandle(np.einsum("...mk,...kn->...mn", left, right) + d.data, d.dtype.scalar)

@@ -1,4 +1,4 @@
-"""Octavo's kernels for GPUs: Triton for what is small and fused, cuBLAS (torch's matmul) for linear layers.
+"""Octavo's GPU kernels: Triton for small and fused ops, cuBLAS (torch's matmul) for linear layers.
 
 Legend: T = tokens, K = input size, N = output size.
 """
@@ -15,14 +15,14 @@ from octavo.kernels.types import Activation, Fused, LoraAdapters, PackedExperts,
 
 
 class TritonKernels(Kernels):
-    """See `Kernels`. bfloat16, float16 and float32. Nothing here waits for the device, so steps can be captured."""
+    """See `Kernels`. bfloat16, float16 and float32. Nothing here syncs with the device, so steps can be captured."""
 
     name = "triton"
-    is_batch_invariant = False  # cuBLAS chooses its way through a matmul by the number of rows
+    is_batch_invariant = False  # cuBLAS selects its algorithm by the number of rows
     captures_experts = True
 
     def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
-        """Found before anything is widened: half the bytes."""
+        """Taken before the logits are widened to float32: half the bytes."""
         values, ids = self.linear(x, packed).max(-1)
         return values.float(), ids
 
@@ -36,7 +36,7 @@ class TritonKernels(Kernels):
         return activate(x, activation)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
-        """Left where they are, and found by address."""
+        """Weights stay in place and are read by address."""
         return pack_experts(gate_up, down)
 
     def route(self, x: torch.Tensor, router: PackedLinear, routing: Routing) -> Routes:

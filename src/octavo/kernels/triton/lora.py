@@ -1,7 +1,7 @@
-"""Low-rank adapters, each row's own, in two launches over rows sorted by adapter: down to the rank, and up again.
+"""Multi-LoRA, an adapter per row, in two launches over rows sorted by adapter: down to the rank, and up again.
 
-The way down reads K inputs for few results, so it is cut at fixed places into splits with programs of their own; the
-way up adds them in order. Tiles are the same for any number of rows, so a row's bits do not depend on the others.
+The down projection reads K inputs for few results, so it is split at fixed places over programs; the up projection adds
+the splits in order. Tiles are the same for any number of rows, so a row's bits do not depend on the others.
 
 Legend: T = rows, A = adapters, K = inputs, R = rank, N = outputs, S = splits.
 """
@@ -96,7 +96,7 @@ def add_lora(
     adapters: LoraAdapters,
     adapter_ids: torch.Tensor,  # [T], -1: none
 ) -> torch.Tensor:  # [T, N]
-    """Return base with what each row's adapter adds to it. Waits for nothing."""
+    """Return base plus each row's adapter output. Does not sync with the device."""
     x, (num_rows, in_size), (num_adapters, num_outputs, rank) = aligned(x), x.shape, adapters.up.shape
     out = base.clone(memory_format=torch.contiguous_format)
     if num_rows == 0:

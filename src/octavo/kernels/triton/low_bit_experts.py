@@ -1,8 +1,8 @@
-"""The maps of many experts with weights in few bits, in one launch each, whatever number of rows an expert has.
+"""The linears of many experts with low-bit weights, in one launch each, for any number of rows per expert.
 
-Rows are sorted by expert, and weights found by address, as in `experts.py`; a program's product is `low_bit_sum.py`'s,
-over all inputs, so a row's integers have the same bits in any batch, and are those of an expert computed alone. Between
-the maps a row is gated, and where weights are integers brought to integers, as a whole.
+Rows are sorted by expert, and weights read by address, as in `experts.py`; a program's product is `low_bit_sum.py`'s
+over all inputs, so a row's integers have the same bits in any batch, equal to those of an expert computed alone.
+Between the linears, a row is activated, and with integer weights quantized, as a whole.
 
 Legend: T = tokens, X = experts (a shared one is the last), D = hidden size, P = D padded, I = intermediate size of an
 expert, Q = the largest I, padded, R = pairs of a token and an expert.
@@ -30,7 +30,7 @@ _ALIGNMENT = 16  # bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowBitExperts(PackedExperts):
-    """Experts with what the kernel reads of them. The tuples keep the memory that addresses name."""
+    """Experts with the tables that the kernel reads. The tuples keep the addressed memory alive."""
 
     gate_up_addresses: torch.Tensor  # [4, X] int64, of weights [2 * I, D], gates first: see `_addresses`
     down_addresses: torch.Tensor  # [4, X] int64, of weights [D, I]
@@ -41,13 +41,13 @@ class LowBitExperts(PackedExperts):
     padded_size: int  # P
     largest_size: int
     row_size: int  # Q
-    num_parts: int  # of what the first linear gives: 2 with gates, else 1
+    num_parts: int  # parts of the first linear's output: 2 if gated, else 1
     are_sizes_alike: bool  # each I is Q
     size_divisor: int  # divides each I
 
 
 def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> LowBitExperts:
-    """Put experts together, where they are: gate_up of [2 * I, D], down of [D, I], all of one form."""
+    """Combine experts in place: gate_up of [2 * I, D], down of [D, I], all of one form."""
     into, back = _of_few_bits(gate_up), _of_few_bits(down)
     sizes, device = [linear.in_size for linear in back], back[0].weight.device
     [num_parts] = {linear.num_outputs // size for linear, size in zip(into, sizes, strict=True)}
@@ -74,13 +74,13 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
 
 def _of_few_bits(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
     found = tuple(linear for linear in linears if isinstance(linear, LowBitLinear))
-    assert len(found) == len(linears), "experts are of few bits"
+    assert len(found) == len(linears), "experts need low-bit weights"
     assert all(linear.bias is None for linear in found), "experts have no biases"
     return found
 
 
 def _addresses(linears: Sequence[LowBitLinear]) -> torch.Tensor:
-    """Return [4, X] int64: of weights, scales, offsets and multipliers; of scales again where there is nothing."""
+    """Return [4, X] int64: of weights, scales, offsets and multipliers; absent ones point to the scales."""
     parts = [
         [linear.weight for linear in linears],
         [linear.scales for linear in linears],
@@ -93,14 +93,14 @@ def _addresses(linears: Sequence[LowBitLinear]) -> torch.Tensor:
 
 @triton.jit
 def _low_bit_experts_kernel(
-    x: tl.tensor,  # IS_INTO: [T, P]; else [R, Q], in the order of experts
-    row_scales: tl.tensor,  # [T] or [R] float32, of these
+    x: tl.tensor,  # IS_INTO: [T, P]; else [R, Q], sorted by expert
+    row_scales: tl.tensor,  # [T] or [R] float32, of x
     token_ids: tl.tensor,  # [R] int64, of pairs
-    order: tl.tensor,  # [R] int64, pairs in the order of experts
-    bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are bounds[e] ... bounds[e + 1] - 1 of the order
+    order: tl.tensor,  # [R] int64, pairs sorted by expert
+    bounds: tl.tensor,  # [X + 1] int64: the pairs of expert e are order[bounds[e] ... bounds[e + 1] - 1]
     addresses: tl.tensor,  # [4, X] int64
     sizes: tl.tensor,  # [X] int32
-    out: tl.tensor,  # IS_INTO: [R, PARTS * Q], in the order of experts, ups from Q on; else [R, D], in that of pairs
+    out: tl.tensor,  # IS_INTO: [R, PARTS * Q], sorted by expert, ups from Q on; else [R, D], in pair order
     x_size: tl.tensor,  # P or Q
     hidden_size: tl.tensor,  # D
     row_size: tl.tensor,  # Q
@@ -114,7 +114,7 @@ def _low_bit_experts_kernel(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ) -> None:
-    """A program computes one tile of one expert's answers, or nothing, where there are fewer tiles than could be."""
+    """A program computes one tile of one expert's output, or nothing: the grid is an upper bound."""
     expert, rows, is_row = rows_of_block(tl.program_id(0), bounds, X, X_BLOCK, ROWS)
     if expert >= X:
         return
@@ -160,13 +160,13 @@ def expert_rows(
     *,
     one_tiling: bool,
 ) -> torch.Tensor:  # [R, D]
-    """Return in row r what expert expert_ids[r] makes of token token_ids[r]. Waits for nothing.
+    """Return in row r the output of expert expert_ids[r] on token token_ids[r]. Does not sync with the device.
 
-    With `one_tiling` floats, too, are computed in the same way for any number of rows.
+    With `one_tiling`, float weights, too, use the same tiling for any number of rows.
     """
     num_pairs, row_size = len(expert_ids), experts.row_size
     pairs = token_ids, *sort_by_group(expert_ids, len(experts.down))
-    # What an expert smaller than Q leaves is zeros: they change no row's integers, and meet weights of zero.
+    # Experts smaller than Q leave zeros: these do not change a row's integers, and are multiplied by zero weights.
     make = x.new_empty if experts.are_sizes_alike else x.new_zeros
     middle, out = make(num_pairs, experts.num_parts * row_size), x.new_empty(num_pairs, experts.hidden_size)
     rows, row_scales = _operand(x, experts)
@@ -177,7 +177,7 @@ def expert_rows(
 
 
 def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return x [T, D] as the maps take it, [T, P], and where these are integers their scales [T]."""
+    """Return x [T, D] in the linears' format, [T, P], and for integer weights its scales [T]."""
     if not experts.is_integer:
         return padded_rows(x, experts.padded_size), None
     rows = integer_rows(x, experts.padded_size)
@@ -187,7 +187,7 @@ def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, tor
 def _activated_operand(
     middle: torch.Tensor, experts: LowBitExperts, activation: Activation
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same of the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] without gates."""
+    """The same for the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] if not gated."""
     if not experts.is_integer:
         return activate(middle, activation), None
     rows = activated_integer_rows(middle, activation, experts.row_size)
@@ -205,14 +205,14 @@ def _launch(
     one_tiling: bool,
 ) -> None:
     num_pairs, num_experts = len(pairs[0]), len(experts.down)
-    # As many rows as an expert has on average: one that has more takes several blocks of them.
+    # As many rows as an expert has on average: an expert with more takes several blocks.
     tiling = tiling_for(triton.cdiv(num_pairs, num_experts), x.dtype, one_tiling=one_tiling)
     max_outputs = experts.num_parts * experts.largest_size if is_into else experts.hidden_size
     addresses = experts.gate_up_addresses if is_into else experts.down_addresses
     grid = max_blocks(num_pairs, num_experts, tiling.rows), triton.cdiv(max_outputs, tiling.outputs)
     _low_bit_experts_kernel[grid](
         x,
-        addresses if row_scales is None else row_scales,  # where there is nothing, any address will do
+        addresses if row_scales is None else row_scales,  # placeholder address, never read
         *pairs,
         addresses,
         experts.sizes,

@@ -1,7 +1,7 @@
-"""Linear maps with weights of few bits: how they are cut into programs, and what becomes of their sums.
+"""Linear layers with low-bit weights: tiling over programs, and the epilogue of their sums.
 
-The input is cut at fixed places into splits, by the map's own shape, which are added in order. Where there are few
-rows, each split has a program of its own, and a second launch adds them up.
+The input is split at fixed places that depend on the weight's shape alone; splits are added in order. With few rows,
+each split has a program of its own, and a second launch adds them up.
 
 Legend: T = rows, N = outputs, P = inputs, padded, B = P / 64, G = groups, S = splits.
 """
@@ -18,13 +18,13 @@ from octavo.kernels.triton.integer_rows import IntegerRows, integer_rows
 from octavo.kernels.triton.low_bit_sum import finished, form_of, split_sum
 from octavo.kernels.triton.low_bit_weight import STEP, LowBitLinear
 
-_PROGRAMS = 256  # about two for each multiprocessor: with fewer, some read nothing
-_JOINED = 1024  # elements of a program that adds splits up
+_PROGRAMS = 256  # about two per multiprocessor: with fewer, some idle
+_JOINED = 1024  # elements per program that adds up splits
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulTiling:
-    """What a program computes: so many rows by so many outputs."""
+    """A program's tile: rows by outputs."""
 
     rows: int
     outputs: int
@@ -90,7 +90,7 @@ def _low_bit_kernel(
 @triton.jit
 def _join_kernel(
     parts: tl.tensor,  # [S, T, N]
-    scales: tl.tensor,  # [N] float32, where they are not in the parts
+    scales: tl.tensor,  # [N] float32, unless the parts are scaled already
     row_scales: tl.tensor,  # [T] float32
     bias: tl.tensor,  # [N]
     out: tl.tensor,  # [T, N]
@@ -116,27 +116,27 @@ def _join_kernel(
 
 
 def integer_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
-    """Map x [T, K], brought to integers row by row, to [T, N] of a dtype."""
+    """Apply an integer linear to x [T, K], quantized per row: [T, N] of a dtype."""
     return integer_product(integer_rows(x, packed.padded_size), packed, dtype)
 
 
 def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
-    """Map rows of integers [T, P] to [T, N] of a dtype."""
+    """Apply an integer linear to quantized rows [T, P]: [T, N] of a dtype."""
     return _launch(rows.values, rows.scales, packed, dtype, one_tiling=False)
 
 
 def weight_only_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_tiling: bool) -> torch.Tensor:
-    """Map x [T, K] as it is to [T, N] of a dtype; with `one_tiling` in the same way for any number of rows."""
+    """Apply a linear to unquantized x [T, K]: [T, N] of a dtype; with `one_tiling` one for any number of rows."""
     return _launch(padded_rows(x, packed.padded_size), None, packed, dtype, one_tiling=one_tiling)
 
 
 def padded_rows(x: torch.Tensor, padded_size: int) -> torch.Tensor:
-    """Return x [T, K] as [T, P], zeros behind it, as a kernel takes it."""
+    """Return x [T, K] padded with zeros to [T, P], aligned for the kernel."""
     return aligned(x if x.shape[1] == padded_size else F.pad(x, (0, padded_size - x.shape[1])))
 
 
 def tiling_for(num_rows: int, dtype: torch.dtype, *, one_tiling: bool) -> MatmulTiling:
-    """Return how so many rows of a dtype are cut; with `one_tiling` any number of them alike."""
+    """Return the tiling for a number of rows; with `one_tiling` the same for any number."""
     if num_rows <= _MAX_FEW and not one_tiling:
         return FEW
     if dtype == torch.float32:
@@ -165,7 +165,7 @@ def _launch(
     sums = torch.int32 if is_exact else torch.float32
     parts = torch.empty(num_splits, num_rows, num_outputs, dtype=sums, device=x.device) if is_apart else out
     has = {"HAS_ROW_SCALES": row_scales is not None, "HAS_BIAS": packed.bias is not None}
-    scales, nothing = packed.scales, packed.scales  # where there is nothing, any address will do
+    scales, nothing = packed.scales, packed.scales  # placeholder address, never read
     given_row_scales = nothing if row_scales is None else row_scales
     given_bias = nothing if packed.bias is None else packed.bias
     _low_bit_kernel[(*tiles, num_splits if is_apart else 1)](
@@ -201,6 +201,6 @@ def _launch(
 
 
 def split_size(num_outputs: int, in_size: int) -> int:
-    """Return the inputs of a split: so many that even one tile of rows makes about as many programs as a GPU wants."""
+    """Return the inputs per split, such that even one tile of rows yields enough programs to fill a GPU."""
     num_splits = max(1, _PROGRAMS // -(-num_outputs // FEW.outputs))
     return -(-in_size // (num_splits * STEP)) * STEP

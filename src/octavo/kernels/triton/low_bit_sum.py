@@ -1,7 +1,8 @@
-"""One split of a map with weights of few bits: weights become numbers in registers, and meet rows.
+"""One split of a linear with low-bit weights: weights are decoded in registers and multiplied with rows.
 
-Weights are the left side of a product: Hopper's matrix unit takes that side from registers, and few rows, on the other
-side, leave little of it idle. Factors are exact in every dtype; scales meet the sums. Integers are summed exactly.
+Weights are the left operand: Hopper's tensor cores take that side from registers, and few rows, on the other side,
+leave little of the unit idle. Factors are exact in every dtype; scales are applied to sums. Integers are summed
+exactly.
 
 Legend: T = rows, N = outputs, P = inputs, padded, B = P / 64, G = groups.
 """
@@ -22,13 +23,13 @@ class Form:
     is_halved: bool  # 4 bits
     is_float: bool
     is_two_level: bool
-    group_size: int  # more than a step: all inputs share a scale
+    group_size: int  # larger than a step: all inputs share a scale
     has_offsets: bool
-    scales_inside: bool  # sums of a split are scaled, and so floats
+    scales_inside: bool  # scales are applied within the sum of a split, which is then float
 
 
 def form_of(packed: LowBitLinear) -> Form:
-    """Return what of a packed map the kernels are compiled for."""
+    """Return the compile-time form of a packed linear."""
     form = packed.form
     return Form(
         is_halved=form.bits == 4,
@@ -50,14 +51,14 @@ def _factors(
     HALF: tl.constexpr,
     FORM: tl.constexpr,
 ) -> tl.tensor:
-    """Return [outputs, 32]: the numbers of one half of a block, in a type that holds them."""
+    """Return [outputs, 32]: the numbers of one half of a block, in a type that represents them exactly."""
     lanes = tl.arange(0, 32)[None, :]
     if FORM.is_halved:
         raw = ((tl.load(weight + (block * num_outputs + outputs)[:, None] * 32 + lanes) >> (4 * HALF)) & 15) - 8
     else:
         raw = tl.load(weight + (block * num_outputs + outputs)[:, None] * 64 + 32 * HALF + lanes)
     if FORM.is_float:
-        # Sign, then exponent and mantissa where float16 has them.
+        # Sign, then exponent and mantissa at float16's positions.
         wide = raw.to(tl.int16)
         found = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
     elif FORM.is_two_level:
@@ -72,7 +73,7 @@ def _factors(
 def _scaled(
     result: tl.tensor, of_row: tl.tensor, scales: tl.tensor, offsets: tl.tensor, FORM: tl.constexpr
 ) -> tl.tensor:
-    """Return what a sum of products [OUTPUTS, ROWS], and of inputs [ROWS], is worth; addresses are the outputs'."""
+    """Apply scales and offsets to a sum of products [OUTPUTS, ROWS] and of inputs [ROWS]; addresses are per output."""
     found = tl.load(scales)[:, None] * result.to(tl.float32)
     if FORM.has_offsets:
         found += tl.load(offsets)[:, None] * of_row.to(tl.float32)[None, :]
@@ -82,7 +83,7 @@ def _scaled(
 @triton.jit
 def split_sum(
     x_rows: tl.tensor,  # [ROWS] addresses of rows
-    is_row: tl.tensor,  # [ROWS]; what is not there counts as zeros
+    is_row: tl.tensor,  # [ROWS]; missing rows count as zeros
     weight: tl.tensor,  # [B, N, 64 or 32] int8
     scales: tl.tensor,  # [G, N]
     offsets: tl.tensor,  # [G, N]
@@ -135,7 +136,7 @@ def finished(
     HAS_ROW_SCALES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> tl.tensor:
-    """Return a total with what is due to its outputs and rows; addresses fit its shape."""
+    """Apply the scales and bias of outputs and rows to a total; addresses match its shape."""
     total = total.to(tl.float32)
     if not IS_SCALED:
         total *= tl.load(scales)

@@ -1,9 +1,9 @@
-"""Weights of few bits as the kernels read them: in blocks of 64 inputs, which lie together for all outputs.
+"""Layout of low-bit weights for the kernels: blocks of 64 inputs, contiguous over all outputs.
 
-What a program reads at once, some outputs by one block, is then one piece of memory. Two inputs of 4 bits, 32 apart,
-share a byte: a product takes 32 inputs, so each half of the bytes is one, and nothing has to be shuffled.
+A program's load, some outputs by one block, is then one piece of memory. Two 4-bit inputs, 32 apart, share a byte: a
+product takes 32 inputs, so each nibble of the bytes is one operand, and nothing has to be shuffled.
 
-Legend: N = outputs, K = inputs, P = K padded to a multiple of 128, B = P / 64, G = groups of inputs, of padding too.
+Legend: N = outputs, K = inputs, P = K padded to a multiple of 128, B = P / 64, G = groups of inputs, including padding.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
 from octavo.kernels.types import PackedLinear
 
-STEP = 128  # inputs that a loop takes at once: the largest group
+STEP = 128  # inputs per iteration: the largest group
 _BLOCK, _HALF = 64, 32
-# A float of 4 bits of exponent, read as one of 5 as in float16, is smaller by this: the difference of their biases.
+# A float with 4 exponent bits, read as float16 with 5, is too small by this factor: the difference of the biases.
 _E4M3_IN_FLOAT16 = 2.0**8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowBitLinear(PackedLinear):
-    """A map of few bits. `weight` is [B, N, 64] int8, or [B, N, 32] with inputs k and k + 32 of a block in a byte."""
+    """A low-bit linear. `weight` is [B, N, 64] int8, or [B, N, 32] with inputs k and k + 32 of a block in a byte."""
 
     form: WeightFormat
     in_size: int  # K
@@ -37,7 +37,7 @@ class LowBitLinear(PackedLinear):
 
 
 def pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> LowBitLinear:
-    """Bring a weight and bias [N] into this layout."""
+    """Convert a weight and bias [N] to this layout."""
     form, (num_outputs, in_size) = weight.format, weight.values.shape
     is_float = isinstance(form, Float8Format)
     padding = -in_size % STEP
@@ -61,5 +61,5 @@ def pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> LowBitLinear:
 
 
 def _by_groups(of_outputs: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Return [N, G] as [G, N], zeros behind it."""
+    """Return [N, G] as [G, N], padded with zeros."""
     return F.pad(of_outputs, (0, num_groups - of_outputs.shape[1])).T.contiguous()

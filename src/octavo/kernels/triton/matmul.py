@@ -1,8 +1,8 @@
-"""Linear maps whose rows have the same bits in any batch: one tiling, one order of summation for any number of rows.
+"""Batch-invariant linear layers: one tiling and one order of summation for any number of rows.
 
-The input is cut at fixed places into splits, by the map's own shape. A split is summed tile by tile, and splits are
-added in order. Where there are few rows, each split has a program of its own and a second launch adds them up; where
-there are many, one program does all. Both are the same operations on the same numbers.
+The input is split at fixed places that depend on the weight's shape alone. A split is summed tile by tile, and splits
+are added in order. With few rows, each split has a program of its own and a second launch adds them up; with many, one
+program does all. Both are the same operations on the same numbers.
 
 Legend: T = rows, K = input size, N = output size, S = splits.
 """
@@ -13,14 +13,14 @@ from triton import language as tl
 
 from octavo.kernels.triton.arguments import aligned
 
-# 64 rows are a whole instruction of Hopper's matrix unit. One row wastes 63 of them: 64 operations a byte of weights,
-# of 184 that an H200 has for each byte it reads.
+# 64 rows fill an instruction of Hopper's tensor cores. One row wastes 63 of them: 64 operations per byte of weights, of
+# the 184 that an H200 can do per byte it reads.
 _ROWS, _OUTPUTS, _INPUTS = 64, 128, 64
-# Of what takes more registers: float32, which is three products of TF32, and rows that are read element by element.
+# For cases that take more registers: float32 (three products of TF32), and rows that are read element by element.
 _FEWER_OUTPUTS, _FEWER_INPUTS = 64, 32
-_VECTOR = 16  # elements: Triton reads several at once where rows begin at multiples of so many
-_PROGRAMS = 128  # about as many as a GPU has multiprocessors: with fewer, some read nothing
-_JOINED = 1024  # elements of a program that adds splits up
+_VECTOR = 16  # elements: Triton vectorizes loads where rows begin at multiples of this
+_PROGRAMS = 128  # about one per multiprocessor: with fewer, some idle
+_JOINED = 1024  # elements per program that adds up splits
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _split_sum(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ) -> tl.tensor:
-    """Return x @ weight.T over inputs `start` up to `start + SPLIT`: [ROWS, OUTPUTS] float32."""
+    """Return x @ weight.T over inputs [start, start + SPLIT): [ROWS, OUTPUTS] float32."""
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for first in range(0, SPLIT, INPUTS):
         inputs = start + first + tl.arange(0, INPUTS)
@@ -117,7 +117,7 @@ def _join_kernel(
 
 
 def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Map x [T, K] by weight [N, K] and bias [N] to [T, N], accumulated in float32."""
+    """Multiply x [T, K] with weight [N, K] and add bias [N]: [T, N], accumulated in float32."""
     x, weight = aligned(x), aligned(weight)
     (num_rows, in_size), num_outputs = x.shape, len(weight)
     out = x.new_empty(num_rows, num_outputs)
@@ -130,7 +130,7 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     tiles = triton.cdiv(num_outputs, outputs), triton.cdiv(num_rows, _ROWS)
     is_apart = num_splits > 1 and tiles[0] * tiles[1] < _PROGRAMS
     sums = torch.empty(num_splits, num_rows, num_outputs, dtype=torch.float32, device=x.device) if is_apart else out
-    has_bias, given_bias = bias is not None, weight if bias is None else bias  # without one, any address will do
+    has_bias, given_bias = bias is not None, weight if bias is None else bias  # placeholder address, never read
     _matmul_kernel[(*tiles, num_splits if is_apart else 1)](
         x,
         weight,
@@ -156,6 +156,6 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 def split_size(num_outputs: int, in_size: int) -> int:
-    """Return the inputs of a split: so many that even one tile of rows makes about as many programs as a GPU wants."""
+    """Return the inputs per split, such that even one tile of rows yields enough programs to fill a GPU."""
     num_splits = max(1, _PROGRAMS // -(-num_outputs // _OUTPUTS))
     return -(-in_size // (num_splits * 2 * _INPUTS)) * 2 * _INPUTS

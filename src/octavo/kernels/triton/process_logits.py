@@ -1,9 +1,9 @@
-"""Penalties and masks on rows of logits, in two launches: what a row has said is counted from its tokens, then applied.
+"""Penalties and masks on rows of logits, in two launches: a row's tokens are counted, then penalties are applied.
 
 Nothing is kept between steps: contexts are on the device, and counting one costs far less than attending to it. So no
-state can be wrong after a preemption, or while a step is in flight.
+state can go stale after a preemption, or while a step is in flight.
 
-Legend: L = rows, V = vocabulary size, N = rows of the worker, C = tokens of a context at most, M = masks,
+Legend: L = rows, V = vocabulary size, N = rows of the worker, C = max tokens per context, M = masks,
 W = words of a mask.
 """
 
@@ -11,14 +11,14 @@ import torch
 import triton
 from triton import language as tl
 
-_TOKENS, _IDS = 1024, 2048  # of a program
-_IN_PROMPT = tl.constexpr(1 << 30)  # beside the count of outputs
+_TOKENS, _IDS = 1024, 2048  # per program
+_IN_PROMPT = tl.constexpr(1 << 30)  # flag above the count of outputs
 
 
 @triton.jit
 def _count_kernel(
     table: tl.tensor,  # [N, row_size] int32, tokens
-    rows: tl.tensor,  # [L] int64 of them
+    rows: tl.tensor,  # [L] int64, rows of the table
     num_tokens: tl.tensor,  # [L] int64, in the context
     num_prompt_tokens: tl.tensor,  # [L] int64
     repetition: tl.tensor,  # [L] float64
@@ -53,9 +53,9 @@ def _process_logits_kernel(
     repetition: tl.tensor,  # [L] float64
     presence: tl.tensor,  # [L] float64
     frequency: tl.tensor,  # [L] float64
-    mask_indices: tl.tensor,  # [L] int64; below 0: all may come
+    mask_indices: tl.tensor,  # [L] int64; below 0: no mask
     masks: tl.tensor,  # [M, W] int32
-    out: tl.tensor,  # [L, V] float32, the memory of the counts
+    out: tl.tensor,  # [L, V] float32, aliases the counts
     vocab_size: tl.tensor,  # V
     num_words: tl.tensor,  # W
     IDS: tl.constexpr,
@@ -89,9 +89,9 @@ def process_logits(
 ) -> torch.Tensor:
     """Return logits [L, V] float32 after penalties and masks; a copy.
 
-    The context is (tokens [N, .] int32, rows [L] of it, tokens in each [L], and of the prompt [L]), at most
+    The context is (tokens [N, .] int32, rows [L] of it, tokens in each [L], and prompt tokens in each [L]), at most
     `max_context` in each; penalties are (repetition, presence, frequency), [L] float64 each. Row j may sample what
-    masks[mask_indices[j]] allows, masks [M, W] int32; below 0: all.
+    masks[mask_indices[j]] allows, masks [M, W] int32; below 0: everything.
     """
     (num_rows, vocab_size), (table, *counted) = logits.shape, context
     counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Kernels for GPUs for linear layers of which some, or all, have weights in few bits."""
+"""GPU kernels for models some or all of whose linear layers have low-bit weights."""
 
 from collections.abc import Collection, Sequence
 from typing import TypeGuard
@@ -20,12 +20,12 @@ _GROUP_SIZES = (None, 32, 64, 128)
 
 
 class QuantizedKernels(TritonKernels):
-    """See `Kernels`. Sums of integers are exact, so rows depend on no other; floats need one tiling for that."""
+    """See `Kernels`. Integer sums are exact, so rows are batch-invariant; floats need `one_tiling` for that."""
 
     logits_argmax = Kernels.logits_argmax  # logits are not rounded to the dtype first
 
     def __init__(self, forms: Collection[WeightFormat | None], *, deterministic: bool) -> None:
-        """`forms` are those of a model's weights, None: dense ones."""
+        """`forms` are those of a model's weights; None: dense."""
         has_floats = not all(isinstance(form, IntegerFormat) for form in forms)
         self._one_tiling = deterministic
         self.is_batch_invariant = deterministic or not has_floats
@@ -68,7 +68,7 @@ class QuantizedKernels(TritonKernels):
         return matmul(x.float(), router.weight, None)
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
-        """Left where they are, and found by address."""
+        """Weights stay in place and are read by address."""
         return (pack_experts if isinstance(down[0], LowBitLinear) else super().pack_experts)(gate_up, down)
 
     def expert_rows(

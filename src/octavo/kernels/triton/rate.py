@@ -1,9 +1,9 @@
-"""What log-probabilities are made of, in one pass: the mass of a row, a token's rank, the likeliest tokens.
+"""The parts of log-probabilities, in one pass: the mass of a row, a token's rank, the most likely tokens.
 
-Tokens are compared by keys of 64 bits: a logit's place in the order of numbers above, and what is left to the last id
-below. No two are equal, so neither parts of a row nor their order show.
+Tokens are compared by 64-bit keys: the logit in ordered form in the high bits, the complement of the id in the low
+ones. No two are equal, so the result depends neither on how a row is split nor on the order of the parts.
 
-Legend: L = rows, V = vocabulary size, P = parts of a row, K = how many of the likeliest.
+Legend: L = rows, V = vocabulary size, P = parts of a row, K = how many of the most likely.
 """
 
 import torch
@@ -12,7 +12,7 @@ from triton import language as tl
 
 from octavo.kernels.triton.threshold import key_of
 
-_PART = 4096  # ids of a program
+_PART = 4096  # ids per program
 _LEAST = tl.constexpr(-(2**63))
 
 
@@ -20,8 +20,8 @@ _LEAST = tl.constexpr(-(2**63))
 def _rate_kernel(
     logits: tl.tensor,  # [L, V] float32
     max_logit: tl.tensor,  # [L] float32
-    chosen: tl.tensor,  # [L] float32, the logit of the token whose rank is wanted
-    is_wanted: tl.tensor,  # [L] int64; below 0: nothing is
+    chosen: tl.tensor,  # [L] float32, the logit of the token to rank
+    is_wanted: tl.tensor,  # [L] int64; below 0: skip the row
     totals: tl.tensor,  # [L] int64, zeros at first, out: masses
     ranks: tl.tensor,  # [L] int64, ones at first, out
     candidates: tl.tensor,  # [L, P, K] int64, out: the largest keys of each part
@@ -53,8 +53,8 @@ def rate(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return masses [L], ranks [L] and the largest `count` keys [L, count], best first, all int64.
 
-    logits are [L, V] float32, largest and chosen [L] of them; rows where is_wanted [L] int64 is below 0, or where the
-    largest is not finite, get anything. `count` is at most V.
+    logits are [L, V] float32, with maxima and chosen logits [L]; results are undefined for rows where is_wanted [L]
+    int64 is below 0, or where the largest logit is not finite. `count` is at most V.
     """
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, _PART)

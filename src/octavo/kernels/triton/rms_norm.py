@@ -1,4 +1,4 @@
-"""Root mean square norm, with or without the sum before it, in one launch.
+"""RMS norm, with or without the residual addition, in one launch.
 
 Legend: T = rows, D = size normalized over.
 """
@@ -23,7 +23,7 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a row."""
+    """One program per row."""
     columns = tl.arange(0, BLOCK)
     is_inside = columns < SIZE
     places = tl.program_id(0).to(tl.int64) * SIZE + columns

@@ -1,6 +1,6 @@
-"""How tokens choose experts, in one launch behind the router's matmul.
+"""Expert routing, in one launch after the router's matmul.
 
-Legend: T = tokens, X = experts, C = experts that a token chooses.
+Legend: T = tokens, X = experts, C = experts per token.
 """
 
 import torch
@@ -22,7 +22,7 @@ def _route_kernel(
     X_BLOCK: tl.constexpr,
     C_BLOCK: tl.constexpr,
 ) -> None:
-    """One program a token: the largest again and again, each time without those before."""
+    """One program per token: repeatedly takes the largest of the remaining logits."""
     token = tl.program_id(0).to(tl.int64)
     HAS_SHARED: tl.constexpr = C > TOP_K
     numbers, places = tl.arange(0, X_BLOCK), tl.arange(0, C_BLOCK)
@@ -33,7 +33,7 @@ def _route_kernel(
     chosen_ids = tl.zeros([C_BLOCK], dtype=tl.int64)
     for choice in range(TOP_K):
         largest = tl.max(left, axis=0)
-        # The lowest number among equals; where no number is one, any that there is.
+        # Of ties, the lowest index; if all are NaN, any remaining one.
         number = tl.minimum(tl.min(tl.where(left == largest, numbers, X_BLOCK), axis=0), X - 1)
         chosen = tl.where(places == choice, largest, chosen)
         chosen_ids = tl.where(places == choice, number.to(tl.int64), chosen_ids)
@@ -51,7 +51,7 @@ def _route_kernel(
 
 
 def route(logits: torch.Tensor, routing: Routing) -> Routes:
-    """Choose by logits [T, X], or [T, X + 1] with a shared expert, float32."""
+    """Choose experts by logits [T, X], or [T, X + 1] with a shared expert, float32."""
     num_choices = routing.num_choices
     logits = logits.contiguous()
     expert_ids = torch.empty(len(logits), num_choices, dtype=torch.int64, device=logits.device)

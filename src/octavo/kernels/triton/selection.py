@@ -1,4 +1,4 @@
-"""When Triton's kernels are taken. Imports no Triton: that costs half a second, and wants to know first how to run."""
+"""When to use the Triton kernels. Does not import Triton: that costs half a second and must know first how to run."""
 
 import logging
 import os
@@ -11,16 +11,16 @@ from octavo.errors import InvalidParameterError, UnknownOptionError
 
 logger = logging.getLogger(__name__)
 
-_VARIABLE = "OCTAVO_GPU_KERNELS"  # triton, or torch: compute with torch's ops
+_VARIABLE = "OCTAVO_GPU_KERNELS"  # triton, or torch: use torch's ops
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 
 
 def uses_triton(device: torch.device, dtype: torch.dtype) -> bool:
-    """Say whether Triton's kernels compute here: on a GPU unless switched off, on a CPU if named and interpreted.
+    """Return whether the Triton kernels run here: on a GPU unless disabled, on a CPU if requested and interpreted.
 
     Raises:
-        UnknownOptionError: OCTAVO_GPU_KERNELS names no kernels.
-        InvalidParameterError: it names Triton's, which cannot run here.
+        UnknownOptionError: OCTAVO_GPU_KERNELS is not a known value.
+        InvalidParameterError: it requests Triton, which cannot run here.
     """
     wanted = os.environ.get(_VARIABLE)
     if wanted not in (None, "triton", "torch"):

@@ -1,10 +1,10 @@
-"""The least logit that top-k and top-p keep of a row, found by counting what lies above cuts: nothing is sorted.
+"""The lowest logit that top-k and top-p keep in a row, found by counting above cut points: nothing is sorted.
 
-Logits have keys, integers in the same order. A pass cuts an interval of keys into 16 and adds up what lies above each
-cut; eight passes narrow 2^32 keys to one. Top-k counts tokens, top-p their masses (`sampling/mass.py`): sums of
-integers, which no order changes, so a row may be dealt to any number of programs.
+Logits have keys, integers in the same order. A pass cuts an interval of keys into 16 and sums up what lies above each
+cut; eight passes narrow 2^32 keys to one. Top-k counts tokens, top-p their masses (`sampling/mass.py`): integer sums,
+independent of order, so a row may be split over any number of programs.
 
-Legend: L = rows, V = vocabulary size, W = ways that an interval is cut, P = passes.
+Legend: L = rows, V = vocabulary size, W = ways to cut an interval, P = passes.
 """
 
 from itertools import pairwise
@@ -14,15 +14,15 @@ import triton
 from triton import language as tl
 
 _WAYS, _PASSES = 16, 8  # 16 ** 8 = 2 ** 32
-_BLOCK, _WARPS = 256, 8  # ids at a time, one a thread: 16 sums each are in registers
-_FEWEST_IDS, _MAX_IDS = 1024, 16384  # of a program
-_PROGRAMS = 1024  # that fill a GPU
+_BLOCK, _WARPS = 256, 8  # ids at a time, one per thread: 16 sums each are in registers
+_FEWEST_IDS, _MAX_IDS = 1024, 16384  # per program
+_PROGRAMS = 1024  # enough to fill a GPU
 _STATE_SIZE = 4
 
 
 @triton.jit
 def key_of(logit: tl.tensor) -> tl.tensor:
-    """Return int64 in the order of float32 numbers; zeros of both signs are one."""
+    """Return int64 keys in the order of float32 numbers; both zeros have the same key."""
     bits = logit.to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -2147483648 - bits, bits)
 
@@ -35,9 +35,9 @@ def _logit(key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _narrowed(state: tl.tensor, sums: tl.tensor, limit: tl.tensor, ways: tl.tensor, BY_MASS: tl.constexpr) -> tuple:  # type: ignore[type-arg]
-    """Return what a pass found: the least key with less than the goal above it is in low + 1 ... high.
+    """Return a pass's result: the smallest key with less than the goal above it is in low + 1 ... high.
 
-    Also what lies above high, and the goal, which for masses is a part of what the first pass has found in all.
+    Also the amount above high, and the goal, which for masses is a fraction of the total found in the first pass.
     """
     low, high, above, goal = tl.load(state), tl.load(state + 1), tl.load(state + 2), tl.load(state + 3)
     cuts = low + (high - low) * ways // 16
@@ -53,7 +53,7 @@ def _narrowed(state: tl.tensor, sums: tl.tensor, limit: tl.tensor, ways: tl.tens
 
 @triton.jit
 def _is_limited(temperature: tl.tensor, limit: tl.tensor, peak: tl.tensor, off: tl.tensor) -> tl.tensor:
-    """Say whether there is anything to find. A row without a finite largest logit draws nothing."""
+    """Return whether there is anything to find. A row whose largest logit is not finite is skipped."""
     return (temperature > 0.0) & (limit < off) & (tl.abs(peak) < float("inf"))
 
 
@@ -61,13 +61,13 @@ def _is_limited(temperature: tl.tensor, limit: tl.tensor, peak: tl.tensor, off: 
 def _measure_kernel(
     logits: tl.tensor,  # [L, V] float32
     max_logit: tl.tensor,  # [L] float32
-    temperatures: tl.tensor,  # [L] float64; 0: nothing is drawn
-    limits: tl.tensor,  # [L] int64 of tokens, or float64 of the whole mass; `off` and more: no limit
-    floors: tl.tensor,  # [L] float32, the least logit that counts
-    last_states: tl.tensor,  # [L, 4] int64: low, high, what lies above high, the goal; before the last pass
-    last_sums: tl.tensor,  # [L, W] int64, which the last pass found
+    temperatures: tl.tensor,  # [L] float64; 0: the row is skipped
+    limits: tl.tensor,  # [L] int64 tokens, or float64 fraction of the mass; `off` and more: no limit
+    floors: tl.tensor,  # [L] float32, the lowest logit that counts
+    last_states: tl.tensor,  # [L, 4] int64: low, high, amount above high, goal; before the last pass
+    last_sums: tl.tensor,  # [L, W] int64, found by the last pass
     states: tl.tensor,  # [L, 4] int64, out
-    sums: tl.tensor,  # [L, W] int64, zeros at first, out: of keys above each cut, and not above high
+    sums: tl.tensor,  # [L, W] int64, zeros at first, out: of keys above each cut, up to high
     vocab_size: tl.tensor,  # V
     off: tl.tensor,
     IS_FIRST: tl.constexpr,
@@ -137,10 +137,10 @@ def thresholds(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the least logit of each row that top-k and top-p keep, [L] float32; -inf where they keep all.
+    """Return the lowest logit of each row that top-k and top-p keep, [L] float32; -inf if they keep all.
 
-    logits are [L, V] float32, largest [L] theirs; temperatures and top_p [L] float64, top_k [L] int64: V or more is
-    off, as 1 is for top-p, which is of what top-k leaves. Rows of temperature 0 get -inf.
+    logits are [L, V] float32, with maxima [L]; temperatures and top_p [L] float64, top_k [L] int64: V or more is off,
+    as is 1 for top-p, which applies to what top-k keeps. Rows of temperature 0 get -inf.
     """
     floors = torch.full_like(max_logit, -torch.inf)
     floors = _least(logits, max_logit, temperatures, top_k, floors, logits.shape[1])
@@ -155,7 +155,7 @@ def _least(
     floors: torch.Tensor,
     off: int,
 ) -> torch.Tensor:
-    """Return the least logit with less than a limit above it, of those not below the floors: [L] float32."""
+    """Return the lowest logit with less than a limit above it, among those not below the floors: [L] float32."""
     num_rows, vocab_size = logits.shape
     states = logits.new_empty(_PASSES, num_rows, _STATE_SIZE, dtype=torch.int64)
     sums = torch.zeros(_PASSES, num_rows, _WAYS, dtype=torch.int64, device=logits.device)
@@ -186,6 +186,6 @@ def _least(
 
 
 def _part_size(num_rows: int, vocab_size: int) -> int:
-    """Return how many ids a program looks at: few where rows are few, so that all of a GPU has work."""
+    """Return how many ids a program scans: few if there are few rows, so that all of the GPU has work."""
     wanted = num_rows * vocab_size // _PROGRAMS
     return max(_FEWEST_IDS, min(_MAX_IDS, int(triton.next_power_of_2(max(1, wanted)))))

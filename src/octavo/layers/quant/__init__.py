@@ -1,1 +1,1 @@
-"""Weight schemes: in which form the weights of a linear layer come and are kept. `registry` finds those of a model."""
+"""Weight schemes: how a linear layer's weights are stored and computed. `registry` finds those of a model."""

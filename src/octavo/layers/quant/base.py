@@ -1,7 +1,7 @@
-"""`WeightScheme`: how the weight of a linear layer lies in a checkpoint, and in which form it is computed with.
+"""`WeightScheme`: the format of a linear layer's weight in a checkpoint, and the format it is computed in.
 
-A layer asks for its scheme when it is built, by its name in the checkpoint. Schemes are values: layers with equal ones
-have weights that can be stacked.
+A layer requests its scheme when it is built, by its name in the checkpoint. Schemes are values: layers with equal
+schemes have weights that can be stacked.
 
 Legend: N = outputs, K = inputs.
 """
@@ -17,12 +17,12 @@ from octavo.distributed.shares import Share
 from octavo.kernels.quantization import Quantization, QuantizedWeight, WeightFormat
 from octavo.kernels.types import LinearRole
 
-Weight = torch.Tensor | QuantizedWeight  # [N, K], dense or in few bits
+Weight = torch.Tensor | QuantizedWeight  # [N, K], dense or low-bit
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor that a checkpoint brings."""
+    """One tensor of a checkpoint."""
 
     shape: tuple[int, ...]
     is_integer: bool = False
@@ -30,33 +30,33 @@ class TensorSpec:
 
 
 class WeightScheme(ABC):
-    """Of one weight [N, K]. `form` is what kernels are to compute with, None: dense."""
+    """The scheme of one weight [N, K]. `form` is the format that kernels compute with, None: dense."""
 
     form: WeightFormat | None
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Say for people what it is."""
+        """A readable name."""
 
     @abstractmethod
     def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
-        """Return what a checkpoint brings of a whole weight, by the endings of names."""
+        """Return the checkpoint tensors of a whole weight, by name suffix."""
 
     @abstractmethod
     def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> Weight:
-        """Cut a rank's share out of the tensors of a whole weight, touching no more of them than that.
+        """Take a rank's shard out of the tensors of a whole weight, reading no more of them than that.
 
         Raises:
-            CheckpointError: tensors that contradict one another.
+            CheckpointError: inconsistent tensors.
         """
 
     def form_of(self, inputs: Share) -> WeightFormat | None:
-        """Return the form of a share of the inputs."""
+        """Return the format of a shard of the inputs."""
         return self.form
 
     def num_bytes(self, num_outputs: int, in_size: int, dtype: torch.dtype) -> int:
-        """Return what a weight takes in memory; `dtype` is the model's."""
+        """Return a weight's size in memory; `dtype` is the model's."""
         return (
             num_outputs * in_size * dtype.itemsize if self.form is None else self.form.num_bytes(num_outputs, in_size)
         )
@@ -64,7 +64,7 @@ class WeightScheme(ABC):
 
 @dataclass(frozen=True, slots=True)
 class DenseScheme(WeightScheme):
-    """A dense weight; with a form, it is brought into few bits when it is packed."""
+    """A dense weight; with a form, it is quantized when packed."""
 
     form: WeightFormat | None = None
 
@@ -84,12 +84,12 @@ class Schemes(Protocol):
 
     @property
     def name(self) -> str:
-        """What of it belongs to a numeric profile; empty where all weights are dense."""
+        """The part of a numeric profile that names the schemes; empty if all weights are dense."""
         ...
 
     @property
     def forms(self) -> frozenset[WeightFormat | None]:
-        """All forms that layers may have; None: dense."""
+        """All formats that layers may have; None: dense."""
         ...
 
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
@@ -102,7 +102,7 @@ DENSE = DenseScheme()
 
 @dataclass(frozen=True, slots=True)
 class MadeAtLoad:
-    """The schemes of `quantization=`, of a checkpoint whose weights are dense; None: they stay so."""
+    """Quantization at load time (`quantization=`) of a checkpoint with dense weights; None: they stay dense."""
 
     quantization: Quantization | None = None
 

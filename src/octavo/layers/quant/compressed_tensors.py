@@ -1,8 +1,8 @@
-"""Checkpoints of compressed-tensors, as LLM Compressor writes them: integers of 8 or 4 bits.
+"""compressed-tensors checkpoints, as LLM Compressor writes them: integers of 8 or 4 bits.
 
-w = scale * (q - zero); scale and zero belong to an output, or to an output and a group of inputs. "int-quantized" files
-hold q as it is, "pack-quantized" ones in words along the inputs, and zeros in words along the outputs. Activations of 8
-bits with a scale for each token are what Octavo's kernels of integers compute with anyway.
+w = scale * (q - zero), with scale and zero per output, or per output and group of inputs. "int-quantized" files store q
+directly, "pack-quantized" ones packed in words along the inputs, and zeros along the outputs. Dynamic 8-bit per-token
+activations are what Octavo's integer kernels compute with in any case.
 
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
@@ -23,12 +23,12 @@ from octavo.layers.quant.words import per_word, unpack
 
 _PACKED, _PLAIN = "pack-quantized", ("int-quantized", "naive-quantized")
 _EVERY_LINEAR = "Linear"
-_CONTIGUOUS = (None, False, "weight", "static")  # values of actorder that leave a group's inputs side by side
+_CONTIGUOUS = (None, False, "weight", "static")  # values of actorder that keep a group's inputs contiguous
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressedTensorsScheme(WeightScheme):
-    """See the head of the file."""
+    """See the module docstring."""
 
     form: IntegerFormat
     is_packed: bool
@@ -83,7 +83,7 @@ class CompressedTensorsScheme(WeightScheme):
 
 
 class CompressedTensorsSchemes:
-    """See `Schemes`. Groups of layers, each with a scheme of its own, found by name."""
+    """See `Schemes`. Groups of layers, each with its own scheme, matched by name."""
 
     name = "compressed-tensors"
 
@@ -91,7 +91,7 @@ class CompressedTensorsSchemes:
         """Read the checkpoint's configuration.
 
         Raises:
-            UnsupportedModelError: a setting that Octavo does not compute.
+                UnsupportedModelError: a setting that Octavo does not support.
         """
         _expect(fields, "kv_cache_scheme", None)
         if fields.nested("sparsity_config").values.get("format", "dense") != "dense":

@@ -1,10 +1,10 @@
-"""Checkpoints of GPTQ (Frantar et al. 2023, arXiv:2210.17323), as AutoGPTQ and GPTQModel write them.
+"""GPTQ checkpoints (Frantar et al. 2023, arXiv:2210.17323), as AutoGPTQ and GPTQModel write them.
 
-w = scale * (n - zero), n of 4 or 8 bits; scale and zero belong to an output and a group of inputs. Files hold n in
-words along the inputs, zeros in words along the outputs. With act-order ("desc_act") a group's inputs are no
-neighbors, and g_idx names each input's group.
+w = scale * (n - zero), n of 4 or 8 bits, with scale and zero per output and group of inputs. n is packed in words along
+the inputs, zeros along the outputs. With act-order ("desc_act") a group's inputs are not contiguous, and g_idx has the
+group of each input.
 
-Legend: N = outputs, K = inputs, G = groups of inputs, W = integers in a word.
+Legend: N = outputs, K = inputs, G = groups of inputs, W = integers per word.
 """
 
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.words import per_word, unpack
 
-# How zeros are written: AutoGPTQ's own form holds them less one.
+# Zero point conventions: AutoGPTQ's own format stores them minus one.
 _ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTQScheme(WeightScheme):
-    """See the head of the file."""
+    """See the module docstring."""
 
     form: IntegerFormat
-    is_symmetric: bool  # zeros are in the middle of the range
+    is_symmetric: bool  # zeros are at the midpoint of the range
     has_order: bool
     added_to_zeros: int
 
@@ -55,14 +55,14 @@ class GPTQScheme(WeightScheme):
         bits, in_word, order = self.form.bits, per_word(self.form.bits), self._order(tensors, inputs)
         first = inputs.start // in_word
         words = tensors["qweight"][first : -(-inputs.stop // in_word), outputs.start : outputs.stop]
-        values = unpack(words.T.contiguous(), bits, in_word * len(words))  # [N, K and what fills the outer words]
+        values = unpack(words.T.contiguous(), bits, in_word * len(words))  # [N, K plus the padding of the outer words]
         start = inputs.start - first * in_word
         values = values[:, start : start + inputs.size] if order is None else values[:, order.long()]
         form, groups = self.form.of_share(inputs.start, inputs.stop, inputs.total)
         groups = groups.to(words.device)
         scales = tensors["scales"][groups, outputs.start : outputs.stop].T.float().contiguous()  # [N, G]
         zeros = unpack(tensors["qzeros"][groups], bits, outputs.total)[:, outputs.start : outputs.stop].T
-        offsets = -scales * (zeros.float() + self.added_to_zeros)  # [N, G]; n and zeros are both less half the range
+        offsets = -scales * (zeros.float() + self.added_to_zeros)  # [N, G]; n and zeros are shifted by half the range
         has_offsets = not self.is_symmetric or bool(offsets.any())
         return QuantizedWeight(
             format=form, values=values, scales=scales, offsets=offsets if has_offsets else None, order=order
@@ -76,7 +76,7 @@ class GPTQScheme(WeightScheme):
         return self.form.num_bytes(num_outputs, in_size) + offsets + 4 * in_size * self.has_order
 
     def _order(self, tensors: Mapping[str, torch.Tensor], inputs: Share) -> torch.Tensor | None:
-        """Return the inputs [K] int32, group by group; None where groups are made of neighbors."""
+        """Return the inputs [K] int32 sorted by group; None if groups are contiguous."""
         of_inputs = tensors.get("g_idx")  # [K]
         if of_inputs is None:
             return None
@@ -87,13 +87,13 @@ class GPTQScheme(WeightScheme):
         if not torch.equal(ordered, expected):
             raise CheckpointError(f"{self.name}: g_idx does not put {self.form.group_size} inputs into each group")
         if not inputs.is_whole:
-            why = "its groups cannot be divided among ranks; set tensor_parallel_size=1"
+            why = "act-order groups cannot be sharded over ranks; set tensor_parallel_size=1"
             raise UnsupportedModelError(f"{self.name}: {why}")
         return order.to(torch.int32)
 
 
 class GPTQSchemes:
-    """See `Schemes`. All layers of decoder blocks are quantized, but for those that the configuration leaves out."""
+    """See `Schemes`. All linears of decoder blocks are quantized, except those that the configuration excludes."""
 
     name = "gptq"
 
@@ -101,7 +101,7 @@ class GPTQSchemes:
         """Read the checkpoint's configuration.
 
         Raises:
-            UnsupportedModelError: a setting that Octavo does not compute.
+                UnsupportedModelError: a setting that Octavo does not support.
         """
         bits, group_size = fields.integer("bits"), fields.values.get("group_size", -1)
         convention = fields.text("checkpoint_format", "gptq")

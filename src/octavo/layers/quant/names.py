@@ -1,4 +1,4 @@
-"""Layers that a checkpoint's configuration names, to include or to leave out."""
+"""Layer names in a checkpoint's configuration, to include or to exclude."""
 
 import re
 from collections.abc import Iterable
@@ -11,11 +11,11 @@ _REGEX = "re:"
 class LayerNames:
     """A list of names: `"model.layers.0.mlp.gate_proj" in LayerNames(["mlp"])`.
 
-    A name stands for the layer that has it, and for those whose dotted names contain it: "lm_head", "layers.0.mlp".
-    After "re:" comes a regular expression for the beginning of a layer's name.
+    A name matches the layer itself, and layers whose dotted names contain it: "lm_head", "layers.0.mlp". After "re:"
+    comes a regular expression for the beginning of a layer's name.
 
     Raises:
-        UnsupportedModelError: what is no regular expression.
+        UnsupportedModelError: an invalid regular expression.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
-"""From the weight of a layer to what kernels compute with; and weights that they cannot compute with as they are.
+"""Converts a layer's weight to the kernels' layout; also weights in formats that the kernels do not support.
 
-Those stay compressed in memory and are dequantized whenever the layer is computed. That is slow, and right on any
-kernels: the bits are those of the dense model with the same weights.
+Those stay compressed in memory and are dequantized whenever the layer is computed: slow, but correct with any kernels,
+with the bits of a dense model of the same weights.
 
 Legend: N = outputs, K = inputs.
 """
@@ -26,7 +26,7 @@ _PARTS = ("values", "scales", "offsets", "multipliers", "order")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressedLinear:
-    """A weight in few bits, dequantized for each use. Of 4 bits, `values` are pairs: [N, ceil(K / 2)] uint8."""
+    """A low-bit weight, dequantized for each use. 4-bit `values` are packed in pairs: [N, ceil(K / 2)] uint8."""
 
     weight: QuantizedWeight
     bias: torch.Tensor | None  # [N]
@@ -34,7 +34,7 @@ class CompressedLinear:
 
     @classmethod
     def of(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> "CompressedLinear":
-        """Compress a weight in the plain layout."""
+        """Compress a weight in plain layout."""
         values, in_size = weight.values, weight.values.shape[1]
         if weight.format.bits == 4:
             nibbles = torch.nn.functional.pad(values + 8, (0, in_size % 2)).view(torch.uint8)
@@ -43,17 +43,17 @@ class CompressedLinear:
 
     @classmethod
     def adopt(cls, tensors: Mapping[str, torch.Tensor], in_size: int, form: WeightFormat) -> "CompressedLinear":
-        """Take what `tensors` of the same weight once gave."""
+        """Restore from the `tensors` of the same weight."""
         parts = {name: tensors[name] for name in _PARTS if name in tensors}
         return cls(weight=QuantizedWeight(format=form, **parts), bias=tensors.get("bias"), in_size=in_size)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return all that it consists of, by name."""
+        """Return its tensors by name."""
         every = {name: getattr(self.weight, name) for name in _PARTS} | {"bias": self.bias}
         return {name: tensor for name, tensor in every.items() if tensor is not None}
 
     def unpacked(self) -> QuantizedWeight:
-        """Return the weight in the plain layout."""
+        """Return the weight in plain layout."""
         if self.weight.format.bits != 4:
             return self.weight
         pairs = self.weight.values
@@ -62,10 +62,10 @@ class CompressedLinear:
 
 
 def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -> Weight:
-    """Put the weights of one layer's parts together, in memory of our own; dense ones in `dtype`.
+    """Stack the weights of one layer's parts, as a copy; dense ones in `dtype`.
 
     Raises:
-        CheckpointError: parts whose inputs are in different orders.
+            CheckpointError: parts whose inputs are grouped in different orders.
     """
     dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
     if not dense:
@@ -97,7 +97,7 @@ def _stack_quantized(weights: Sequence[QuantizedWeight], device: torch.device) -
 def pack(
     kernels: Kernels, weight: Weight, bias: torch.Tensor | None, role: LinearRole, scheme: WeightScheme
 ) -> PackedLinear | CompressedLinear:
-    """Bring weight [N, K] and bias [N] into the layout that these kernels compute with, or compress it."""
+    """Convert weight [N, K] and bias [N] to the layout of these kernels, or compress it."""
     if isinstance(weight, QuantizedWeight):
         if weight.order is None and kernels.computes(weight.format):
             return kernels.pack_quantized(weight, bias, weight.format, role)
@@ -109,7 +109,7 @@ def pack(
 def pack_dense(
     kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, role: LinearRole, form: WeightFormat | None
 ) -> PackedLinear:
-    """Pack a dense weight [N, K] and bias [N]; in a form, where one is given, that these kernels compute with."""
+    """Pack a dense weight [N, K] and bias [N]; quantized to a form, if one is given, that these kernels support."""
     if form is not None:
         return kernels.pack_quantized(weight, bias, form, role)
     if role == "gated":

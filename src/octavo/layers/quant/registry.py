@@ -1,4 +1,4 @@
-"""Which schemes a model's layers have: those of its checkpoint, or what `quantization=` makes of dense weights."""
+"""Selects the schemes of a model's layers: those of its checkpoint, or of `quantization=` for dense weights."""
 
 from importlib import import_module
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from octavo.kernels.quantization import Float8Format, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.layers.quant.base import MadeAtLoad, Schemes
 
-# quant_method -> module and class, imported when a checkpoint has it; `config/hf_quantization.py` knows the names.
+# quant_method -> module and class, imported on demand; `config/hf_quantization.py` lists the names.
 CHECKPOINT_SCHEMES = MappingProxyType(
     {
         "gptq": ("octavo.layers.quant.gptq", "GPTQSchemes"),
@@ -19,11 +19,11 @@ CHECKPOINT_SCHEMES = MappingProxyType(
 
 
 def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | None = None) -> Schemes:
-    """Return the schemes of a checkpoint, which are its own, or those of `quantization=`.
+    """Return the schemes of a quantized checkpoint, or those of `quantization=`.
 
     Raises:
-        UnsupportedModelError: a setting of the checkpoint's that Octavo does not compute.
-        InvalidParameterError: there is no such quantization.
+        UnsupportedModelError: a setting of the checkpoint that Octavo does not support.
+        InvalidParameterError: unknown quantization.
     """
     if checkpoint is None:
         return MadeAtLoad(get_quantization(quantization) if quantization else None)
@@ -33,10 +33,10 @@ def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | 
 
 
 def check_made_at_load(schemes: Schemes, kernels: Kernels, where: str) -> None:
-    """Hold `quantization=` to what these kernels compute: it is there for speed, which dequantizing would not bring.
+    """Check that these kernels support `quantization=`: it is for speed, and dequantizing would not be faster.
 
     Raises:
-        InvalidParameterError: they do not compute with such weights.
+        InvalidParameterError: they have no kernels for such weights.
     """
     if not isinstance(schemes, MadeAtLoad) or schemes.quantization is None:
         return
