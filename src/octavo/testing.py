@@ -432,7 +432,13 @@ class FakeRank:
         cache, vocab_size = self._config.cache, self._config.model.vocab_size
         self._worker = FakeWorker(num_blocks=num_blocks, block_size=cache.block_size, vocab_size=vocab_size)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        done = Future[ModelRunnerOutput]()
+        done.set_result(self.execute(scheduler_output))
+        return done
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute a step. Override this to do something else."""
         assert self._worker is not None, "initialize_kv_cache must be called first"
         return self._worker.execute(scheduler_output)
 

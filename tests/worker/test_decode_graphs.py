@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from octavo.testing_device import NotCapturableError, RecordedQueue
-from octavo.worker.decode_graphs import MAX_GRAPHS, DecodeGraphs
+from octavo.worker.decode_graphs import MAX_GRAPHS, DecodeGraphs, GraphUses
 from octavo.worker.graph_key import ARGMAX, GraphKey
-from octavo.worker.graph_uses import GraphUses
 
 
 def key(num_rows: int) -> GraphKey:

@@ -111,7 +111,7 @@ class OpenMLP(SneakyMLP):
 def test_a_torch_op_that_a_recording_would_miss_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sneaky_worker(monkeypatch, SneakyMLP)
     with pytest.raises(RecordingError, match=r"add in layers\.0\.mlp"):
-        worker.initialize_kv_cache(64)
+        worker.initialize_kv_cache([64])
 
 
 def test_what_cannot_be_recorded_runs_op_by_op(
@@ -119,6 +119,6 @@ def test_what_cannot_be_recorded_runs_op_by_op(
 ) -> None:
     worker = sneaky_worker(monkeypatch, OpenMLP)
     with caplog.at_level("INFO"):
-        worker.initialize_kv_cache(64)
+        worker.initialize_kv_cache([64])
     assert worker.runner.graph is None
     assert "steps run op by op: OpenMLP (layers.0.mlp) cannot be recorded" in caplog.text

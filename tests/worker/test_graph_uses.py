@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo.worker.decode_graphs import GraphUses
 from octavo.worker.graph_key import ARGMAX, Ending, GraphKey
-from octavo.worker.graph_uses import GraphUses
 
 
 def key(num_rows: int, ending: Ending = ARGMAX) -> GraphKey:

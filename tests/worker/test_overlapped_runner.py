@@ -243,7 +243,7 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
     options = {**OPTIONS, "max_num_batched_tokens": 200, "num_kv_blocks": None}
     worker = Worker(EngineArgs(model_name="demo", **options).resolve())
     worker.load_model()
-    plan = worker.devices.attention(torch.float32).plan
+    plan = worker.builder.devices.attention(torch.float32).plan
 
     def note(self: FixedAttention, batch: ForwardBatch) -> torch.Tensor:
         batches.append(batch)
@@ -251,7 +251,7 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
         return planned
 
     monkeypatch.setattr(FixedAttention, "plan", note)
-    report = worker.measure_memory()
+    report = worker.builder.measure_memory(worker.model)
     assert report.activation_bytes == 5 << 20
     assert report.graph_bytes == graph_bytes(3 << 20)
     prefill, decode = batches
@@ -266,5 +266,5 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
 def test_an_estimate_serves_where_nobody_counts(place: Place) -> None:
     worker = Worker(EngineArgs(model_name="demo", **{**OPTIONS, "num_kv_blocks": None}).resolve())
     worker.load_model()
-    assert worker.measure_memory().graph_bytes == 0
-    assert worker.measure_memory().activation_bytes > 0
+    assert worker.builder.measure_memory(worker.model).graph_bytes == 0
+    assert worker.builder.measure_memory(worker.model).activation_bytes > 0

@@ -1,10 +1,18 @@
-"""The life of a rank behind an executor, whatever carries the messages: a call or a step in, a reply out."""
+"""A rank behind an executor: builds its worker in the process where it belongs, then serves calls and steps.
+
+Whatever carries the messages: `worker_proc` on this host, `remote_rank` on another.
+"""
 
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Protocol
 
 import msgspec
 
+from octavo.config.engine import EngineConfig
+from octavo.config.parallel import RankPlace
 from octavo.contracts.ranks import (
     FromRank,
     RankCall,
@@ -14,7 +22,76 @@ from octavo.contracts.ranks import (
     encode_from_rank,
 )
 from octavo.contracts.schedule import SchedulerOutput
-from octavo.worker.wrapper import WorkerWrapperBase
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.distributed.rendezvous import Rendezvous
+
+DEFAULT_WORKER = "octavo.worker.worker:Worker"
+
+
+class RankWorker(Protocol):
+    """What an executor asks of a rank. The constructor takes `(config, place, rendezvous)`."""
+
+    @property
+    def profile(self) -> str: ...
+
+    def load_model(self) -> None: ...
+
+    def count_kv_blocks(self) -> list[int]: ...
+
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None: ...
+
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]: ...
+
+    def warmup(self) -> object: ...
+
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool: ...
+
+
+class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank must know to build its worker."""
+
+    config: EngineConfig
+    rank: int
+    rendezvous: Rendezvous
+    worker_class: str = DEFAULT_WORKER  # "module:class"
+
+
+class WorkerWrapperBase:
+    """Cheap to make: what the worker needs is imported by `init_worker`, so a process can say early that it lives."""
+
+    def __init__(self, setup: RankSetup) -> None:
+        self.place = RankPlace.of(setup.rank, setup.config.parallel)
+        self._setup = setup
+        self._worker: RankWorker | None = None
+
+    @property
+    def worker(self) -> RankWorker:
+        assert self._worker is not None, "init_worker comes first"
+        return self._worker
+
+    def init_worker(self) -> str:
+        """Import and build the worker, which meets the other ranks; return its profile."""
+        module, _, name = self._setup.worker_class.partition(":")
+        self._worker = getattr(import_module(module), name)(self._setup.config, self.place, self._setup.rendezvous)
+        return self.worker.profile
+
+    def load_model(self) -> None:
+        self.worker.load_model()
+
+    def count_kv_blocks(self) -> list[int]:
+        return self.worker.count_kv_blocks()
+
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None:
+        self.worker.initialize_kv_cache(num_blocks)
+
+    def warmup(self) -> None:
+        self.worker.warmup()
+
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
+        return self.worker.prefault_kv(num_reached_blocks)
+
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        return self.worker.begin(scheduler_output)
 
 
 class RankLoop:
@@ -40,7 +117,7 @@ class RankLoop:
 
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         try:
-            model_output = self._worker.execute_model(scheduler_output)
+            model_output = self._worker.begin(scheduler_output).result()
         except Exception as error:  # noqa: BLE001 - whatever a forward raises belongs to the requests of this step
             self._reply(_failure(error, scheduler_output.step))
         else:

@@ -47,19 +47,20 @@ class Warmup:
         prefilled_s = time.perf_counter()
         self._decode_warmup()
         done_s = time.perf_counter()
-        self._runner.execute_model(_scheduler_output(rows=0, start=0, count=0, forget=True))
+        self._step(_scheduler_output(rows=0, start=0, count=0, forget=True))
         report = WarmupReport(prefill_s=prefilled_s - start_s, decode_s=done_s - prefilled_s)
         logger.info("warm-up: prefill %.3f s, decode %.3f s", report.prefill_s, report.decode_s)
         return report
 
     def _prefill_warmup(self) -> None:
-        self._runner.execute_model(
-            _scheduler_output(rows=1, start=0, count=self._num_prompt_tokens, new=self._request())
-        )
+        self._step(_scheduler_output(rows=1, start=0, count=self._num_prompt_tokens, new=self._request()))
 
     def _decode_warmup(self) -> None:
         for step in range(self._num_decode_steps):
-            self._runner.execute_model(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
+            self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
+
+    def _step(self, scheduler_output: SchedulerOutput) -> None:
+        self._runner.begin(scheduler_output).result()
 
     def _request(self) -> NewRequestData:
         num_tokens = self._num_prompt_tokens + self._num_decode_steps
