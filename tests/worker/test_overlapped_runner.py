@@ -6,6 +6,7 @@ The device is a double that records ops (`testing_device`); kernels are torch's,
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.cpu import CpuKind
 from octavo.device.device_queue import DeviceQueue
 from octavo.device.manager import DeviceManager
+from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError
 from octavo.executor.uniproc import UniProcExecutor
 from octavo.layers.table_in_file import TableInFile
-from octavo.testing import FakeExecutor, expected_tokens, make_request
+from octavo.testing import FakeExecutor, KnownDrafter, expected_tokens, make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_graphs import graph_bytes
 from octavo.worker.overlapped_runner import OverlappedRunner
@@ -78,8 +80,14 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     return here
 
 
-def model_outputs(place: Place, queue: DeviceQueue | None, kinds: list[dict[str, Any]], **options: Any) -> list[Any]:
-    """Run prompts with each kind of wish, then all kinds together."""
+def model_outputs(
+    place: Place,
+    queue: DeviceQueue | None,
+    kinds: list[dict[str, Any]],
+    known: list[list[int]] | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Run prompts with each kind of sampling, then all kinds together; `known` gets what the requests say."""
     place.queue = queue
     llm = LLM("demo", **{**OPTIONS, **options})
     params = [SamplingParams.from_options({"seed": 7, "max_tokens": 9, "ignore_eos": True, **kind}) for kind in kinds]
@@ -87,6 +95,8 @@ def model_outputs(place: Place, queue: DeviceQueue | None, kinds: list[dict[str,
     for start in range(0, len(kinds), len(PROMPTS)):
         mixture = params[start : start + len(PROMPTS)]
         outputs += llm.generate(PROMPTS[: len(mixture)], mixture, use_tqdm=False)
+    if known is not None:
+        known += [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
     found = [(output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in outputs]
     llm.exit()
     return found
@@ -102,6 +112,18 @@ def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
     eager = RecordedQueue()
     assert model_outputs(place, eager, KINDS, enforce_eager=True) == plain
     assert eager.captures == 0
+
+
+def test_drafts_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with drafts are computed op by op, those without by graphs."""
+    known: list[list[int]] = []
+    plain = model_outputs(place, None, KINDS, known)
+    drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
+    monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
+    queue = RecordedQueue()
+    assert model_outputs(place, queue, KINDS) == plain
+    assert drafter.num_proposed > drafter.num_accepted > 50
+    assert queue.replays
 
 
 def test_the_next_start_captures_at_warm_up(place: Place) -> None:
