@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.parallel import RankPlace
 from octavo.contracts.drafter import Drafter
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array, NewRequestData, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
@@ -40,6 +40,7 @@ def make_request(
     arrival_time_s: float = 0.0,
     eos_token_ids: Iterable[int] = (),
     cache_salt: str | None = None,
+    extra_inputs: ExtraInputs | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """Build a request as the input processor would; `params` are those of `SamplingParams`."""
@@ -51,6 +52,7 @@ def make_request(
         arrival_time_s=arrival_time_s,
         eos_token_ids=list(eos_token_ids),
         cache_salt=cache_salt,
+        extra_inputs=extra_inputs,
     )
 
 

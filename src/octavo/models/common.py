@@ -201,11 +201,11 @@ class DecoderForCausalLM(CausalLM):
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""
         x: torch.Tensor = self.embedding(batch.input_ids)
-        return x
+        return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""
-        cos, sin = self.rotary(batch.positions)
+        cos, sin = self.rotary(batch.rotary_positions)
         plans = tuple(map(self.context.attention.plan, batch.groups))
         return AttentionMetadata(batch=batch, plans=plans, cos=cos, sin=sin)
 

@@ -98,6 +98,7 @@ class DecodeStep:
             block_size=block_size,
             query_start_loc_list=list(range(size + 1)),
             seq_lens_list=[key.max_context] * size,  # bounds, as a capturable backend takes them
+            rows=rows,
         ).with_tables(others)
 
     def _sample(self, key: GraphKey, hidden: torch.Tensor) -> Sampled:
@@ -146,6 +147,7 @@ class GraphedDecoding:
             scheduler_output.samples.all()
             and (scheduler_output.num_scheduled_tokens == 1).all()
             and not self._rows.prompt_logprobs
+            and not (self._rows.extra and self._rows.extra.concern_decoding(scheduler_output.rows))
         )
         num_rows = row_bucket(len(scheduler_output.rows))
         if (

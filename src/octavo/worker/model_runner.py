@@ -117,7 +117,7 @@ class RankModelRunner:
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
         incoming = self._links.receive(len(batch.input_ids)) if self._links else None
-        if self.graph is not None:
+        if self.graph is not None and batch.adapter_ids is None:  # the recording reads no adapters
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 

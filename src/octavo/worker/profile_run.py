@@ -81,6 +81,7 @@ class ProfileRun:
             block_size=self._block_size,
             query_start_loc_list=starts.tolist(),
             seq_lens_list=[bound] * len(lens) if bound else lens,
+            rows=torch.zeros(len(lens), dtype=torch.int64, device=self._device),
         ).shared_by(len(self._config.model.kv_groups))
 
 
