@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.worker.conftest import Place
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo import LLM, SamplingParams, StructuredOutput
@@ -21,12 +22,10 @@ from octavo.contracts.engine import FinishedRequest
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.cpu import CpuKind
 from octavo.device.device_queue import DeviceQueue
-from octavo.device.manager import DeviceManager
 from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError
 from octavo.executor.uniproc import UniProcExecutor
-from octavo.layers.table_in_file import TableInFile
 from octavo.testing import FakeExecutor, KnownDrafter, expected_tokens, make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_graphs import graph_bytes
@@ -56,28 +55,6 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.5, "allowed_token_ids": [7, 300, 301, 302, 1999], "frequency_penalty": 2.0},
     {"temperature": 1.0, "bad_words": ["e", " the", "one two"], "min_tokens": 4, "stop_token_ids": [300, 310]},
 ]
-
-
-class Place:
-    """Where the engine of a test finds its queue."""
-
-    def __init__(self) -> None:
-        self.queue: DeviceQueue | None = None
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
-    here = Place()
-
-    def attention(self: DeviceManager, dtype: torch.dtype, **options: Any) -> FixedAttention:
-        return FixedAttention(self.kernels(dtype), dtype)
-
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")  # the double records torch's ops, and none that we call ourselves
-    monkeypatch.setattr(CpuKind, "queue", lambda kind: here.queue)
-    monkeypatch.setattr(DeviceManager, "attention", attention)
-    monkeypatch.setattr(TableInFile, "from_mapped", lambda table: None)  # a device's tables are in its own memory
-    return here
 
 
 def model_outputs(

@@ -36,7 +36,7 @@ class RotaryEmbedding(nn.Module):
 
     def _of_sections(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return [T, D / 2], of whose columns each section is looked up by its own row of `positions` [3, T]."""
-        parts = zip(table.split(self._sections, dim=1), positions, strict=True)
+        parts = zip(torch.split(table, self._sections, dim=1), positions, strict=True)
         return torch.cat([part.index_select(0, of_axis) for part, of_axis in parts], dim=1)
 
 
