@@ -24,7 +24,7 @@ from octavo.sampling.device_logits_processors import (
 )
 from octavo.sampling.device_logprobs import rate_on_device, read_rating
 from octavo.sampling.sampler import why_not
-from octavo.worker.graph_key import ARGMAX, Ending
+from octavo.worker.decode_graphs import ARGMAX, Ending
 from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
 from octavo.worker.request_rows import RequestRows

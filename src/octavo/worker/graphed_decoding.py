@@ -21,11 +21,10 @@ from octavo.device.device_queue import DeviceQueue
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.device_logits_processors import Context
 from octavo.sampling.device_logprobs import RATING_SIZE
-from octavo.worker.decode_graphs import DecodeGraphs
+from octavo.worker.decode_graphs import ARGMAX, DecodeGraphs, Ending, GraphKey, context_bucket, row_bucket
 from octavo.worker.decode_record import DecodeRecord, LogitsProcessorRecord
 from octavo.worker.device_sampling import NUM_RESULTS, Sampled, StepSamplingMetadata, sample
 from octavo.worker.expert_loads import ExpertLoads
-from octavo.worker.graph_key import ARGMAX, Ending, GraphKey, context_bucket, row_bucket
 from octavo.worker.request_rows import RequestRows
 
 

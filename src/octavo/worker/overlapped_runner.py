@@ -19,9 +19,9 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.models.interfaces import CausalLM
+from octavo.worker.decode_graphs import ARGMAX
 from octavo.worker.device_sampling import Sampled, SampledOnHost, StepSamplingMetadata, context_on_device, sample
 from octavo.worker.expert_loads import ExpertLoads
-from octavo.worker.graph_key import ARGMAX
 from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.logits_rows import LogitsRows

@@ -14,9 +14,9 @@ from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.device_draw import FLOAT_COLUMNS, INTEGER_COLUMNS, SamplingMetadata
 from octavo.sampling.device_logits_processors import Context
+from octavo.worker.decode_graphs import Ending
 from octavo.worker.decode_record import LogitsProcessorRecord
 from octavo.worker.device_sampling import sample
-from octavo.worker.graph_key import Ending
 from octavo.worker.kv_cache import allocate_kv_caches
 
 

@@ -23,11 +23,10 @@ from octavo.layers.context import BuildContext
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.rows import SamplingRows
-from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes
+from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes, row_bucket
 from octavo.worker.decode_record import DecodeRecord
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
-from octavo.worker.graph_key import row_bucket
 from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches
 from octavo.worker.memory import RankMemory, choose_num_blocks, sharded_config

@@ -42,7 +42,7 @@ class RankWorker(Protocol):
 
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]: ...
 
-    def warmup(self) -> object: ...
+    def warmup(self) -> None: ...
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool: ...
 
@@ -75,35 +75,17 @@ class WorkerWrapperBase:
         self._worker = getattr(import_module(module), name)(self._setup.config, self.place, self._setup.rendezvous)
         return self.worker.profile
 
-    def load_model(self) -> None:
-        self.worker.load_model()
-
-    def count_kv_blocks(self) -> list[int]:
-        return self.worker.count_kv_blocks()
-
-    def initialize_kv_cache(self, num_blocks: list[int]) -> None:
-        self.worker.initialize_kv_cache(num_blocks)
-
-    def warmup(self) -> None:
-        self.worker.warmup()
-
-    def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        return self.worker.prefault_kv(num_reached_blocks)
-
-    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        return self.worker.begin(scheduler_output)
-
 
 class RankLoop:
     """Every rank replies to a call. A step is answered by one rank (`RankPlace.returns_output`), its failure by any."""
 
     def __init__(
         self,
-        worker: WorkerWrapperBase,
+        wrapper: WorkerWrapperBase,
         receive: Callable[[], bytes],
         send: Callable[[bytearray], None],
     ) -> None:
-        self._worker = worker
+        self._wrapper = wrapper
         self._receive, self._send = receive, send
 
     def run(self) -> None:
@@ -117,16 +99,17 @@ class RankLoop:
 
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         try:
-            model_output = self._worker.begin(scheduler_output).result()
+            model_output = self._wrapper.worker.begin(scheduler_output).result()
         except Exception as error:  # noqa: BLE001 - whatever a forward raises belongs to the requests of this step
             self._reply(_failure(error, scheduler_output.step))
         else:
-            if self._worker.place.returns_output:
+            if self._wrapper.place.returns_output:
                 self._reply(msgspec.structs.replace(model_output, req_ids=()))  # whoever gave the order knows them
 
     def _call(self, call: RankCall) -> RankResult | RankFailure:
         try:
-            return RankResult(value=getattr(self._worker, call.method)(*call.arguments))
+            target = self._wrapper if call.method == "init_worker" else self._wrapper.worker
+            return RankResult(value=getattr(target, call.method)(*call.arguments))
         except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is told
             return _failure(error, None)
 

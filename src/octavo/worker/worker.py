@@ -12,7 +12,7 @@ from octavo.worker.kv_cache import KVPrefault
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
 from octavo.worker.rank_builder import RankBuilder
-from octavo.worker.warmup import Warmup, WarmupReport
+from octavo.worker.warmup import Warmup
 
 _NOBODY_ELSE = Rendezvous()
 
@@ -63,17 +63,16 @@ class Worker:
         """Make KV memory of so many blocks of each group (the same on every rank), and the runner that uses it."""
         self._runner, self._kv_prefaults = self.builder.build_runner(self.model, num_blocks)
 
-    def warmup(self) -> WarmupReport:
-        """Run a small prefill and a few decode steps that leave no trace; return how long each took.
+    def warmup(self) -> None:
+        """Run a small prefill and a few decode steps that leave no trace.
 
         Then capture the graphs that engines like this one have used before.
         """
-        report = Warmup(self.runner, self._config).run()
+        Warmup(self.runner, self._config).run()
         if isinstance(self.runner, OverlappedRunner) and self.runner.graphs is not None:
             self.runner.graphs.capture_known()
         if self.runner.expert_loads is not None:
             self.runner.expert_loads.reset()
-        return report
 
     @property
     def max_steps_in_flight(self) -> int:
