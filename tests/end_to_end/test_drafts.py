@@ -106,22 +106,19 @@ def test_stages(
     assert drafter.num_proposed > drafter.num_accepted > 10
 
 
-@pytest.mark.parametrize("options", [{}, {"pipeline_parallel_size": 2}], ids=["whole", "stages"])
 def test_constraints(
-    options: dict[str, Any],
-    make_llm: MakeLLM,
-    checkpoint: GetCheckpoint,
-    draft_from: DraftFrom,
-    monkeypatch: pytest.MonkeyPatch,
+    make_llm: MakeLLM, checkpoint: GetCheckpoint, draft_from: DraftFrom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a draft only what the constraint allows after it may come."""
     monkeypatch.setattr(inproc_client, "make_executor", ThreadedRanks)
-    params = mixed_params()[::3]
+    params = mixed_params()[::5]
     prompts = [PROMPT] * len(params)
     with open_llm(checkpoint, "demo", max_model_len=512) as llm:
         expected, known = answers(llm.generate(prompts, params, use_tqdm=False)), sequences(llm, prompts, params)
     drafter = draft_from(known)
-    assert answers(make_llm("demo", max_model_len=512, **options).generate(prompts, params, use_tqdm=False)) == expected
+    for num_stages in (1, 2):
+        llm = make_llm("demo", max_model_len=512, pipeline_parallel_size=num_stages)
+        assert answers(llm.generate(prompts, params, use_tqdm=False)) == expected
     assert drafter.num_proposed > drafter.num_accepted > 100
 
 
@@ -165,7 +162,7 @@ def test_ranks_that_draft(
     make_llm: MakeLLM, several_at_once: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that share every layer, experts whole: their proposals come back as drafts of the next step."""
-    prompts, params = PROMPTS[::2], PARAMS[::2]
+    prompts, params = PROMPTS[::3], PARAMS[::3]
 
     def token_ids(llm: LLM) -> list[list[int]]:
         outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -182,6 +179,7 @@ def test_ranks_that_draft(
     assert len(several_at_once) > 10
 
 
+@pytest.mark.full
 def test_replicas(
     make_llm: MakeLLM,
     checkpoint: GetCheckpoint,

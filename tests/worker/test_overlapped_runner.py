@@ -94,12 +94,12 @@ def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
 def test_drafts_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps with drafts are computed op by op, those without by graphs."""
     known: list[list[int]] = []
-    plain = model_outputs(place, None, KINDS, known)
+    plain = model_outputs(place, None, KINDS[4:], known)
     drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
     monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
     queue = RecordedQueue()
-    assert model_outputs(place, queue, KINDS) == plain
-    assert drafter.num_proposed > drafter.num_accepted > 50
+    assert model_outputs(place, queue, KINDS[4:]) == plain
+    assert drafter.num_proposed > drafter.num_accepted > 20
     assert queue.replays
 
 
