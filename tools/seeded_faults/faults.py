@@ -47,7 +47,7 @@ FAULTS = [
     ),
     Fault(
         name="tenants share prefixes in spite of their salts",
-        right="root_hash(() if request.cache_salt is None else (request.cache_salt,))",
+        right="root_hash(() if salt is None else (salt,))",
         wrong="root_hash(())",
         tests="scheduler/test_block_hash.py scheduler/test_prefix_reuse.py",
     ),
@@ -60,8 +60,8 @@ FAULTS = [
     # -- worker, attention, kernels
     Fault(
         name="the last slot of a block is written twice",
-        right="* block_size + at_offsets,",
-        wrong="* block_size + at_offsets.clamp(max=max(0, block_size - 2)),",
+        right="* block_size + at_offsets\n",
+        wrong="* block_size + at_offsets.clamp(max=max(0, block_size - 2))\n",
         tests="end_to_end/test_greedy.py -k qwen3",
     ),
     Fault(
