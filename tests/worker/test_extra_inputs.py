@@ -175,7 +175,7 @@ def test_a_recording_serves_steps_without_adapters_alone(
 
 
 def test_blocks_are_shared_by_those_alone_who_bring_the_same(folders: dict[str, Checkpoint]) -> None:
-    config = config_of(folders["Qwen2"].folder)
+    config = config_of(folders["Llama"].folder)
     core, cached = EngineCore(config, make_executor(config)), []
     for salt in (None, "", "other"):
         for extra in [*extras(30), *extras(30)]:
@@ -184,6 +184,16 @@ def test_blocks_are_shared_by_those_alone_who_bring_the_same(folders: dict[str, 
                 cached += [admitted.num_cached_tokens for admitted in core.step().admitted.values()]
     core.close()
     assert cached == ([0] * 6 + [28] * 6) * 3
+
+
+def test_what_a_model_would_not_read_is_refused(folders: dict[str, Checkpoint]) -> None:
+    config = config_of(folders["Qwen2"].folder)
+    one_axis = replace(config, model=replace(config.model, rope=replace(config.model.rope, sections=())))
+    core = EngineCore(one_axis, make_executor(one_axis))
+    for extra, field in ((ExtraInputs(adapter_id=2), "adapter_id"), (extras(30)[3], "rotary_positions")):
+        core.add_request(make_request("r", range(3, 33), max_tokens=1, extra_inputs=extra))
+        assert field in str(core.step().finished["r"].error)
+    core.close()
 
 
 def test_greedy_is_that_of_qwen2_vl(folders: dict[str, Checkpoint]) -> None:

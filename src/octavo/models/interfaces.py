@@ -41,6 +41,7 @@ class CausalLM(nn.Module, ABC):
     `ignored_weights` are the endings of tensors that files may carry and that are computed here instead.
     """
 
+    takes_adapters: ClassVar[bool] = False  # its layers read `ForwardBatch.adapter_ids`
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     ignored_weights: ClassVar[tuple[str, ...]] = ()

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.contracts.engine import ExtraInputs
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.errors import InvalidParameterError
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
@@ -86,9 +88,23 @@ class RankModelRunner:
         return nullcontext() if self.graph is None else one_torch_thread()
 
     def check(self, scheduler_output: SchedulerOutput) -> None:
-        """Refuse what no worker of this version can do."""
+        """Refuse what this worker cannot do.
+
+        Raises:
+            InvalidParameterError: a request brings something that the model would not read.
+        """
         if scheduler_output.scheduled_encoder_inputs:
             raise ValueError("this worker has no encoder")
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.extra_inputs is not None:
+                self._check_extra(new.extra_inputs)
+
+    def _check_extra(self, extra: ExtraInputs) -> None:
+        if extra.adapter_id is not None and not self.model.takes_adapters:
+            raise InvalidParameterError("adapter_id", extra.adapter_id, "this model takes no adapters")
+        if extra.rotary_positions is not None and not self.model.config.rope.sections:
+            limit = "this model's rotary embedding has one axis"
+            raise InvalidParameterError("rotary_positions", "positions of three axes", limit)
 
     def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
