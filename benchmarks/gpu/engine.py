@@ -18,8 +18,8 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.engine.core import EngineCore
 from octavo.executor.uniproc import UniProcExecutor
 from octavo.testing import make_request
+from octavo.worker.device_sampling import StepSamplingMetadata
 from octavo.worker.overlapped_runner import OverlappedRunner
-from octavo.worker.sampling_metadata import StepSamplingMetadata
 
 
 class BenchEngine:
@@ -66,7 +66,7 @@ class BenchEngine:
 
     @property
     def device(self) -> torch.device:
-        return self._executor.worker.devices.device
+        return self._executor.worker.builder.devices.device
 
     @property
     def runner(self) -> OverlappedRunner | None:

@@ -37,7 +37,7 @@ Execute = Callable[[SchedulerOutput], ModelRunnerOutput]
 class FreeRank(FakeRank):
     """Samples token 1 everywhere."""
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         return model_output_for(scheduler_output, [1] * len(scheduler_output.req_ids))
 
 
@@ -97,7 +97,7 @@ def one_rank(num_running: int, num_steps: int) -> list[float]:
     engine = args(1, num_running, num_steps)
     rank = FreeRank(engine.resolve(), ALONE, Rendezvous())
     rank.initialize_kv_cache(rank.count_kv_blocks())
-    return step_times_us(make_decoding(engine, num_running, num_steps), rank.execute_model, num_steps)
+    return step_times_us(make_decoding(engine, num_running, num_steps), rank.execute, num_steps)
 
 
 def several_ranks(num_ranks: int, num_running: int, num_steps: int) -> list[float]:

@@ -34,7 +34,7 @@ from octavo.executor.multiproc import MultiprocExecutor
 from octavo.models.interfaces import IntermediateTensors
 from octavo.scheduler.running_scheduler import RunningScheduler
 from octavo.testing import FakeRank, make_request, model_output_for
-from octavo.worker.stage_links import StageLinks
+from octavo.worker.stages import StageLinks
 
 WEIGHTS_S, TOKEN_S = 0.012, 0.0006
 HIDDEN_SIZE = 1024
@@ -49,7 +49,7 @@ class PacedStage(FakeRank):
         cpu = torch.device("cpu")
         self._links = StageLinks(make_groups(place, rendezvous, cpu).stages, HIDDEN_SIZE, torch.bfloat16, cpu)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         num_tokens = scheduler_output.total_num_scheduled_tokens
         tensors = self._links.receive(num_tokens) if num_tokens else None
         if num_tokens:

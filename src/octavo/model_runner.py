@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from octavo.attention.metadata import ForwardBatch
+from octavo.config.parallel import ALONE
+from octavo.distributed.rendezvous import Rendezvous
 from octavo.engine.front import ModelName, engine_args
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.scheduler.block_pool import BlockPool
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.worker.worker import Worker
+from octavo.worker.rank_builder import RankBuilder
 
 TokenIds = Sequence[int] | torch.Tensor
 
@@ -64,16 +66,16 @@ class ModelRunner:
         self._tokenizer = Tokenizer.from_path(config.tokenizer_path)
         self._max_model_len, self._vocab_size = config.model.max_model_len, config.model.vocab_size
         self._block_size = config.cache.block_size
-        worker = Worker(config)
-        worker.load_model()
+        builder = RankBuilder(config, ALONE, Rendezvous())
+        model = builder.load_model()
         # A handle keeps all of its context: every KV group has the same blocks, those behind a window included.
-        spec = worker.kv_cache_spec
-        num_blocks = spec.num_bytes(worker.count_kv_blocks()) // sum(spec.bytes_per_block)
+        spec = builder.kv_cache_spec
+        num_blocks = spec.num_bytes(builder.count_kv_blocks(model)) // sum(spec.bytes_per_block)
         self._num_groups = len(spec.groups)
-        worker.initialize_kv_cache([num_blocks] * self._num_groups)
+        runner, _ = builder.build_runner(model, [num_blocks] * self._num_groups)
         self._pool = BlockPool(num_blocks)
-        self._model, self._kv_caches = worker.runner.model, worker.runner.kv_caches
-        self.device = worker.devices.device
+        self._model, self._kv_caches = model, runner.kv_caches
+        self.device = builder.devices.device
 
     def run_model(self, input_ids: TokenIds, past_key_values: KVHandle | None = None) -> ModelOutput:
         """Compute `input_ids`, [T] or [1, T], as a continuation of `past_key_values`.

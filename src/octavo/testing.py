@@ -8,8 +8,9 @@ wrongly fails at once.
 Legend: R = requests in the step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.parallel import RankPlace
 from octavo.contracts.drafter import Drafter
-from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array, NewRequestData, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
@@ -39,6 +40,7 @@ def make_request(
     arrival_time_s: float = 0.0,
     eos_token_ids: Iterable[int] = (),
     cache_salt: str | None = None,
+    extra_inputs: ExtraInputs | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """Build a request as the input processor would; `params` are those of `SamplingParams`."""
@@ -50,6 +52,7 @@ def make_request(
         arrival_time_s=arrival_time_s,
         eos_token_ids=list(eos_token_ids),
         cache_salt=cache_salt,
+        extra_inputs=extra_inputs,
     )
 
 
@@ -123,7 +126,8 @@ class KnownDrafter:
         self, continuation: Callable[[str, list[int]], Sequence[int]], *, vocab_size: int, max_num_drafts: int = 4
     ) -> None:
         self.max_num_drafts = max_num_drafts
-        self.num_proposed = 0
+        self.num_proposed = self.num_accepted = 0
+        self._num_known: dict[str, int] = {}  # by request id, when it was last asked about
         self._continuation, self._vocab_size = continuation, vocab_size
 
     @classmethod
@@ -138,6 +142,9 @@ class KnownDrafter:
         return cls(continuation, vocab_size=vocab_size, max_num_drafts=max_num_drafts)
 
     def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[list[int]]:
+        for request_id, context in zip(request_ids, contexts, strict=True):
+            self.num_accepted += len(context) - self._num_known.get(request_id, len(context) - 1) - 1
+            self._num_known[request_id] = len(context)
         return [
             self._drafts(request_id, context.tolist())
             for request_id, context in zip(request_ids, contexts, strict=True)
@@ -159,6 +166,7 @@ class FakeRow:
         self.seed = new.sampling_params.seed
         self.block_ids = [list(table) for table in new.block_ids]  # by KV group
         self.num_tokens = 0
+        self.token_ids: list[int] = []  # [num_tokens]
         self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
         for token_id in new.token_ids.tolist():
             self.append(token_id)
@@ -166,12 +174,13 @@ class FakeRow:
         self.is_lost = False  # depends on KV that a failed step did not write: its samples must never be read
 
     def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
         self.contexts.append(context_hash(self.contexts[-1] if self.contexts else ROOT, token_id))
         self.num_tokens += 1
 
     def truncate(self, num_tokens: int) -> None:
         """Take back tokens that were on trial."""
-        del self.contexts[num_tokens:]
+        del self.contexts[num_tokens:], self.token_ids[num_tokens:]
         self.num_tokens = num_tokens
         self.num_told = min(self.num_told, num_tokens)
 
@@ -206,8 +215,10 @@ class FakeWorker:
         groups: tuple[KVGroup, ...] = FULL_ATTENTION,
         vocab_size: int = 1000,
         has_first_stage: bool = False,
+        drafter: Drafter | None = None,
     ) -> None:
         self.vocab_size = vocab_size
+        self._drafter = drafter
         self._has_first_stage = has_first_stage  # it must be sent every token before it can compute it
         self.num_tokens_computed = 0
         self.rows: dict[int, FakeRow] = {}
@@ -218,7 +229,14 @@ class FakeWorker:
         self._kv: list[NDArray[np.int64]] = [np.full(size, _NOTHING_WRITTEN, dtype=np.int64) for size in sizes]
 
     @classmethod
-    def of(cls, scheduler: Scheduler, *, vocab_size: int = 1000, has_first_stage: bool = False) -> "FakeWorker":
+    def of(
+        cls,
+        scheduler: Scheduler,
+        *,
+        vocab_size: int = 1000,
+        has_first_stage: bool = False,
+        drafter: Drafter | None = None,
+    ) -> "FakeWorker":
         """Build a worker with as many KV blocks as `scheduler` manages."""
         return cls(
             num_blocks=[pool.num_blocks for pool in scheduler.blocks.pools],
@@ -226,6 +244,7 @@ class FakeWorker:
             groups=scheduler.blocks.groups,
             vocab_size=vocab_size,
             has_first_stage=has_first_stage,
+            drafter=drafter,
         )
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -250,7 +269,15 @@ class FakeWorker:
         sampled = [self._sample(row, end, tried) for (row, _, end), tried in zip(spans, drafts, strict=True)]
         has_sampled = [bool(token_ids) for token_ids in sampled]
         assert has_sampled == scheduler_output.samples.tolist(), f"rows at their last token: {has_sampled}"
-        return _answer_of(scheduler_output, sampled)
+        return _answer_of(scheduler_output, sampled, self._proposals([row for row, _, _ in spans], sampled))
+
+    def _proposals(self, rows: list[FakeRow], sampled: list[list[int]]) -> dict[str, list[int]]:
+        """Return what a drafter in the rank proposes behind the tokens that rows [R] sampled."""
+        if self._drafter is None:
+            return {}
+        req_ids = [row.request_id for row, token_ids in zip(rows, sampled, strict=True) if token_ids]
+        contexts = [np.array(row.token_ids) for row, token_ids in zip(rows, sampled, strict=True) if token_ids]
+        return dict(zip(req_ids, map(list, self._drafter.propose(req_ids, contexts)), strict=True))
 
     def lose(self, scheduler_output: SchedulerOutput) -> None:
         """Fail a step: update the rows but write nothing. Later steps may already be in flight."""
@@ -347,7 +374,11 @@ def model_output_for(scheduler_output: SchedulerOutput, token_ids: Sequence[int]
     )
 
 
-def _answer_of(scheduler_output: SchedulerOutput, sampled: Sequence[Sequence[int]]) -> ModelRunnerOutput:
+def _answer_of(
+    scheduler_output: SchedulerOutput,
+    sampled: Sequence[Sequence[int]],
+    draft_token_ids: Mapping[str, list[int]] = MappingProxyType({}),
+) -> ModelRunnerOutput:
     table = np.zeros((len(sampled), max(map(len, sampled), default=1) or 1), dtype=np.int32)
     for row, token_ids in zip(table, sampled, strict=True):
         row[: len(token_ids)] = token_ids
@@ -355,6 +386,7 @@ def _answer_of(scheduler_output: SchedulerOutput, sampled: Sequence[Sequence[int
         req_ids=scheduler_output.req_ids,
         sampled_token_ids=table,
         num_sampled=np.array([len(token_ids) for token_ids in sampled], dtype=np.int32),
+        draft_token_ids=dict(draft_token_ids),
     )
 
 
@@ -432,7 +464,13 @@ class FakeRank:
         cache, vocab_size = self._config.cache, self._config.model.vocab_size
         self._worker = FakeWorker(num_blocks=num_blocks, block_size=cache.block_size, vocab_size=vocab_size)
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        done = Future[ModelRunnerOutput]()
+        done.set_result(self.execute(scheduler_output))
+        return done
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute a step. Override this to do something else."""
         assert self._worker is not None, "initialize_kv_cache must be called first"
         return self._worker.execute(scheduler_output)
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from octavo.contracts.engine import TokenLogprobs
+from octavo.contracts.engine import EmbeddingSpan, ExtraInputs, TokenLogprobs
 from octavo.contracts.ranks import (
     FromRank,
     RankCall,
@@ -17,7 +17,7 @@ from octavo.contracts.ranks import (
     encode_from_rank,
     encode_to_rank,
 )
-from octavo.contracts.schedule import CachedRequestData, NewRequestData, SchedulerOutput, TokenMasks
+from octavo.contracts.schedule import CachedRequestData, NewRequestData, SchedulerOutput, SpecDecodeTokens, TokenMasks
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.sampling_params import SamplingParams
 from octavo.structured_output import StructuredOutput
@@ -48,11 +48,17 @@ ORDER = SchedulerOutput(
             bad_words_token_ids=[[1, 2], [3]],
             block_ids=[[9], [8]],
             num_computed_tokens=0,
+            extra_inputs=ExtraInputs(
+                adapter_id=3,
+                rotary_positions=bytes(24),
+                embedding_spans=[EmbeddingSpan(start=1, num_tokens=1, embeddings=b"\x00\xff\x00\x01")],
+            ),
         )
     ],
     scheduled_cached_reqs=CachedRequestData(rows=ints(), block_ids=ints()),
     finished_req_ids=["c"],
     token_masks=TokenMasks(logits_rows=ints(3), words=ints(1, -1, 0, 5).reshape(1, 4)),
+    scheduled_spec_decode_tokens=SpecDecodeTokens(counts=ints(2, 0), token_ids=ints(8, 9)),
 )
 ANSWER = ModelRunnerOutput(
     req_ids=("a",),
@@ -61,6 +67,7 @@ ANSWER = ModelRunnerOutput(
     logprobs={"a": [TokenLogprobs(token_ids=[17, 3], logprobs=[-0.25, -2.0], rank=1)]},
     prompt_logprobs={"a": [None, TokenLogprobs(token_ids=[4], logprobs=[-1.0], rank=2)]},
     errors={"b": "NaN"},
+    draft_token_ids={"a": [5, 6]},
 )
 
 

@@ -1,29 +1,60 @@
 """Drafts change no bit of an answer: right, wrong and half-right ones, in whatever company and arithmetic."""
 
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.end_to_end import drafting
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import answers
-from tests.end_to_end.test_same_bytes import NUM_TOKENS, PARAMS, PROMPTS, one_by_one
+from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS, one_by_one
+from tests.end_to_end.test_storm import storm_requests, weather_storm
+from tests.end_to_end.test_structured import PROMPT, mixed_params
+from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM
+from octavo.contracts.engine import EngineCoreOutputs
 from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
+from octavo.engine.output_processor import OutputProcessor, StepResult
+from octavo.engine.process_client import ProcessClient
+from octavo.executor.multiproc import MultiprocExecutor
+from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
+from octavo.sampling_params import SamplingParams
+from octavo.scheduler.speculation import RankDrafter
 from octavo.testing import KnownDrafter
+
+Sequences = list[list[int]]
+DraftFrom = Callable[[Sequences], KnownDrafter]
 
 MODELS: list[tuple[str, dict[str, Any]]] = [("llama", {}), ("qwen3-mixed-windows", {}), ("mixtral", {})]
 if native_kernels() is not None:
     MODELS += [("qwen3-mixed-windows in bfloat16", {}), ("demo in bfloat16", {"quantization": "int8"})]
 
 
-def sequences(llm: LLM) -> list[list[int]]:
-    """Return what all requests say, prompts included, far beyond where they end."""
-    params = [each.replace(max_tokens=NUM_TOKENS + 6, logprobs=None) for each in PARAMS]
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+def sequences(llm: LLM, prompts: Sequence[Prompt] = PROMPTS, params: Sequence[SamplingParams] = PARAMS) -> Sequences:
+    """Return what all requests say, prompts included, beyond where they end."""
+    longer = [each.replace(max_tokens=(each.max_tokens or 0) + 6, logprobs=None, stop=()) for each in params]
+    outputs = llm.generate(prompts, longer, use_tqdm=False)
     return [output.prompt_token_ids + sample.token_ids for output in outputs for sample in output.outputs]
+
+
+@pytest.fixture
+def draft_from(monkeypatch: pytest.MonkeyPatch) -> DraftFrom:
+    """Give engines that are made from now on a drafter that knows these sequences, and return it."""
+
+    def give(known: Sequences) -> KnownDrafter:
+        drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
+        monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
+        return drafter
+
+    return give
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda model: " ".join([model[0], *map(str, model[1].values())]))
@@ -51,12 +82,117 @@ def test_answers_are_those_without_drafts(
     options: dict[str, Any],
     alone: tuple[list[Any], list[list[int]]],
     make_llm: MakeLLM,
-    monkeypatch: pytest.MonkeyPatch,
+    draft_from: DraftFrom,
 ) -> None:
     expected, known = alone
-    vocab_size = max(map(max, known)) + 1
-    drafter = KnownDrafter.of_sequences(known, vocab_size=vocab_size)
-    monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
+    drafter = draft_from(known)
     llm = make_llm(model[0], **model[1], **options)
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
-    assert drafter.num_proposed > 50
+    assert drafter.num_proposed > drafter.num_accepted > 10
+
+
+def test_stages(
+    make_llm: MakeLLM, checkpoint: GetCheckpoint, draft_from: DraftFrom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that does not sample learns what was kept by the next step."""
+    monkeypatch.setattr(inproc_client, "make_executor", ThreadedRanks)
+    with open_llm(checkpoint, "qwen3-mixed-windows") as llm:
+        expected, known = one_by_one(llm), sequences(llm)
+    drafter = draft_from(known)
+    for options in ({}, {"max_num_batched_tokens": 14, "num_kv_blocks": 24}):
+        llm = make_llm("qwen3-mixed-windows", pipeline_parallel_size=2, **options)
+        for _ in range(2):  # the second time, prefixes are in the cache
+            assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+    assert drafter.num_proposed > drafter.num_accepted > 10
+
+
+def test_constraints(
+    make_llm: MakeLLM, checkpoint: GetCheckpoint, draft_from: DraftFrom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a draft only what the constraint allows after it may come."""
+    monkeypatch.setattr(inproc_client, "make_executor", ThreadedRanks)
+    params = mixed_params()[::5]
+    prompts = [PROMPT] * len(params)
+    with open_llm(checkpoint, "demo", max_model_len=512) as llm:
+        expected, known = answers(llm.generate(prompts, params, use_tqdm=False)), sequences(llm, prompts, params)
+    drafter = draft_from(known)
+    for num_stages in (1, 2):
+        llm = make_llm("demo", max_model_len=512, pipeline_parallel_size=num_stages)
+        assert answers(llm.generate(prompts, params, use_tqdm=False)) == expected
+    assert drafter.num_proposed > drafter.num_accepted > 100
+
+
+@pytest.mark.parametrize(("seed", "num_stages"), [(0, 1), (3, 1), (1, 2)])
+def test_a_storm(
+    seed: int, num_stages: int, checkpoint: GetCheckpoint, draft_from: DraftFrom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Aborts, preemptions, stop strings, minimum lengths and prompt logprobs, at any moment."""
+    monkeypatch.setattr(inproc_client, "make_executor", ThreadedRanks)
+    prompts, params = zip(*storm_requests(random.Random(seed)), strict=True)
+    drafters: list[KnownDrafter] = []
+    weather_storm(
+        seed,
+        checkpoint,
+        lambda llm: drafters.append(draft_from(sequences(llm, prompts, params))),
+        pipeline_parallel_size=num_stages,
+    )
+    assert drafters[0].num_accepted > 20
+
+
+@pytest.fixture
+def several_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """List how many tokens a request got, wherever it got several in a step."""
+    counts: list[int] = []
+    process = OutputProcessor.process
+
+    def note(self: OutputProcessor, outputs: EngineCoreOutputs) -> StepResult:
+        counts.extend(count for count in outputs.num_new_tokens if count > 1)
+        return process(self, outputs)
+
+    monkeypatch.setattr(OutputProcessor, "process", note)
+    return counts
+
+
+def tell_processes(known: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "known.json").write_text(json.dumps(known))
+    monkeypatch.setenv(drafting.VARIABLE, str(tmp_path / "known.json"))
+
+
+def test_ranks_that_draft(
+    make_llm: MakeLLM, several_at_once: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that share every layer, experts whole: their proposals come back as drafts of the next step."""
+    prompts, params = PROMPTS[::3], PARAMS[::3]
+
+    def token_ids(llm: LLM) -> list[list[int]]:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [sample.token_ids for output in outputs for sample in output.outputs]
+
+    one_rank = make_llm("qwen2-moe-windows")
+    tell_processes(sequences(one_rank, prompts, params), tmp_path, monkeypatch)
+    monkeypatch.setattr(
+        inproc_client, "make_executor", partial(MultiprocExecutor, worker_class=f"{drafting.__name__}:DraftingWorker")
+    )
+    monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=RankDrafter(3)))
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "num_kv_blocks": MAX_LEN // BLOCK_SIZE}
+    assert token_ids(make_llm("qwen2-moe-windows", **options)) == token_ids(one_rank)
+    assert len(several_at_once) > 10
+
+
+@pytest.mark.full
+def test_replicas(
+    make_llm: MakeLLM,
+    checkpoint: GetCheckpoint,
+    several_at_once: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engine cores in processes of their own, one of which has its requests end by stop strings."""
+    params = [each.replace(stop=("7", "a")) if at % 2 else each for at, each in enumerate(PARAMS)]
+    with open_llm(checkpoint, "llama") as llm:
+        expected = answers(llm.generate(PROMPTS, params, use_tqdm=False))
+        tell_processes(sequences(llm), tmp_path, monkeypatch)
+    monkeypatch.setattr(ProcessClient, "command", [sys.executable, "-m", drafting.__name__])
+    llm = make_llm("llama", data_parallel_size=2)
+    assert answers(llm.generate(PROMPTS, params, use_tqdm=False)) == expected
+    assert len(several_at_once) > 10

@@ -1,6 +1,7 @@
 """Random arrivals, aborts, priorities and parameters in little memory: whoever finishes, finishes as if alone."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,6 +42,10 @@ def random_prompt(rng: random.Random) -> TokensPrompt:
     return {"prompt_token_ids": rng.choice(STEMS)[: rng.randint(1, 40)]}
 
 
+def storm_requests(rng: random.Random) -> list[tuple[TokensPrompt, SamplingParams]]:
+    return [(random_prompt(rng), random_params(rng)) for _ in range(NUM_REQUESTS)]
+
+
 def step(llm: LLM, last: dict[str, RequestOutput]) -> None:
     last |= {output.request_id: output for output in llm.engine.step()[0]}
 
@@ -50,12 +55,18 @@ def test_whoever_finishes_finishes_as_if_alone(seed: int, checkpoint: GetCheckpo
     weather_storm(seed, checkpoint)
 
 
-def weather_storm(seed: int, checkpoint: GetCheckpoint, **more_options: Any) -> None:
-    """Let a storm of requests loose on an engine with these options, and look at every answer."""
+def weather_storm(
+    seed: int, checkpoint: GetCheckpoint, prepare: Callable[[LLM], None] = lambda llm: None, **more_options: Any
+) -> None:
+    """Let a storm of requests loose on an engine with these options, and look at every answer.
+
+    `prepare` gets the engine that answers each of them alone.
+    """
     rng = random.Random(seed)
-    requests = [(random_prompt(rng), random_params(rng)) for _ in range(NUM_REQUESTS)]
+    requests = storm_requests(rng)
     with open_llm(checkpoint, "qwen3-mixed-windows", enable_prefix_caching=False) as llm:
         alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt, params in requests]
+        prepare(llm)
 
     ids: dict[str, int] = {}
     last: dict[str, RequestOutput] = {}

@@ -39,7 +39,7 @@ class WilfulRank(FakeRank):
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return self.place.rank < num_reached_blocks[0]
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         words = {int(new.token_ids[0]) for new in scheduler_output.scheduled_new_reqs}
         is_last = self.place.rank == self.place.tp_size * self.place.pp_size - 1
         if STUCK in words or (words & {ONE_FAILS, CRASH} and self.place.rank != 1):
@@ -50,7 +50,7 @@ class WilfulRank(FakeRank):
             raise ZeroDivisionError("in the forward")
         if CRASH in words and self.place.rank == 1:
             os._exit(7)
-        return super().execute_model(scheduler_output)
+        return super().execute(scheduler_output)
 
 
 def make_config(*, tp: int = 2, pp: int = 1, **options: object) -> EngineConfig:

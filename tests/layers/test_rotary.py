@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
 from octavo.config.model import RopeConfig
 from octavo.layers.rotary import RotaryEmbedding, inverse_frequencies
@@ -106,3 +108,20 @@ def test_bits_depend_on_the_position_alone() -> None:
         short_cos, short_sin = RotaryEmbedding(rope, HEAD_DIM, length, device=CPU)(torch.arange(length))
         assert torch.equal(short_cos, cos[:length])
         assert torch.equal(short_sin, sin[:length])
+
+
+def test_sections_turn_by_their_own_axes_as_in_qwen2_vl() -> None:
+    sections = (16, 24, 24)
+    config = Qwen2VLTextConfig(
+        hidden_size=2 * HEAD_DIM,
+        num_attention_heads=2,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": list(sections)},
+    )
+    positions = torch.randint(0, 300, (3, 50), generator=torch.Generator().manual_seed(0))
+    expected = Qwen2VLRotaryEmbedding(config)(torch.empty(0), positions[:, None])
+    ours = RotaryEmbedding(RopeConfig(theta=1e6, sections=sections), HEAD_DIM, 300, device=CPU)
+    for one, other in zip(ours(positions), expected, strict=True):
+        torch.testing.assert_close(one, other[0, :, : HEAD_DIM // 2], rtol=0, atol=2e-5)
+    text = torch.arange(40)  # all three axes alike: as without sections
+    for one, other in zip(ours(text.expand(3, -1)), ours(text), strict=True):
+        assert torch.equal(one, other)

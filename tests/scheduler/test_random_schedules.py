@@ -19,6 +19,7 @@ from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, Finish
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.scheduler.speculation import RankDrafter
 from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
 
 VOCAB_SIZE = 8
@@ -61,7 +62,8 @@ class Drill:
         self.max_model_len = max(2, block_size * num_blocks - choices.below(3))
         self.now_s = 0.0
         self.drafter = KnownDrafter(self.rest_of, vocab_size=VOCAB_SIZE, max_num_drafts=1 + choices.below(4))
-        self.has_drafts = choices.one_in(2)
+        self.has_drafts, self.drafts_in_ranks = choices.one_in(2), choices.one_in(2)
+        in_scheduler = RankDrafter(self.drafter.max_num_drafts) if self.drafts_in_ranks else self.drafter
         tile = 1 + choices.below(3)
         windows = [None, *(1 + choices.below(2 * block_size) for _ in range(2))]
         kinds = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2))[choices.below(5)]
@@ -78,10 +80,15 @@ class Drill:
             ageing_s=1.0,
             enable_prefix_caching=not choices.one_in(4),
             num_batches=self.depth if self.is_pipeline else 1,
-            drafter=self.drafter if self.has_drafts else None,
+            drafter=in_scheduler if self.has_drafts else None,
             clock=lambda: self.now_s,
         )
-        self.worker = FakeWorker.of(self.scheduler, vocab_size=VOCAB_SIZE, has_first_stage=self.is_pipeline)
+        self.worker = FakeWorker.of(
+            self.scheduler,
+            vocab_size=VOCAB_SIZE,
+            has_first_stage=self.is_pipeline,
+            drafter=self.drafter if self.has_drafts and self.drafts_in_ranks else None,
+        )
         self.in_flight: deque[Step] = deque()
         self.requests: dict[str, EngineCoreRequest] = {}
         self.token_ids: dict[str, list[int]] = {}
@@ -276,5 +283,6 @@ def test_the_schedules_are_worth_their_time() -> None:
     assert sum(stat.num_preemptions_total for stat in stats) > 100
     assert sum(stat.num_prefix_hits_total for stat in stats) > 500
     assert {(drill.depth, drill.has_drafts) for drill in drills} == {(n, it) for n in (1, 2, 3) for it in (True, False)}
-    assert sum(drill.num_several for drill in drills) > 200
+    for in_ranks in (True, False):
+        assert sum(drill.num_several for drill in drills if drill.drafts_in_ranks is in_ranks) > 100
     assert all(reasons[reason] > 20 for reason in ("stop", "length", "abort", "error")), reasons

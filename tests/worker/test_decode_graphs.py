@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from octavo.testing_device import NotCapturableError, RecordedQueue
-from octavo.worker.decode_graphs import MAX_GRAPHS, DecodeGraphs
-from octavo.worker.graph_key import ARGMAX, GraphKey
-from octavo.worker.graph_uses import GraphUses
+from octavo.worker.decode_graphs import ARGMAX, MAX_GRAPHS, DecodeGraphs, GraphKey, GraphUses
 
 
 def key(num_rows: int) -> GraphKey:

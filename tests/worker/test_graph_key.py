@@ -2,7 +2,7 @@
 
 from tests.breadth import each
 
-from octavo.worker.graph_key import context_bucket, row_bucket
+from octavo.worker.decode_graphs import context_bucket, row_bucket
 
 
 def test_row_buckets_are_the_known_ones() -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.worker.graph_key import ARGMAX, Ending, GraphKey
-from octavo.worker.graph_uses import GraphUses
+from octavo.worker.decode_graphs import ARGMAX, Ending, GraphKey, GraphUses
 
 
 def key(num_rows: int, ending: Ending = ARGMAX) -> GraphKey:

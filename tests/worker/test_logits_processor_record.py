@@ -7,7 +7,7 @@ from octavo.sampling.device_logits_processors import Arrays, processor_arrays
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 from octavo.testing_device import RecordedQueue
-from octavo.worker.logits_processor_record import LogitsProcessorRecord
+from octavo.worker.decode_record import LogitsProcessorRecord
 
 VOCAB_SIZE = 5000
 SOME_IDS = range(0, VOCAB_SIZE, 2)

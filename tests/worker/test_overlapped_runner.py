@@ -6,6 +6,7 @@ The device is a double that records ops (`testing_device`); kernels are torch's,
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from tests.breadth import pick
 from tests.models.tiny import TinyModel
+from tests.worker.conftest import Place
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo import LLM, SamplingParams, StructuredOutput
@@ -22,12 +24,11 @@ from octavo.contracts.engine import FinishedRequest
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.cpu import CpuKind
 from octavo.device.device_queue import DeviceQueue
-from octavo.device.manager import DeviceManager
+from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError
 from octavo.executor.uniproc import UniProcExecutor
-from octavo.layers.table_in_file import TableInFile
-from octavo.testing import FakeExecutor, expected_tokens, make_request
+from octavo.testing import FakeExecutor, KnownDrafter, expected_tokens, make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_graphs import graph_bytes
 from octavo.worker.overlapped_runner import OverlappedRunner
@@ -58,30 +59,14 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-class Place:
-    """Where the engine of a test finds its queue."""
-
-    def __init__(self) -> None:
-        self.queue: DeviceQueue | None = None
-
-
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
-    here = Place()
-
-    def attention(self: DeviceManager, dtype: torch.dtype, **options: Any) -> FixedAttention:
-        return FixedAttention(self.kernels(dtype), dtype)
-
-    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
-    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "torch")  # the double records torch's ops, and none that we call ourselves
-    monkeypatch.setattr(CpuKind, "queue", lambda kind: here.queue)
-    monkeypatch.setattr(DeviceManager, "attention", attention)
-    monkeypatch.setattr(TableInFile, "from_mapped", lambda table: None)  # a device's tables are in its own memory
-    return here
-
-
-def model_outputs(place: Place, queue: DeviceQueue | None, kinds: list[dict[str, Any]], **options: Any) -> list[Any]:
-    """Run prompts with each kind of wish, then all kinds together."""
+def model_outputs(
+    place: Place,
+    queue: DeviceQueue | None,
+    kinds: list[dict[str, Any]],
+    known: list[list[int]] | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Run prompts with each kind of sampling, then all kinds together; `known` gets what the requests say."""
     place.queue = queue
     llm = LLM("demo", **{**OPTIONS, **options})
     params = [SamplingParams.from_options({"seed": 7, "max_tokens": 9, "ignore_eos": True, **kind}) for kind in kinds]
@@ -89,6 +74,8 @@ def model_outputs(place: Place, queue: DeviceQueue | None, kinds: list[dict[str,
     for start in range(0, len(kinds), len(PROMPTS)):
         mixture = params[start : start + len(PROMPTS)]
         outputs += llm.generate(PROMPTS[: len(mixture)], mixture, use_tqdm=False)
+    if known is not None:
+        known += [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
     found = [(output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs) for output in outputs]
     llm.exit()
     return found
@@ -104,6 +91,18 @@ def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
     eager, some = RecordedQueue(), KINDS[: pick(3, len(KINDS))]
     assert model_outputs(place, eager, some, enforce_eager=True)[: 2 * len(some)] == plain[: 2 * len(some)]
     assert eager.captures == 0
+
+
+def test_drafts_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with drafts are computed op by op, those without by graphs."""
+    known: list[list[int]] = []
+    plain = model_outputs(place, None, KINDS[4:], known)
+    drafter = KnownDrafter.of_sequences(known, vocab_size=max(map(max, known)) + 1)
+    monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
+    queue = RecordedQueue()
+    assert model_outputs(place, queue, KINDS[4:]) == plain
+    assert drafter.num_proposed > drafter.num_accepted > 20
+    assert queue.replays
 
 
 def test_the_next_start_captures_at_warm_up(place: Place) -> None:
@@ -262,7 +261,7 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
     options = {**OPTIONS, "max_num_batched_tokens": 200, "num_kv_blocks": None}
     worker = Worker(EngineArgs(model_name="demo", **options).resolve())
     worker.load_model()
-    plan = worker.devices.attention(torch.float32).plan
+    plan = worker.builder.devices.attention(torch.float32).plan
 
     def note(self: FixedAttention, batch: ForwardBatch) -> torch.Tensor:
         batches.append(batch)
@@ -270,7 +269,7 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
         return planned
 
     monkeypatch.setattr(FixedAttention, "plan", note)
-    report = worker.measure_memory()
+    report = worker.builder.measure_memory(worker.model)
     assert report.activation_bytes == 5 << 20
     assert report.graph_bytes == graph_bytes(3 << 20)
     prefill, decode = batches
@@ -285,5 +284,5 @@ def test_kv_memory_leaves_room_for_the_largest_steps_and_for_graphs(
 def test_an_estimate_serves_where_nobody_counts(place: Place) -> None:
     worker = Worker(EngineArgs(model_name="demo", **{**OPTIONS, "num_kv_blocks": None}).resolve())
     worker.load_model()
-    assert worker.measure_memory().graph_bytes == 0
-    assert worker.measure_memory().activation_bytes > 0
+    assert worker.builder.measure_memory(worker.model).graph_bytes == 0
+    assert worker.builder.measure_memory(worker.model).activation_bytes > 0

@@ -10,7 +10,7 @@ from octavo import LLM, SamplingParams
 from octavo.kernels.native_level import native_kernels
 from octavo.models.common import DecoderForCausalLM
 from octavo.sampling.sampler import Sampler
-from octavo.worker.torch_threads import one_torch_thread
+from octavo.worker.graph import one_torch_thread
 
 # What a step calls: in the model, and behind it.
 STEP_CALLS = [(DecoderForCausalLM, "embed"), (Sampler, "needs_argmax_only")]

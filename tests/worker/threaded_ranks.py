@@ -47,7 +47,7 @@ class ThreadedRanks:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         futures = [
-            thread.submit(worker.execute_model, scheduler_output)
+            thread.submit(lambda worker: worker.begin(scheduler_output).result(), worker)
             for thread, worker in zip(self._threads, self.workers, strict=True)
         ]
         self._under_way = [future for future in (*self._under_way, futures[self._answering]) if not future.done()]

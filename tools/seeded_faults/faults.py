@@ -47,7 +47,7 @@ FAULTS = [
     ),
     Fault(
         name="tenants share prefixes in spite of their salts",
-        right="root_hash(() if request.cache_salt is None else (request.cache_salt,))",
+        right="root_hash(() if salt is None else (salt,))",
         wrong="root_hash(())",
         tests="scheduler/test_block_hash.py scheduler/test_prefix_reuse.py",
     ),

@@ -1,8 +1,8 @@
 """`ForwardBatch`: one step as tensors. Made by the worker, passed as an argument, dropped after the step.
 
 Legend: T = tokens computed in this step, R = requests in it, B = most blocks any of them holds, L = rows that get
-logits, W = tokens that are kept behind the last layer's attention, D = hidden size, A = pairs of elements of a head
-that a rotary table turns.
+logits, E = tokens whose embedding is replaced, W = tokens that are kept after the last layer's attention, D = hidden
+size, A = pairs of elements of a head that a rotary table turns.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,18 @@ class LayerKVCache:
 
     key: torch.Tensor  # [num_slots, num_kv_heads, head_size]
     value: torch.Tensor  # [num_slots, num_kv_heads, head_size]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputEmbeds:
+    """Embeddings that replace those of E tokens."""
+
+    indices: torch.Tensor  # [E] int64, in T
+    values: torch.Tensor  # [E, D] float32
+
+    def put_into(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a copy of x [T, D] with the tokens' rows replaced."""
+        return x.index_copy(0, self.indices, self.values.to(x.dtype))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +62,20 @@ class ForwardBatch:
     block_size: int
     query_start_loc_list: list[int]  # [R + 1]
     seq_lens_list: list[int]  # [R]
+    rows: torch.Tensor | None = None  # [R] int64, where each request is while it runs; None: no requests run
+    adapter_ids: torch.Tensor | None = None  # [T] int64, -1 without one; None: no token has one
+    mrope_positions: torch.Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
+    inputs_embeds: InputEmbeds | None = None
     other_groups: tuple[Self, ...] = ()
 
     def of_group(self, kv_group: int) -> Self:
         """Return the batch as layers of a KV group see it."""
         return self.other_groups[kv_group - 1] if kv_group else self
+
+    @property
+    def rotary_positions(self) -> torch.Tensor:
+        """What rotary embeddings turn by: [T], or [3, T]."""
+        return self.positions if self.mrope_positions is None else self.mrope_positions
 
     @property
     def groups(self) -> tuple[Self, ...]:

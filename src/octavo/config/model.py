@@ -31,6 +31,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    sections: tuple[int, ...] = ()  # frequencies by time, height and width (arXiv:2409.12191); (): all by one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

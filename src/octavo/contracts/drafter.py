@@ -11,7 +11,11 @@ from octavo.contracts.schedule import Int32Array
 
 
 class Drafter(Protocol):
-    """Asked by the scheduler, on its thread, before each step in which a request could use drafts."""
+    """Asked by the scheduler, on its thread, before each step in which a request could use drafts.
+
+    One that needs the model's tensors runs in the ranks instead, and proposes with each step's output
+    (`ModelRunnerOutput.draft_token_ids`): then the scheduler gets a `RankDrafter`, which hands that on.
+    """
 
     max_num_drafts: int  # of one request in one step; more are cut off
 

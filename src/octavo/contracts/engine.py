@@ -10,6 +10,22 @@ from octavo.contracts.stats import ExpertLoad, SchedulerStats
 from octavo.sampling_params import SamplingParams
 
 
+class EmbeddingSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Embeddings in place of those of some tokens of a prompt: an image's, for instance."""
+
+    start: int  # position of the first
+    num_tokens: int
+    embeddings: bytes  # [num_tokens, hidden size] float32
+
+
+class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request brings alongside its tokens; each is absent unless used. Block hashes take it in."""
+
+    adapter_id: int | None = None
+    rotary_positions: bytes | None = None  # [3, prompt] int32: what multimodal rotary embeddings turn by
+    embedding_spans: list[EmbeddingSpan] = []
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sample to generate. Sent once, already validated; contains tokens, never text."""
 
@@ -21,6 +37,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     bad_words_token_ids: list[list[int]] = []
     cache_salt: str | None = None  # requests with different salts (tenants) never share KV blocks
+    extra_inputs: ExtraInputs | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):

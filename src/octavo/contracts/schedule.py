@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.contracts.engine import ExtraInputs
 from octavo.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
@@ -30,6 +31,7 @@ class NewRequestData:
     bad_words_token_ids: list[list[int]]
     block_ids: list[list[int]]  # of each KV group: its row of the block table, freed columns included
     num_computed_tokens: int  # found in the prefix cache
+    extra_inputs: ExtraInputs | None = None
 
 
 def _none() -> Int32Array:

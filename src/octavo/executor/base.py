@@ -30,7 +30,7 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Start a step. Steps run and complete in the order in which they were started.
 
-        If the forward pass raises, so does the future; the ranks have updated their rows nevertheless.
+        If the forward pass raises, so does this or the future; the ranks have updated their rows nevertheless.
         """
         ...
 

@@ -18,8 +18,8 @@ from octavo.distributed.shm_broadcast import RingWriter
 from octavo.errors import DeviceUnavailableError
 from octavo.executor.distributed import DistributedExecutor
 from octavo.executor.ranks import Wait
+from octavo.worker.rank_loop import DEFAULT_WORKER, RankSetup
 from octavo.worker.worker_proc import LocalSetup
-from octavo.worker.wrapper import DEFAULT_WORKER, RankSetup
 
 _DEATH_S = 5.0  # between a rank's hang-up and its exit
 

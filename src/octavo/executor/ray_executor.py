@@ -24,8 +24,8 @@ from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.executor.distributed import DistributedExecutor
 from octavo.executor.ranks import Wait
+from octavo.worker.rank_loop import DEFAULT_WORKER, RankSetup
 from octavo.worker.remote_rank import TOKEN_BYTES, RemoteRank, answer_rank, as_connection
-from octavo.worker.wrapper import DEFAULT_WORKER, RankSetup
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Steps in flight, and what happens when one raises.
 
 If every rank of the last stage reports a failure, only the step has failed, as no rank is left waiting for another.
-Earlier stages pass failures on (`worker/stage_links.py`). If only some ranks fail, the engine cannot continue.
+Earlier stages pass failures on (`worker/stages.py`). If only some ranks fail, the engine cannot continue.
 """
 
 import logging

@@ -26,12 +26,20 @@ class RotaryEmbedding(nn.Module):
             frequencies, attention_factor = inverse_frequencies(rope, rotary_dim)
             positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
+        self._sections = list(rope.sections)
         self._cos = (angles.cos().float() * attention_factor).to(device)  # [P, D / 2]
         self._sin = (angles.sin().float() * attention_factor).to(device)  # [P, D / 2]
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin, each [T, D / 2] float32, of positions [T]."""
+        """Return cos and sin, each [T, D / 2] float32, of positions [T], or [3, T] where the model has sections."""
+        if positions.dim() > 1:
+            return self._of_sections(self._cos, positions), self._of_sections(self._sin, positions)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _of_sections(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return [T, D / 2], of whose columns each section is looked up by its own row of `positions` [3, T]."""
+        parts = zip(torch.split(table, self._sections, dim=1), positions, strict=True)
+        return torch.cat([part.index_select(0, of_axis) for part, of_axis in parts], dim=1)
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:

@@ -215,12 +215,12 @@ class DecoderForCausalLM(CausalLM):
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""
         x: torch.Tensor = self.embedding(batch.input_ids)
-        return x
+        return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""
         plans = tuple(map(self.context.attention.plan, batch.groups))
-        rotary = tuple(table(batch.positions) for table in self.rotary)
+        rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
         return AttentionMetadata(batch=batch, plans=plans, rotary=rotary)
 
     def run_layers(

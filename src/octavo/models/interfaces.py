@@ -39,6 +39,7 @@ class CausalLM(nn.Module, ABC):
     computed here instead.
     """
 
+    takes_adapters: ClassVar[bool] = False  # its layers read `ForwardBatch.adapter_ids`
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     ignored_weights: ClassVar[tuple[str, ...]] = ()

@@ -8,6 +8,8 @@ across (a tenant's salt). SHA-256, because a collision would show one tenant ano
 import hashlib
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.contracts.schedule import Int32Array
 
@@ -26,7 +28,11 @@ def root_hash(extra_keys: Iterable[str] = ()) -> bytes:
 
 def request_root(request: EngineCoreRequest) -> bytes:
     """Return the parent of a request's first block."""
-    return root_hash(() if request.cache_salt is None else (request.cache_salt,))
+    salt, extra = request.cache_salt, request.extra_inputs
+    if extra is None:
+        return root_hash(() if salt is None else (salt,))
+    # Wherever in the prompt it counts, all of it is in the first block's parent.
+    return root_hash((str(salt is None), salt or "", hashlib.sha256(msgspec.msgpack.encode(extra)).hexdigest()))
 
 
 def block_hash(parent: bytes, token_bytes: bytes) -> bytes:

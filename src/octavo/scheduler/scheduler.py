@@ -18,7 +18,7 @@ one in `constrained`, the two messages in `contracts`.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.running_scheduler import RunningScheduler
-from octavo.scheduler.speculation import Speculation
+from octavo.scheduler.speculation import RankDrafter, Speculation
 from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_released
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
@@ -66,6 +66,7 @@ class Scheduler:
         self._admission = Admission(self.waiting, self.running, blocks, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
         self._speculation = Speculation(drafter, self.running, blocks, self._constrained) if drafter else None
+        self._rank_drafter = drafter if isinstance(drafter, RankDrafter) else None
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
         self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
         self._requests: dict[str, Request] = {}  # all that wait or run
@@ -217,7 +218,14 @@ class Scheduler:
                 self._end_if_stopped(int(update.rows[index]), int(update.last_token_ids[index]))
         for request_id, error in update.errors.items():
             self._fail(self._requests[request_id], error)
+        if model_output.draft_token_ids:
+            self._take_drafts(model_output.draft_token_ids)
         return self._outputs(update, step)
+
+    def _take_drafts(self, draft_token_ids: Mapping[str, list[int]]) -> None:
+        assert self._rank_drafter is not None, "ranks draft for a scheduler that was not told so"
+        for request_id in draft_token_ids.keys() & self._requests.keys():
+            self._rank_drafter.take(request_id, draft_token_ids[request_id])
 
     def _num_until_stop(self, request_id: str, position: int, token_ids: list[int]) -> int:
         """Return how many of several new tokens, the first at `position`, a request has until one of them ends it."""
@@ -285,6 +293,8 @@ class Scheduler:
             if is_queued:
                 self.waiting.remove(request)
         self._constrained.forget(request)
+        if self._rank_drafter is not None:
+            self._rank_drafter.forget(request.request_id)
         del self._requests[request.request_id]
         self.finished[request.request_id] = report
 

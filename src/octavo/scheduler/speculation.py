@@ -1,7 +1,11 @@
 """Which running rows get drafts in a step, and how many: they take only what nobody else has a use for.
 
+A drafter proposes here, on the scheduler's thread, or inside the ranks, with the output of each step.
+
 Legend: R = running rows of the step.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +16,25 @@ from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.step_builder import StepBuilder
 from octavo.scheduler.trials import Trials
+
+
+class RankDrafter:
+    """The `Drafter` of ranks that draft themselves: what they proposed with a step's output waits for the next step."""
+
+    def __init__(self, max_num_drafts: int) -> None:
+        self.max_num_drafts = max_num_drafts
+        self._proposals: dict[str, Sequence[int]] = {}  # by request id
+
+    def take(self, request_id: str, draft_ids: Sequence[int]) -> None:
+        """Take what may follow all that the request knows now."""
+        self._proposals[request_id] = draft_ids
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request that has ended."""
+        self._proposals.pop(request_id, None)
+
+    def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[Sequence[int]]:
+        return [self._proposals.pop(request_id, ()) for request_id in request_ids]
 
 
 class Speculation:

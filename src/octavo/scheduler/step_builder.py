@@ -207,6 +207,7 @@ class StepBuilder:
             bad_words_token_ids=request.bad_words_token_ids,
             block_ids=[list(tables[row]) for tables in self._running.block_ids],
             num_computed_tokens=int(self._running.num_computed[row]),
+            extra_inputs=request.message.extra_inputs,
         )
 
     def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:

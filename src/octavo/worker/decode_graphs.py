@@ -1,27 +1,169 @@
-"""Captured graphs by key: made at a key's second use, remembered on disk, made again at the next start.
+"""Captured graphs of decoding: which one serves a step, when it is made, and what is known of it at the next start.
 
-A first use may be the only one: a prompt's last moments, an odd number of rows on the way to another.
+Sizes are in buckets, so that a few graphs serve all steps. A graph is made at its key's second use: a first one may be
+the only one, as a prompt's last moments are, or an odd number of rows on the way to another.
 """
 
+import hashlib
+import json
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any, Literal, Self, cast, get_args
 
 from octavo.device.device_queue import DeviceQueue
-from octavo.worker.graph_key import GraphKey
-from octavo.worker.graph_uses import GraphUses
+from octavo.loader.packed_cache import cache_folder
 
 logger = logging.getLogger(__name__)
+
+_Kind = Literal["argmax", "drawn"]
+_PARTS = ("has_processors", "is_filtered", "is_rated")
+
+_FEW = (1, 2, 4)
+_SMALL_STEP, _SMALL_MAX = 8, 128  # rows
+_LARGE_STEP = 16
+_SHORTEST_CONTEXT = 512  # tokens
 
 _USES_BEFORE_CAPTURE = 1
 MAX_GRAPHS = 64  # held at once; each takes memory of the driver beside the pool that all share
 _BYTES_PER_GRAPH = 2 << 20  # of a few hundred launches; an estimate
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a step ends with: the largest logit of each row, or a token drawn for each row.
+
+    A draw has parts, which cost nothing where no row of a step wants them.
+    """
+
+    kind: _Kind
+    has_processors: bool = False  # penalties, biases, bans, masks
+    is_filtered: bool = False
+    is_rated: bool = False  # with log-probabilities
+
+    def words(self) -> list[str]:
+        """Return the kind and the parts: what `of_words` reads."""
+        return [self.kind, *(part for part in _PARTS if getattr(self, part))]
+
+    @classmethod
+    def of_words(cls, words: list[str]) -> Self:
+        """Return the ending of these words.
+
+        Raises:
+            ValueError, TypeError: it is none.
+        """
+        kind, *parts = words
+        if kind not in get_args(_Kind) or not set(parts) <= set(_PARTS):
+            raise ValueError(f"{words} is no ending")
+        return cls(cast(_Kind, kind), **dict.fromkeys(parts, True))
+
+
+ARGMAX = Ending("argmax")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphKey:
+    """One graph: for up to `num_rows` rows, whose contexts have up to `max_context` tokens."""
+
+    num_rows: int
+    max_context: int
+    ending: Ending
+
+
+def row_bucket(num_rows: int) -> int:
+    """Return how many rows a step of `num_rows` is padded to: 1, 2, 4, then steps of 8, past 128 of 16."""
+    for size in _FEW:
+        if num_rows <= size:
+            return size
+    step = _SMALL_STEP if num_rows <= _SMALL_MAX else _LARGE_STEP
+    return -(-num_rows // step) * step
+
+
+def context_bucket(num_tokens: int, max_model_len: int) -> int:
+    """Return the bound on contexts that a graph is made for: 512 times a power of two, at most the model's own.
+
+    Kernels that split a context launch for the bound, and what lies behind a row's own end stops at once. A single
+    bound would launch for a context that hardly any request has.
+    """
+    bound = _SHORTEST_CONTEXT
+    while bound < num_tokens:
+        bound *= 2
+    return min(bound, max_model_len)
+
+
 def graph_bytes(decode_peak: int) -> int:
     """Return what graphs may take: their own pool, as large as the largest step of decoding, and the driver's part."""
     return decode_peak + MAX_GRAPHS * _BYTES_PER_GRAPH
+
+
+class GraphUses:
+    """Counts by key, in one small JSON file: `[num_rows, max_context, ending, uses]` each.
+
+    The file is a hint: one that is missing or unreadable costs captures later on, and nothing else. It is written when
+    a graph is captured, and whenever the counts have doubled.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._counts = _read(path)
+        self._num_saved = self._counts.total()
+
+    @classmethod
+    def of(cls, *facts: object) -> "GraphUses":
+        """Return the counts of engines of which all these facts hold: model, device, options."""
+        digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
+        return cls(cache_folder("graphs") / f"{digest}.json")
+
+    def count(self, key: GraphKey) -> None:
+        """Note one use."""
+        self._counts[key] += 1
+        if self._counts.total() >= 2 * max(self._num_saved, 512):
+            self.save()
+
+    def most_used(self, most: int) -> list[GraphKey]:
+        """Return the keys that were used, most used first."""
+        return [key for key, _ in self._counts.most_common(most)]
+
+    def save(self) -> None:
+        """Write the file. Where that cannot be done, a log line says why."""
+        self._num_saved = self._counts.total()
+        entries = [
+            [key.num_rows, key.max_context, key.ending.words(), uses] for key, uses in self._counts.most_common()
+        ]
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with NamedTemporaryFile("w", dir=self._path.parent, suffix=".part", delete=False) as part:
+                json.dump(entries, part)
+            os.replace(part.name, self._path)
+        except OSError as error:
+            logger.warning("the list of graphs is not kept on disk: %s", error)
+
+
+def _read(path: Path) -> Counter[GraphKey]:
+    try:
+        return Counter(dict(map(_parse, json.loads(path.read_text()))))
+    except FileNotFoundError:
+        return Counter()
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("%s is unreadable and will be made again: %s", path, error)
+        return Counter()
+
+
+def _parse(entry: list[Any]) -> tuple[GraphKey, int]:
+    """Read one entry of the file.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    num_rows, max_context, ending, uses = entry
+    if not all(type(n) is int and n > 0 for n in (num_rows, max_context, uses)):
+        raise ValueError(f"{entry} is no graph")
+    return GraphKey(num_rows=num_rows, max_context=max_context, ending=Ending.of_words(ending)), uses
 
 
 class DecodeGraphs:

@@ -56,6 +56,8 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> 
         block_size=block_size,
         query_start_loc_list=starts.tolist(),
         seq_lens_list=ends.tolist(),
+        rows=step_rows,
+        **(rows.extra.of_step(scheduler_output, starts, positions) if rows.extra else {}),
     )
     if not other_tables:
         return batch

@@ -1,29 +1,33 @@
-"""The model runner: the only owner of model, KV tensors and persistent rows on a rank. One order in, one answer out.
+"""The model runner: the only owner of model, KV tensors and persistent rows on a rank. One step in, one output out.
 
-Of a pipeline, every stage gets every order; only the last one samples, and only its answer counts.
+Of a pipeline, every stage gets every step; only the last one samples, and only its output counts.
 
 Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidden size, V = vocabulary.
 """
 
 import logging
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 
+import msgspec
 import numpy as np
 import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.contracts.engine import ExtraInputs
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.errors import InvalidParameterError
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
-from octavo.worker.graph import StepGraph
+from octavo.worker.expert_loads import ExpertLoads
+from octavo.worker.graph import StepGraph, one_torch_thread
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptLogprobsUpdate
 from octavo.worker.request_rows import RequestRows
-from octavo.worker.stage_links import StageLinks
-from octavo.worker.torch_threads import one_torch_thread
+from octavo.worker.stages import StageLinks
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +42,33 @@ class RankModelRunner:
         rows: RequestRows,
         graph: StepGraph | None = None,
         links: StageLinks | None = None,
+        expert_loads: ExpertLoads | None = None,
     ) -> None:
         self.model = model
         self.graph = graph
         self.kv_caches = kv_caches
         self.rows = rows
+        self.expert_loads = expert_loads
         self._links = links
         self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
 
     @torch.inference_mode()
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step: update the rows, run the model over T tokens, sample the S rows that are complete.
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Begin one step: update the rows, run the model over T tokens, sample the S rows that are complete.
+
+        Its result is to be asked for once, in the order of the steps. On a device without a queue it is there already.
 
         Raises:
             StepError: a stage before this one failed.
         """
+        model_output, done = self._compute(scheduler_output), Future[ModelRunnerOutput]()
+        if self.expert_loads is not None:
+            model_output = msgspec.structs.replace(model_output, expert_load=self.expert_loads.totals())
+        done.set_result(model_output)
+        return done
+
+    def _compute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         if self._links is not None and not self.model.stage.is_last:
             return self._hand_on(scheduler_output, self._links)
         with self._torch_threads():
@@ -73,9 +88,23 @@ class RankModelRunner:
         return nullcontext() if self.graph is None else one_torch_thread()
 
     def check(self, scheduler_output: SchedulerOutput) -> None:
-        """Refuse what no worker of this version can do."""
+        """Refuse what this worker cannot do.
+
+        Raises:
+            InvalidParameterError: a request brings something that the model would not read.
+        """
         if scheduler_output.scheduled_encoder_inputs:
             raise ValueError("this worker has no encoder")
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.extra_inputs is not None:
+                self._check_extra(new.extra_inputs)
+
+    def _check_extra(self, extra: ExtraInputs) -> None:
+        if extra.adapter_id is not None and not self.model.takes_adapters:
+            raise InvalidParameterError("adapter_id", extra.adapter_id, "this model takes no adapters")
+        if extra.rotary_positions is not None and not self.model.config.rope.sections:
+            limit = "this model's rotary embedding has one axis"
+            raise InvalidParameterError("rotary_positions", "positions of three axes", limit)
 
     def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
@@ -104,7 +133,7 @@ class RankModelRunner:
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
         incoming = self._links.receive(len(batch.input_ids)) if self._links else None
-        if self.graph is not None:
+        if self.graph is not None and batch.adapter_ids is None:  # the recording reads no adapters
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 

@@ -1,4 +1,4 @@
-"""The runner of a device that works while the host goes on: a step is begun, and its answer is read when it is wanted.
+"""The runner of a device that works while the host goes on: a step is begun, and its output is read when it is wanted.
 
 Sampled ids stay on the device, where the next step finds them; the host reads them a step late. So nothing between two
 steps waits, unless a prompt's own log-probabilities are wanted.
@@ -7,8 +7,10 @@ Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidd
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 
@@ -17,21 +19,37 @@ from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.models.interfaces import CausalLM
-from octavo.worker.device_sampling import Sampled, SampledOnHost, sample
-from octavo.worker.graph_key import ARGMAX
+from octavo.worker.decode_graphs import ARGMAX
+from octavo.worker.device_sampling import Sampled, SampledOnHost, StepSamplingMetadata, context_on_device, sample
+from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.model_runner import RankModelRunner, empty_output
 from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
 from octavo.worker.request_rows import RequestRows
-from octavo.worker.sampling_metadata import StepSamplingMetadata, context_on_device
 
-PendingOutput = Callable[[], ModelRunnerOutput]  # waits for it; to be called once
+_Wait = Callable[[], ModelRunnerOutput]  # for the device; to be called once
+
+
+class DeferredOutput(Future[ModelRunnerOutput]):
+    """The output of a step that was launched. Asking for the result waits for the device."""
+
+    def __init__(self, wait: _Wait) -> None:
+        super().__init__()
+        self._wait = wait
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        if not self.done():
+            try:
+                self.set_result(self._wait())
+            except Exception as error:  # noqa: BLE001 - whatever a device raises fails the requests of this step
+                self.set_exception(error)
+        return super().result(0)
 
 
 class OverlappedRunner(RankModelRunner):
-    """See `RankModelRunner`. Same orders, same answers; a whole model on one rank."""
+    """See `RankModelRunner`. Same steps, same outputs; a whole model on one rank."""
 
     def __init__(
         self,
@@ -40,18 +58,22 @@ class OverlappedRunner(RankModelRunner):
         rows: RequestRows,
         queue: DeviceQueue,
         graphs: GraphedDecoding | None = None,
+        expert_loads: ExpertLoads | None = None,
     ) -> None:
-        super().__init__(model, kv_caches, rows)
+        super().__init__(model, kv_caches, rows, expert_loads=expert_loads)
         self.graphs = graphs  # of pure decoding
         self._queue = queue
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Begin a step and wait for it."""
-        return self.begin(scheduler_output)()
-
     @torch.inference_mode()
-    def begin(self, scheduler_output: SchedulerOutput) -> PendingOutput:
-        """Launch one step; return what waits for its answer."""
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Launch one step."""
+        wait = self._launch(scheduler_output)
+        if self.expert_loads is None:
+            return DeferredOutput(wait)
+        totals = self.expert_loads.begin_totals(self._queue)
+        return DeferredOutput(lambda: msgspec.structs.replace(wait(), expert_load=totals()))
+
+    def _launch(self, scheduler_output: SchedulerOutput) -> _Wait:
         self.check(scheduler_output)
         self.rows.apply_requests(scheduler_output)
         if not scheduler_output.req_ids:
@@ -74,7 +96,7 @@ class OverlappedRunner(RankModelRunner):
 
     def _op_by_op(
         self, scheduler_output: SchedulerOutput, logits_rows: LogitsRows, metadata: StepSamplingMetadata
-    ) -> PendingOutput:
+    ) -> _Wait:
         self.rows.apply_tables(scheduler_output)
         batch = make_forward_batch(scheduler_output, self.rows)
         hidden = self._run_stage(batch).hidden  # [T, D], or what is kept of it
@@ -104,7 +126,7 @@ class OverlappedRunner(RankModelRunner):
         results: torch.Tensor,
         ratings: torch.Tensor | None,
         prompts: PromptLogprobsUpdate | None = None,
-    ) -> PendingOutput:
+    ) -> _Wait:
         """Begin to copy results [L, 3] and ratings to the host."""
         num_logprobs = metadata.columns.get("num_logprobs", np.full(len(results), -1))
         vocab_size = self.rows.sampling.vocab_size

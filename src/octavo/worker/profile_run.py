@@ -14,10 +14,10 @@ from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.models.interfaces import CausalLM
 from octavo.sampling.device_draw import FLOAT_COLUMNS, INTEGER_COLUMNS, SamplingMetadata
 from octavo.sampling.device_logits_processors import Context
+from octavo.worker.decode_graphs import Ending
+from octavo.worker.decode_record import LogitsProcessorRecord
 from octavo.worker.device_sampling import sample
-from octavo.worker.graph_key import Ending
 from octavo.worker.kv_cache import allocate_kv_caches
-from octavo.worker.logits_processor_record import LogitsProcessorRecord
 
 
 class ProfileRun:
@@ -81,6 +81,7 @@ class ProfileRun:
             block_size=self._block_size,
             query_start_loc_list=starts.tolist(),
             seq_lens_list=[bound] * len(lens) if bound else lens,
+            rows=torch.zeros(len(lens), dtype=torch.int64, device=self._device),
         ).shared_by(len(self._config.model.kv_groups))
 
 

@@ -1,10 +1,18 @@
-"""The life of a rank behind an executor, whatever carries the messages: a call or a step in, a reply out."""
+"""A rank behind an executor: builds its worker in the process where it belongs, then serves calls and steps.
+
+Whatever carries the messages: `worker_proc` on this host, `remote_rank` on another.
+"""
 
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Protocol
 
 import msgspec
 
+from octavo.config.engine import EngineConfig
+from octavo.config.parallel import RankPlace
 from octavo.contracts.ranks import (
     FromRank,
     RankCall,
@@ -14,7 +22,58 @@ from octavo.contracts.ranks import (
     encode_from_rank,
 )
 from octavo.contracts.schedule import SchedulerOutput
-from octavo.worker.wrapper import WorkerWrapperBase
+from octavo.contracts.step import ModelRunnerOutput
+from octavo.distributed.rendezvous import Rendezvous
+
+DEFAULT_WORKER = "octavo.worker.worker:Worker"
+
+
+class RankWorker(Protocol):
+    """What an executor asks of a rank. The constructor takes `(config, place, rendezvous)`."""
+
+    @property
+    def profile(self) -> str: ...
+
+    def load_model(self) -> None: ...
+
+    def count_kv_blocks(self) -> list[int]: ...
+
+    def initialize_kv_cache(self, num_blocks: list[int]) -> None: ...
+
+    def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]: ...
+
+    def warmup(self) -> None: ...
+
+    def prefault_kv(self, num_reached_blocks: list[int]) -> bool: ...
+
+
+class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank must know to build its worker."""
+
+    config: EngineConfig
+    rank: int
+    rendezvous: Rendezvous
+    worker_class: str = DEFAULT_WORKER  # "module:class"
+
+
+class WorkerWrapperBase:
+    """Cheap to make: what the worker needs is imported by `init_worker`, so a process can say early that it lives."""
+
+    def __init__(self, setup: RankSetup) -> None:
+        self.place = RankPlace.of(setup.rank, setup.config.parallel)
+        self._setup = setup
+        self._worker: RankWorker | None = None
+
+    @property
+    def worker(self) -> RankWorker:
+        assert self._worker is not None, "init_worker comes first"
+        return self._worker
+
+    def init_worker(self) -> str:
+        """Import and build the worker, which meets the other ranks; return its profile."""
+        module, _, name = self._setup.worker_class.partition(":")
+        self._worker = getattr(import_module(module), name)(self._setup.config, self.place, self._setup.rendezvous)
+        return self.worker.profile
 
 
 class RankLoop:
@@ -22,11 +81,11 @@ class RankLoop:
 
     def __init__(
         self,
-        worker: WorkerWrapperBase,
+        wrapper: WorkerWrapperBase,
         receive: Callable[[], bytes],
         send: Callable[[bytearray], None],
     ) -> None:
-        self._worker = worker
+        self._wrapper = wrapper
         self._receive, self._send = receive, send
 
     def run(self) -> None:
@@ -40,16 +99,17 @@ class RankLoop:
 
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         try:
-            model_output = self._worker.execute_model(scheduler_output)
+            model_output = self._wrapper.worker.begin(scheduler_output).result()
         except Exception as error:  # noqa: BLE001 - whatever a forward raises belongs to the requests of this step
             self._reply(_failure(error, scheduler_output.step))
         else:
-            if self._worker.place.returns_output:
+            if self._wrapper.place.returns_output:
                 self._reply(msgspec.structs.replace(model_output, req_ids=()))  # whoever gave the order knows them
 
     def _call(self, call: RankCall) -> RankResult | RankFailure:
         try:
-            return RankResult(value=getattr(self._worker, call.method)(*call.arguments))
+            target = self._wrapper if call.method == "init_worker" else self._wrapper.worker
+            return RankResult(value=getattr(target, call.method)(*call.arguments))
         except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is told
             return _failure(error, None)
 

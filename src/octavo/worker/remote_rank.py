@@ -12,8 +12,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from octavo.device.threads import limit_spinning
-from octavo.worker.rank_loop import RankLoop
-from octavo.worker.wrapper import RankSetup, WorkerWrapperBase
+from octavo.worker.rank_loop import RankLoop, RankSetup, WorkerWrapperBase
 
 TOKEN_BYTES = 32
 _RANK_BYTES = 4

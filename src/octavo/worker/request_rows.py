@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput, SpecDecodeTokens
 from octavo.device.device_queue import DeviceQueue
 from octavo.sampling.rows import SamplingRows
+from octavo.worker.extra_inputs import ExtraRows
 
 _WORD_BYTES = 8
 
@@ -50,6 +51,7 @@ class RequestRows:
         self.block_tables = self.block_table.unbind()  # G views [N, B]
         self.num_prompt_tokens = np.zeros(num_rows, dtype=np.int32)  # [N]
         self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}
+        self.extra = ExtraRows(self.send)
         self._row_of: dict[str, int] = {}
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
@@ -102,6 +104,8 @@ class RequestRows:
             token_ids=request.token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
         )
+        if request.extra_inputs is not None:
+            self.extra.add(row, request.extra_inputs)
         num_logprobs = request.sampling_params.prompt_logprobs
         if num_logprobs is not None and len(request.token_ids) == request.num_prompt_tokens:
             self.prompt_logprobs[row] = PromptLogprobsJob(
@@ -113,6 +117,7 @@ class RequestRows:
         if row is None:  # the step that would have brought it failed before it was added
             return
         self.prompt_logprobs.pop(row, None)
+        self.extra.remove(row)
         self.sampling.remove(row)
 
     def _change_tables(self, changed: CachedRequestData) -> None:

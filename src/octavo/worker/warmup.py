@@ -5,7 +5,6 @@ It drives the runner directly, with orders of its own, so nothing of it reaches 
 
 import logging
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,14 +20,6 @@ _NUM_DECODE_STEPS = 2
 _REQUEST_ID = "warm-up"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WarmupReport:
-    """How long each kind of first step took."""
-
-    prefill_s: float
-    decode_s: float
-
-
 class Warmup:
     """One prompt and its first tokens, on row 0 and the first blocks, before any request is there."""
 
@@ -40,26 +31,25 @@ class Warmup:
         self._num_prompt_tokens = max(1, min(_NUM_PREFILL_TOKENS, room, config.scheduler.max_num_batched_tokens))
         self._num_decode_steps = max(0, min(_NUM_DECODE_STEPS, room - self._num_prompt_tokens))
 
-    def run(self) -> WarmupReport:
-        """Run and time both kinds of step, then clear the row."""
+    def run(self) -> None:
+        """Run both kinds of step, log how long each took, then clear the row."""
         start_s = time.perf_counter()
         self._prefill_warmup()
         prefilled_s = time.perf_counter()
         self._decode_warmup()
         done_s = time.perf_counter()
-        self._runner.execute_model(_scheduler_output(rows=0, start=0, count=0, forget=True))
-        report = WarmupReport(prefill_s=prefilled_s - start_s, decode_s=done_s - prefilled_s)
-        logger.info("warm-up: prefill %.3f s, decode %.3f s", report.prefill_s, report.decode_s)
-        return report
+        self._step(_scheduler_output(rows=0, start=0, count=0, forget=True))
+        logger.info("warm-up: prefill %.3f s, decode %.3f s", prefilled_s - start_s, done_s - prefilled_s)
 
     def _prefill_warmup(self) -> None:
-        self._runner.execute_model(
-            _scheduler_output(rows=1, start=0, count=self._num_prompt_tokens, new=self._request())
-        )
+        self._step(_scheduler_output(rows=1, start=0, count=self._num_prompt_tokens, new=self._request()))
 
     def _decode_warmup(self) -> None:
         for step in range(self._num_decode_steps):
-            self._runner.execute_model(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
+            self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
+
+    def _step(self, scheduler_output: SchedulerOutput) -> None:
+        self._runner.begin(scheduler_output).result()
 
     def _request(self) -> NewRequestData:
         num_tokens = self._num_prompt_tokens + self._num_decode_steps

@@ -15,8 +15,7 @@ import msgspec
 
 from octavo.device.threads import limit_spinning
 from octavo.distributed.shm_broadcast import ReaderEnd, RingReader
-from octavo.worker.rank_loop import RankLoop
-from octavo.worker.wrapper import RankSetup, WorkerWrapperBase
+from octavo.worker.rank_loop import RankLoop, RankSetup, WorkerWrapperBase
 
 _PARENT_CHECK_MS = 500
 

@@ -1,0 +1,101 @@
+"""What requests bring alongside their tokens, as tensors of a step: adapters, rotary positions, embeddings.
+
+Legend: T = tokens of the step, R = requests in it, P = tokens of a prompt, D = hidden size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.attention.metadata import InputEmbeds
+from octavo.contracts.engine import ExtraInputs
+from octavo.contracts.schedule import Int32Array, SchedulerOutput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RowInputs:
+    """Of one row."""
+
+    adapter_id: int | None
+    rotary: Int32Array | None  # [3, P]
+    spans: list[tuple[int, torch.Tensor]]  # first position, and embeddings [., D] float32
+
+    def rotary_positions(self, positions: NDArray[Any]) -> NDArray[Any]:
+        """Return by what `positions` [.], in a row, turn: [3, .]. Behind the prompt it goes on from the largest."""
+        if self.rotary is None:
+            return np.broadcast_to(positions, (3, len(positions)))
+        num_prompt = self.rotary.shape[1]
+        behind = positions[positions >= num_prompt] + (int(self.rotary.max()) + 1 - num_prompt)
+        of_prompt = self.rotary[:, positions[: len(positions) - len(behind)]]
+        return np.concatenate((of_prompt, np.broadcast_to(behind, (3, len(behind)))), axis=1)
+
+
+class ExtraRows:
+    """By row, of those that have some. `send` copies arrays to the device."""
+
+    def __init__(self, send: Callable[..., list[torch.Tensor]]) -> None:
+        self._rows: dict[int, _RowInputs] = {}
+        self._send = send
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def add(self, row: int, extra: ExtraInputs) -> None:
+        """Take what a request brings."""
+        rotary, spans = None, []
+        if extra.rotary_positions is not None:
+            rotary = np.frombuffer(extra.rotary_positions, dtype=np.int32).reshape(3, -1)
+        for span in extra.embedding_spans:
+            [embeds] = self._send(np.frombuffer(span.embeddings, dtype=np.float32).copy())
+            spans.append((span.start, embeds.view(span.num_tokens, -1)))
+        self._rows[row] = _RowInputs(adapter_id=extra.adapter_id, rotary=rotary, spans=spans)
+
+    def remove(self, row: int) -> None:
+        """Forget what a row brought, if anything."""
+        self._rows.pop(row, None)
+
+    def concern_decoding(self, rows: Int32Array) -> bool:
+        """Say whether a step that only decodes `rows` [R] differs by what any of them brought."""
+        found = [self._rows[row] for row in rows.tolist() if row in self._rows]
+        return any(each.adapter_id is not None or each.rotary is not None for each in found)
+
+    def of_step(self, scheduler_output: SchedulerOutput, starts: Int32Array, positions: NDArray[Any]) -> dict[str, Any]:
+        """Return fields of `ForwardBatch`, those that the step has a use for.
+
+        Request r has the tokens from `starts[r]` [R + 1] on, and they stand at `positions` [T] of their contexts.
+        """
+        parts = [
+            (self._rows[row], slice(starts[at], starts[at + 1]))
+            for at, row in enumerate(scheduler_output.rows.tolist())
+            if row in self._rows
+        ]
+        fields: dict[str, Any] = {}
+        if any(of.adapter_id is not None for of, _ in parts):
+            adapter_ids = np.full(len(positions), -1, dtype=np.int64)
+            for of, tokens in parts:
+                adapter_ids[tokens] = -1 if of.adapter_id is None else of.adapter_id
+            [fields["adapter_ids"]] = self._send(adapter_ids)
+        if any(of.rotary is not None for of, _ in parts):
+            rotary = np.tile(positions.astype(np.int64), (3, 1))
+            for of, tokens in parts:
+                rotary[:, tokens] = of.rotary_positions(positions[tokens])
+            fields["mrope_positions"] = self._send(rotary.ravel())[0].view(3, -1)
+        if replaced := [piece for of, tokens in parts for piece in _pieces(of, tokens.start, positions[tokens])]:
+            [indices] = self._send(np.concatenate([at for at, _ in replaced]))
+            fields["inputs_embeds"] = InputEmbeds(indices=indices, values=torch.cat([rows for _, rows in replaced]))
+        return fields
+
+
+def _pieces(of: _RowInputs, first_token: int, positions: NDArray[Any]) -> list[tuple[NDArray[np.int64], torch.Tensor]]:
+    """Return which tokens of a step [.] get which embeddings [., D]: a row has `positions`, from `first_token` on."""
+    first, end = int(positions[0]), int(positions[-1]) + 1
+    pieces = []
+    for start, embeds in of.spans:
+        low, high = max(first, start), min(end, start + len(embeds))
+        if low < high:
+            pieces.append((np.arange(low, high) - first + first_token, embeds[low - start : high - start]))
+    return pieces

@@ -1,0 +1,234 @@
+"""Builds what one rank is made of: device, model, KV memory, and the runner that steps it."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from octavo._version import __version__
+from octavo.attention.base import KVLayout
+from octavo.attention.metadata import LayerKVCache
+from octavo.config.engine import EngineConfig
+from octavo.config.parallel import RankPlace
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, MemoryReport
+from octavo.device.device_queue import DeviceQueue
+from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
+from octavo.device.manager import DeviceManager
+from octavo.distributed.connect import make_groups
+from octavo.distributed.rendezvous import Rendezvous
+from octavo.errors import InvalidParameterError
+from octavo.layers.context import BuildContext
+from octavo.layers.quant.registry import check_made_at_load, make_schemes
+from octavo.loader.base import get_model_loader
+from octavo.models.interfaces import CausalLM
+from octavo.models.registry import initialize_model
+from octavo.sampling.rows import SamplingRows
+from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes, row_bucket
+from octavo.worker.decode_record import DecodeRecord
+from octavo.worker.expert_loads import ExpertLoads
+from octavo.worker.graph import StepGraph
+from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
+from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches
+from octavo.worker.memory import RankMemory, choose_num_blocks, sharded_config
+from octavo.worker.model_runner import RankModelRunner
+from octavo.worker.overlapped_runner import OverlappedRunner
+from octavo.worker.profile_run import ProfileRun, measured_peaks
+from octavo.worker.request_rows import RequestRows
+from octavo.worker.stages import StageLinks, stage_of
+
+logger = logging.getLogger(__name__)
+
+
+class RankBuilder:
+    """Knows the rank's place and options, and chooses by them. The constructor returns when all ranks have met."""
+
+    def __init__(self, config: EngineConfig, place: RankPlace, rendezvous: Rendezvous) -> None:
+        self._config, self._place = config, place
+        is_expert_parallel = config.parallel.enable_expert_parallel
+        self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
+        self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
+        self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
+        self._schemes = make_schemes(config.model.quantization, config.quantization)
+        self._kernels = self.devices.kernels(self._dtype, self._schemes.forms, deterministic=config.deterministic)
+        check_made_at_load(self._schemes, self._kernels, self._where)
+        self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
+        if config.deterministic:
+            self._check_deterministic()
+        self._groups = make_groups(place, rendezvous, self.devices.device)
+        if is_expert_parallel:
+            self._groups = replace(self._groups, experts=self._groups.tensor)
+        self._stage = stage_of(config.model, place)
+        self._memory = RankMemory(config, self.devices, self._part, self._stage, self._dtype)
+        self.queue = self.devices.queue() if self._stage.is_whole else None
+
+    @property
+    def profile(self) -> str:
+        """Device, dtype, kernels and ranks that add up, in one word: what the last bits depend on."""
+        kernels = f"{self._kernels.name}-{self._schemes.name}".removesuffix("-")
+        names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), kernels]
+        ranks = [f"tp{self._place.tp_size}"] if self._place.tp_size > 1 else []
+        return "-".join([*names, self._attention.name, *ranks])
+
+    @property
+    def _where(self) -> str:
+        return f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
+
+    def _check_deterministic(self) -> None:
+        """Hold the kernels to `deterministic`.
+
+        Raises:
+            InvalidParameterError: a row's bits may depend on the batch with them.
+        """
+        unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
+        if unsure:
+            limit = f"false: on {self._where}, bits may depend on the batch in {' and '.join(unsure)}"
+            raise InvalidParameterError("deterministic", True, limit)
+        logger.info("deterministic: so it is with %s and %s, always", self._kernels.name, self._attention.name)
+
+    @property
+    def kv_cache_spec(self) -> KVCacheSpec:
+        model, layout = self._part, self._kv_layout
+        groups = [model.kv_group_of(layer) for layer in self._stage.layers]
+        return KVCacheSpec(
+            block_size=self._config.cache.block_size,
+            groups=tuple(
+                KVGroupSpec(
+                    group=group,
+                    layers=tuple(layer for layer, of in enumerate(groups) if of == index),
+                    num_kv_heads=model.num_kv_heads,
+                    head_size=layout.head_size,
+                    dtype_bytes=layout.dtype.itemsize,
+                )
+                for index, group in enumerate(model.kv_groups)
+            ),
+        )
+
+    def load_model(self) -> CausalLM:
+        """Read the weights; see `Worker.load_model`."""
+        start_s = time.perf_counter()
+        keep_freed_memory()
+        context = BuildContext(
+            kernels=self._kernels,
+            attention=self._attention,
+            dtype=self._dtype,
+            device=self.devices.device,
+            groups=self._groups,
+            stage=self._stage,
+            schemes=self._schemes,
+        )
+        model = initialize_model(self._config.model, context)
+        self._memory.check_weights_fit(model)
+        loaded = get_model_loader(self._config.load).load(model)
+        give_back_freed_memory()  # what no step will want again
+        logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
+        return loaded
+
+    def count_kv_blocks(self, model: CausalLM) -> list[int]:
+        """Measure what memory is left; see `Worker.count_kv_blocks`."""
+        config, memory = self._config, self.measure_memory(model)
+        return choose_num_blocks(config.model, config.cache, self.kv_cache_spec, memory, config.scheduler)
+
+    def measure_memory(self, model: CausalLM) -> MemoryReport:
+        """Report the device's memory with the weights loaded and no KV yet."""
+        activations, graphs = self._step_bytes(model)
+        scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
+        return self._memory.report(model, activations=activations, graphs=graphs, scratch=scratch)
+
+    def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
+        """Return what a step takes beside weights and KV, and what graphs take; estimated where nobody counts."""
+        if self.queue is not None:
+            steps = ProfileRun(model, self._config, self.kv_cache_spec, self._kv_layout)
+            peaks = measured_peaks(steps, self.devices.peak_bytes)
+            if peaks is not None:
+                return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
+        return self._memory.estimated_activations, 0
+
+    def build_runner(self, model: CausalLM, num_blocks: Sequence[int]) -> tuple[RankModelRunner, dict[int, KVPrefault]]:
+        """Make KV memory of so many blocks of each group, the runner that uses it, and what prefaults it, by group."""
+        config, spec = self._config, self.kv_cache_spec
+        with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
+        kv_caches = allocate_kv_caches(spec, with_scratch, self._kv_layout.dtype, self.devices.device)
+        prefaults = {
+            index: KVPrefault([kv_caches[layer] for layer in of.layers], count, self._memory.total_bytes)
+            for index, (of, count) in enumerate(zip(spec.groups, with_scratch, strict=True))
+            if of.layers
+        }
+        num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one that only padding uses
+        rows = RequestRows(
+            num_rows=num_rows,
+            max_model_len=config.model.max_model_len,
+            block_size=config.cache.block_size,
+            num_groups=len(spec.groups),
+            sampling=SamplingRows(
+                num_rows, config.model.vocab_size, self.devices.device, processors_on_device=self.queue is not None
+            ),
+            device=self.devices.device,
+            queue=self.queue,
+        )
+        loads = ExpertLoads.of(model) if self._place.returns_output else None  # before steps are recorded
+        if self.queue is None:
+            graph = self._capture_graph(model, kv_caches)
+            return RankModelRunner(model, kv_caches, rows, graph, self._links(), loads), prefaults
+        graphs = self._decode_graphs(self.queue, model, rows, kv_caches, num_blocks, loads)
+        return OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads), prefaults
+
+    def _decode_graphs(
+        self,
+        queue: DeviceQueue,
+        model: CausalLM,
+        rows: RequestRows,
+        kv_caches: list[LayerKVCache],
+        scratch_blocks: Sequence[int],
+        loads: ExpertLoads | None,
+    ) -> GraphedDecoding | None:
+        """Return what captures steps of decoding; None where they are to be, or have to be, computed op by op."""
+        if not self._takes_graphs:
+            return None
+        config, scratch_row = self._config, self._config.scheduler.max_num_seqs
+        for table, scratch_block in zip(rows.block_tables, scratch_blocks, strict=True):
+            table[scratch_row] = scratch_block
+        record = DecodeRecord(row_bucket(scratch_row), scratch_row, scratch_blocks[0], self.devices.device)
+        step = DecodeStep(model, kv_caches, rows, record, loads)
+        uses = GraphUses.of(
+            __version__,
+            torch.__version__,
+            self.profile,
+            self.devices.describe()["processor"],
+            config.model,
+            config.scheduler.max_num_seqs,
+            config.cache.block_size,
+            config.quantization,
+        )
+        return GraphedDecoding(step, rows, queue, DecodeGraphs(queue, step.of_key, uses), config.model.max_model_len)
+
+    def _links(self) -> StageLinks | None:
+        if self._stage.is_whole:
+            return None
+        return StageLinks(self._groups.stages, self._config.model.hidden_size, self._dtype, self.devices.device)
+
+    def _capture_graph(self, model: CausalLM, kv_caches: list[LayerKVCache]) -> StepGraph | None:
+        config = self._config
+        if config.enforce_eager:
+            return None
+        max_tokens = config.scheduler.max_num_batched_tokens
+        return StepGraph.capture(model, kv_caches, config.cache.block_size, max_tokens)
+
+    @property
+    def _takes_graphs(self) -> bool:
+        """Whether decoding is captured. Not with several ranks, nor where attention or experts wait for the device."""
+        is_capturable = self._attention.is_capturable and self._place.tp_size == 1
+        if self._config.model.moe is not None:
+            is_capturable &= self._kernels.captures_experts
+        return self.queue is not None and is_capturable and not self._config.enforce_eager
+
+    @property
+    def _scratch_blocks(self) -> list[int]:
+        """Blocks of each group behind those given out: for padding, and in place of those freed behind a window."""
+        windows = [of.group.sliding_window for of in self.kv_cache_spec.groups]
+        return [int(self._takes_graphs or window is not None) for window in windows]
+
+    @property
+    def _kv_layout(self) -> KVLayout:
+        return self._attention.kv_layout(self._config.model.head_dim)
