@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
-from octavo.layers.attention import AttentionMetadata
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.models import llama
 from octavo.models.interfaces import IntermediateTensors
 
