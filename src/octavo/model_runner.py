@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.engine.front import ModelName, engine_args
-from octavo.errors import InvalidParameterError, PromptTooLongError
+from octavo.errors import InvalidParameterError, PromptTooLongError, UnsupportedModelError
 from octavo.scheduler.block_pool import BlockPool
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.worker import Worker
@@ -61,6 +61,11 @@ class ModelRunner:
         self, model_name: ModelName | None = None, device: str = "auto", dtype: str | None = None, **options: Any
     ) -> None:
         config = engine_args(model_name, {"device": device, "dtype": dtype or "auto", **options}).resolve()
+        if config.model.recurrent is not None:
+            raise UnsupportedModelError(
+                f"{config.model.model}: a handle of ModelRunner holds keys and values, and layers of this model keep "
+                "a recurrent state; use LLM"
+            )
         self._tokenizer = Tokenizer.from_path(config.tokenizer_path)
         self._max_model_len, self._vocab_size = config.model.max_model_len, config.model.vocab_size
         self._block_size = config.cache.block_size
@@ -69,10 +74,11 @@ class ModelRunner:
         # A handle keeps all of its context: every KV group has the same blocks, those behind a window included.
         spec = worker.kv_cache_spec
         num_blocks = spec.num_bytes(worker.count_kv_blocks()) // sum(spec.bytes_per_block)
-        self._num_groups = len(spec.groups)
-        worker.initialize_kv_cache([num_blocks] * self._num_groups)
+        self._groups = config.model.kv_groups
+        worker.initialize_kv_cache([num_blocks] * len(self._groups))
         self._pool = BlockPool(num_blocks)
-        self._model, self._kv_caches = worker.runner.model, worker.runner.kv_caches
+        self._model = worker.runner.model
+        self._kv_caches = [cache for cache in worker.runner.kv_caches if isinstance(cache, LayerKVCache)]
         self.device = worker.devices.device
 
     def run_model(self, input_ids: TokenIds, past_key_values: KVHandle | None = None) -> ModelOutput:
@@ -164,7 +170,7 @@ class ModelRunner:
             block_size=self._block_size,
             query_start_loc_list=query_start_loc,
             seq_lens_list=ends,
-        ).shared_by(self._num_groups)
+        ).shared_by(self._groups)
 
     def _longs(self, values: list[Any]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -64,8 +64,11 @@ class Drill:
         self.has_drafts = choices.one_in(2)
         tile = 1 + choices.below(3)
         windows = [None, *(1 + choices.below(2 * block_size) for _ in range(2))]
-        kinds = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2))[choices.below(5)]
-        groups = tuple(KVGroup(sliding_window=windows[kind], tile=tile) for kind in kinds)
+        kinds = [KVGroup(sliding_window=window, tile=tile) for window in windows]
+        kinds.append(KVGroup.recurrent(interval=block_size * (1 + choices.below(3))))
+        mixes = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2), (3,), (0, 3), (3, 1, 0))
+        groups = tuple(kinds[index] for index in mixes[choices.below(len(mixes))])
+        self.has_drafts &= kinds[3] not in groups
         budget = max_num_seqs + choices.below(12)
         peaks = [group.peak_blocks(self.max_model_len, block_size, budget) for group in groups]
         self.scheduler = make_scheduler(

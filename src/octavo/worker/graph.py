@@ -4,12 +4,14 @@ Legend: T = tokens of the step, D = hidden size.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import ForwardBatch, LayerCache
 from octavo.attention.native import NativeAttention, NativePlan
+from octavo.contracts.kv_cache import KVGroup
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
 from octavo.layers.attention import AttentionMetadata
@@ -36,7 +38,7 @@ class StepGraph:
         self._group_size = model.heads.group_size
 
     @classmethod
-    def capture(cls, model: CausalLM, kv_caches: list[LayerKVCache], block_size: int, max_tokens: int) -> Self | None:
+    def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
         """Record the layers; None, said in the log, where they cannot be. Nothing is computed or written.
 
         Raises:
@@ -51,7 +53,7 @@ class StepGraph:
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)
         with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
-            step = _blank_step(attention, block_size, len(model.config.kv_groups))
+            step = _blank_step(attention, block_size, model.config.kv_groups)
             result = model.run_layers(x, residual, kv_caches, step)
         return cls(model, tape, x, residual, result)
 
@@ -73,7 +75,7 @@ class StepGraph:
         return IntermediateTensors(self._result.hidden[:num_rows], self._result.residual[:num_rows])
 
 
-def _blank_step(attention: NativeAttention, block_size: int, num_groups: int) -> AttentionMetadata:
+def _blank_step(attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...]) -> AttentionMetadata:
     """Return a step of no tokens, for the recording: each replay brings its own."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = ForwardBatch(
@@ -87,7 +89,7 @@ def _blank_step(attention: NativeAttention, block_size: int, num_groups: int) ->
         block_size=block_size,
         query_start_loc_list=[0],
         seq_lens_list=[],
-    ).shared_by(num_groups)
+    ).shared_by(groups)
     plan = NativePlan(batch)
     plan.step = attention.make_step(plan, nothing.float(), nothing.float(), 1)
-    return AttentionMetadata(batch=batch, plans=(plan,) * num_groups, cos=nothing.float(), sin=nothing.float())
+    return AttentionMetadata(batch=batch, plans=(plan,) * len(groups), cos=nothing.float(), sin=nothing.float())

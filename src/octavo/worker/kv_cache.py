@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
-from octavo.attention.metadata import LayerKVCache
-from octavo.contracts.kv_cache import KVCacheSpec
+from octavo.attention.base import KVLayout
+from octavo.attention.metadata import LayerCache, LayerKVCache, RecurrentStates
+from octavo.config.model import ModelConfig
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVPart
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
 
 logger = logging.getLogger(__name__)
@@ -17,19 +19,50 @@ _MAX_AHEAD_BYTES = 2 << 30
 _MAX_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
 
 
-def allocate_kv_caches(
-    spec: KVCacheSpec, num_blocks: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> list[LayerKVCache]:
+def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: int, layout: KVLayout) -> KVCacheSpec:
+    """Say what these layers of a rank's part of a model keep; `layout` is of its attention layers."""
+    group_of = [model.kv_group_of(layer) for layer in layers]
+    return KVCacheSpec(
+        block_size=block_size,
+        groups=tuple(
+            KVGroupSpec(
+                group=group,
+                layers=tuple(layer for layer, of in enumerate(group_of) if of == index),
+                parts=_state_parts(model) if group.kind == "recurrent" else attention_parts(model.num_kv_heads, layout),
+            )
+            for index, group in enumerate(model.kv_groups)
+        ),
+    )
+
+
+def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
+    """Return what a token's key and value take."""
+    return (_part((num_kv_heads, layout.head_size), layout.dtype),) * 2
+
+
+def _state_parts(model: ModelConfig) -> tuple[KVPart, ...]:
+    assert model.recurrent is not None
+    conv = _part(model.recurrent.conv_shape, getattr(torch, model.dtype))
+    return conv, _part(model.recurrent.matrix_shape, torch.float32)
+
+
+def _part(shape: tuple[int, ...], dtype: torch.dtype) -> KVPart:
+    return KVPart(shape, str(dtype).removeprefix("torch."), dtype.itemsize)
+
+
+def allocate_kv_caches(spec: KVCacheSpec, num_blocks: Sequence[int], device: torch.device) -> list[LayerCache]:
     """Return one cache per layer, of so many blocks of its group, zeroed, so that an unwritten slot is never a NaN."""
-    caches: dict[int, LayerKVCache] = {}
+    caches: dict[int, LayerCache] = {}
     for group, count in zip(spec.groups, num_blocks, strict=True):
-        shape = (count * spec.block_size, group.num_kv_heads, group.head_size)
+        num_entries = count * group.entries_per_block(spec.block_size)
+        make = RecurrentStates if group.group.kind == "recurrent" else LayerKVCache
         for layer in group.layers:
-            caches[layer] = LayerKVCache(key=_zeros(shape, dtype, device), value=_zeros(shape, dtype, device))
+            pools = [_zeros((num_entries, *part.shape), getattr(torch, part.dtype), device) for part in group.parts]
+            caches[layer] = make(*pools)
     return [caches[layer] for layer in range(len(caches))]
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # Blocks never used cost no memory, and start-up no time. By small pages a first prompt of 1,024 tokens of

@@ -120,9 +120,9 @@ def choose_num_blocks(
     num_blocks = _divide(cache, spec, memory, peaks)
     if any(count < peak for count, peak in zip(num_blocks, peaks, strict=True)):
         raise InsufficientMemoryError(
-            f"max_model_len={model.max_model_len}: one such request needs {_listed(peaks)} KV blocks of "
-            f"{spec.block_size} tokens ({gib(spec.num_bytes(peaks))}), but there is room for "
-            f"{_listed(num_blocks)}: budget {gib(memory.budget_bytes)}, weights "
+            f"max_model_len={model.max_model_len}: one such request needs {_listed(spec, peaks)} "
+            f"({gib(spec.num_bytes(peaks))}), but there is room for "
+            f"{_listed(spec, num_blocks)}: budget {gib(memory.budget_bytes)}, weights "
             f"{gib(memory.weights_bytes)}, activations {gib(memory.activation_bytes)}; "
             f"set max_model_len to at most {_longest_fitting(model, cache, spec, memory, limits)}, or give more memory"
         )
@@ -134,9 +134,8 @@ def choose_num_blocks(
         for count, peak, of in zip(num_blocks, peaks, spec.groups, strict=True)
     )
     logger.info(
-        "KV memory: %s blocks of %d tokens, %s: %s tokens, or %.1f requests of the full %d tokens",
-        _listed(num_blocks),
-        spec.block_size,
+        "KV memory: %s, %s: %s tokens, or %.1f requests of the full %d tokens",
+        _listed(spec, num_blocks),
         gib(spec.num_bytes(num_blocks)),
         f"{num_tokens:,}",
         num_tokens / model.max_model_len,
@@ -170,8 +169,12 @@ def _longest_fitting(
     return bisect_left(range(1, model.max_model_len + 1), True, key=is_too_long)
 
 
-def _listed(counts: list[int]) -> str:
-    return " and ".join(map(str, counts))
+def _listed(spec: KVCacheSpec, counts: list[int]) -> str:
+    """Name counts of blocks, those of recurrent groups as states."""
+    states = [count for count, of in zip(counts, spec.groups, strict=True) if of.group.kind == "recurrent"]
+    blocks = [count for count, of in zip(counts, spec.groups, strict=True) if of.group.kind != "recurrent"]
+    named = [f"{' and '.join(map(str, blocks))} blocks of {spec.block_size} tokens"] * bool(blocks)
+    return " and ".join([*named, *(f"{count} recurrent states" for count in states)])
 
 
 def kv_budget(memory_budget: int, free_now: int, weights_bytes: int, activations: int) -> int:

@@ -6,12 +6,13 @@ Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidd
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import ForwardBatch, LayerCache
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.models.interfaces import CausalLM, IntermediateTensors
@@ -34,7 +35,7 @@ class RankModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        kv_caches: list[LayerKVCache],
+        kv_caches: Sequence[LayerCache],
         rows: RequestRows,
         graph: StepGraph | None = None,
         links: StageLinks | None = None,

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -10,10 +10,10 @@ import torch
 
 from octavo._version import __version__
 from octavo.attention.base import KVLayout
-from octavo.attention.metadata import LayerKVCache
+from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import ALONE, RankPlace
-from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
@@ -34,7 +34,7 @@ from octavo.worker.graph import StepGraph
 from octavo.worker.graph_key import row_bucket
 from octavo.worker.graph_uses import GraphUses
 from octavo.worker.graphed_decoding import GraphedDecoding
-from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches
+from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
 from octavo.worker.memory import choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
@@ -103,21 +103,7 @@ class Worker:
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        model, layout = self._part, self._kv_layout
-        groups = [model.kv_group_of(layer) for layer in self._stage.layers]
-        return KVCacheSpec(
-            block_size=self._config.cache.block_size,
-            groups=tuple(
-                KVGroupSpec(
-                    group=group,
-                    layers=tuple(layer for layer, of in enumerate(groups) if of == index),
-                    num_kv_heads=model.num_kv_heads,
-                    head_size=layout.head_size,
-                    dtype_bytes=layout.dtype.itemsize,
-                )
-                for index, group in enumerate(model.kv_groups)
-            ),
-        )
+        return make_kv_cache_spec(self._part, self._stage.layers, self._config.cache.block_size, self._kv_layout)
 
     @property
     def runner(self) -> RankModelRunner:
@@ -163,18 +149,18 @@ class Worker:
         assert self._model is not None, "load_model comes first"
         config, spec = self._config, self.kv_cache_spec
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
-        kv_caches = allocate_kv_caches(spec, with_scratch, self._kv_layout.dtype, self.devices.device)
+        kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
         self._kv_prefaults = {
-            index: KVPrefault([kv_caches[layer] for layer in of.layers], count, self._memory.total_bytes)
+            index: KVPrefault(pools, count, self._memory.total_bytes)
             for index, (of, count) in enumerate(zip(spec.groups, with_scratch, strict=True))
-            if of.layers
-        }
+            if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
+        }  # states take little memory, and use it again
         num_rows = config.scheduler.max_num_seqs + self._num_scratch
         rows = RequestRows(
             num_rows=num_rows,
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
-            num_groups=len(spec.groups),
+            groups=config.model.kv_groups,
             sampling=SamplingRows(
                 num_rows, config.model.vocab_size, self.devices.device, processors_on_device=self._queue is not None
             ),
@@ -188,7 +174,7 @@ class Worker:
             self._runner = OverlappedRunner(self._model, kv_caches, rows, self._queue, graphs)
 
     def _decode_graphs(
-        self, queue: DeviceQueue, rows: RequestRows, kv_caches: list[LayerKVCache], scratch_blocks: list[int]
+        self, queue: DeviceQueue, rows: RequestRows, kv_caches: Sequence[LayerCache], scratch_blocks: list[int]
     ) -> GraphedDecoding | None:
         """Return what captures steps of decoding; None where they are to be, or have to be, computed op by op."""
         assert self._model is not None
@@ -216,7 +202,7 @@ class Worker:
             return None
         return StageLinks(self._groups.stages, self._config.model.hidden_size, self._dtype, self.devices.device)
 
-    def _capture_graph(self, kv_caches: list[LayerKVCache]) -> StepGraph | None:
+    def _capture_graph(self, kv_caches: Sequence[LayerCache]) -> StepGraph | None:
         assert self._model is not None
         config = self._config
         if config.enforce_eager:
@@ -234,7 +220,7 @@ class Worker:
     def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
         """Return what a step takes beside weights and KV, and what graphs take; estimated where nobody counts."""
         if self._queue is not None:
-            steps = ProfileRun(model, self._config, self.kv_cache_spec, self._kv_layout)
+            steps = ProfileRun(model, self._config, self.kv_cache_spec)
             peaks = measured_peaks(steps, self.devices.peak_bytes)
             if peaks is not None:
                 return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
