@@ -143,7 +143,7 @@ class ModelRunner:
     def _copy_block(self, source: int, target: int) -> None:
         size = self._block_size
         for cache in self._kv_caches:
-            for tensor in (cache.key, cache.value):
+            for tensor in cache.pools:
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
 
     def _forward_batch(self, inputs: list[list[int]], handles: list[KVHandle]) -> ForwardBatch:

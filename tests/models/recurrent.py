@@ -5,6 +5,7 @@ Every op is elementwise and exactly rounded, so a token's bits depend on the tok
 Legend: T = tokens, H = query heads, G = kv heads, E = head size.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from octavo.layers.attention import AttentionMetadata
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.models import registry
+from octavo.models.interfaces import CausalLM
 from octavo.models.qwen3 import Qwen3Attention
 from octavo.models.qwen3 import Qwen3ForCausalLM as Qwen3
 
@@ -87,15 +89,24 @@ class RecurrentForCausalLM(Qwen3):
         return super().build_attention(layer)
 
 
+def with_recurrent_layers(config: ModelConfig, layers: tuple[int, ...]) -> ModelConfig:
+    shape = config.num_kv_heads, config.head_dim
+    recurrent = RecurrentConfig(layers=layers, conv_shape=(2, *shape), matrix_shape=shape, interval=INTERVAL)
+    return replace(config, recurrent=recurrent)
+
+
 def use_recurrent_layers(monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...]) -> None:
     """Load checkpoints of Qwen3 as this model from now on."""
+    load_as(monkeypatch, RecurrentForCausalLM, lambda config: with_recurrent_layers(config, layers))
+
+
+def load_as(
+    monkeypatch: pytest.MonkeyPatch, model: type[CausalLM], change: Callable[[ModelConfig], ModelConfig]
+) -> None:
+    """Load any checkpoint as this model from now on, by its own configuration, changed."""
 
     def read(*arguments: Any, **options: Any) -> ModelConfig:
-        config = read_model_config(*arguments, **options)
-        shape = config.num_kv_heads, config.head_dim
-        recurrent = RecurrentConfig(layers=layers, conv_shape=(2, *shape), matrix_shape=shape, interval=INTERVAL)
-        return replace(config, architecture="RecurrentForCausalLM", recurrent=recurrent)
+        return replace(change(read_model_config(*arguments, **options)), architecture=model.__name__)
 
     monkeypatch.setattr(args, "read_model_config", read)
-    modules = {**registry.MODEL_MODULES, "RecurrentForCausalLM": "tests.models.recurrent"}
-    monkeypatch.setattr(registry, "MODEL_MODULES", modules)
+    monkeypatch.setattr(registry, "MODEL_MODULES", {**registry.MODEL_MODULES, model.__name__: model.__module__})

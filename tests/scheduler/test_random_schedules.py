@@ -65,8 +65,8 @@ class Drill:
         tile = 1 + choices.below(3)
         windows = [None, *(1 + choices.below(2 * block_size) for _ in range(2))]
         kinds = [KVGroup(sliding_window=window, tile=tile) for window in windows]
-        kinds.append(KVGroup.recurrent(interval=block_size * (1 + choices.below(3))))
-        mixes = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2), (3,), (0, 3), (3, 1, 0))
+        kinds += KVGroup.recurrent(interval=block_size * (1 + choices.below(3))), KVGroup(kind="latent", tile=tile)
+        mixes = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2), (3,), (0, 3), (3, 1, 0), (3, 4))
         groups = tuple(kinds[index] for index in mixes[choices.below(len(mixes))])
         self.has_drafts &= kinds[3] not in groups
         budget = max_num_seqs + choices.below(12)

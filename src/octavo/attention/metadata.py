@@ -17,11 +17,17 @@ from octavo.contracts.kv_cache import KVGroup
 class LayerKVCache:
     """One layer's keys and values. Slot `block_id * block_size + offset` holds one token.
 
-    `KVLayout` gives head size and dtype. A backend may arrange the elements of one block as it likes.
+    `KVLayout` gives head size and dtype. A backend may arrange the elements of one block as it likes. A latent layer
+    has one kv head, whose values are a view of its keys.
     """
 
     key: torch.Tensor  # [num_slots, num_kv_heads, head_size]
     value: torch.Tensor  # [num_slots, num_kv_heads, head_size]
+
+    @property
+    def pools(self) -> tuple[torch.Tensor, ...]:
+        """The memory, each part once."""
+        return (self.key,) if self.value.data_ptr() == self.key.data_ptr() else (self.key, self.value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,14 @@ class MoEConfig:
     is_sparse: tuple[bool, ...]  # per layer; False: a dense MLP of the model's intermediate_size
 
 
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """What attention keeps of a token where all heads share one vector (DeepSeek-AI 2024, arXiv:2405.04434)."""
+
+    size: int  # elements of the vector
+    value_size: int  # elements at its front that are the value; all are the key
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentConfig:
     """Layers that keep a state of fixed size instead of keys and values: of a convolution, and of the recurrence."""
@@ -93,6 +101,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     moe: MoEConfig | None = None  # None: no MoE layers
+    latent: LatentConfig | None = None  # None: layers that attend keep a key and a value for each kv head
     recurrent: RecurrentConfig | None = None  # None: all layers attend
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
@@ -109,4 +118,7 @@ class ModelConfig:
         if self.recurrent is not None and layer in self.recurrent.layers:
             return KVGroup.recurrent(self.recurrent.interval)
         window = self.sliding_windows[layer] if self.sliding_windows else None
-        return KVGroup(sliding_window=window if window and window < self.max_model_len else None)
+        return KVGroup(
+            kind="attention" if self.latent is None else "latent",
+            sliding_window=window if window and window < self.max_model_len else None,
+        )

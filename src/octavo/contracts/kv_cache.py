@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, Self
 
-KVKind = Literal["attention", "recurrent"]
+KVKind = Literal["attention", "latent", "recurrent"]
 
 ATTENTION_TILE = 64  # positions: attention reads whole tiles at absolute positions, and masks what a row may not see
 _MAX_AHEAD = 8  # tokens computed by steps in flight beyond those known, behind which nothing is freed
@@ -19,6 +19,8 @@ _MAX_AHEAD = 8  # tokens computed by steps in flight beyond those known, behind 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVGroup:
     """What layers of one kind keep of a context: all of it, or what a sliding window still sees.
+
+    Attention layers keep a key and a value of each token; latent ones one vector, of which the value is a part.
 
     Recurrent layers keep a state, which a step reads as the token before left it: a window of two. A block holds one
     state, that of the last token computed in its positions. So a full block is a snapshot that a prefix hit can begin
@@ -72,7 +74,8 @@ class KVGroupSpec:
 
     group: KVGroup
     layers: tuple[int, ...]  # of the stage, counted from its first; none where all layers of the group are elsewhere
-    parts: tuple[KVPart, ...]  # of a token: its key and its value; of a recurrent state
+    parts: tuple[KVPart, ...]  # of a token: its key and its value, or the one vector; of a recurrent state
+    value_size: int | None = None  # of a latent group: elements at the front of the vector that are the value
 
     def entries_per_block(self, block_size: int) -> int:
         """Return how many tokens, or states, a block holds."""

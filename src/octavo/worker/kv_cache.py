@@ -8,7 +8,8 @@ import torch
 from octavo.attention.base import KVLayout
 from octavo.attention.metadata import LayerCache, LayerKVCache, RecurrentStates
 from octavo.config.model import ModelConfig
-from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVPart
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVKind, KVPart
+from octavo.errors import InvalidParameterError
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,11 @@ _MAX_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
 
 
 def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: int, layout: KVLayout) -> KVCacheSpec:
-    """Say what these layers of a rank's part of a model keep; `layout` is of its attention layers."""
+    """Say what these layers of a rank's part of a model keep; `layout` is of its attention layers.
+
+    Raises:
+        InvalidParameterError: latent vectors in a dtype that is not the model's.
+    """
     group_of = [model.kv_group_of(layer) for layer in layers]
     return KVCacheSpec(
         block_size=block_size,
@@ -28,7 +33,8 @@ def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: in
             KVGroupSpec(
                 group=group,
                 layers=tuple(layer for layer, of in enumerate(group_of) if of == index),
-                parts=_state_parts(model) if group.kind == "recurrent" else attention_parts(model.num_kv_heads, layout),
+                parts=_parts(group.kind, model, layout),
+                value_size=model.latent.value_size if model.latent and group.kind == "latent" else None,
             )
             for index, group in enumerate(model.kv_groups)
         ),
@@ -40,10 +46,19 @@ def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
     return (_part((num_kv_heads, layout.head_size), layout.dtype),) * 2
 
 
-def _state_parts(model: ModelConfig) -> tuple[KVPart, ...]:
-    assert model.recurrent is not None
-    conv = _part(model.recurrent.conv_shape, getattr(torch, model.dtype))
-    return conv, _part(model.recurrent.matrix_shape, torch.float32)
+def _parts(kind: KVKind, model: ModelConfig, layout: KVLayout) -> tuple[KVPart, ...]:
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    if kind == "recurrent":
+        assert model.recurrent is not None
+        return _part(model.recurrent.conv_shape, dtype), _part(model.recurrent.matrix_shape, torch.float32)
+    if kind == "latent":
+        assert model.latent is not None
+        if layout.dtype != dtype:
+            raise InvalidParameterError(
+                "kv_cache_dtype", str(layout.dtype), f"latent vectors are kept in {model.dtype}"
+            )
+        return (_part((1, model.latent.size), dtype),)
+    return attention_parts(model.num_kv_heads, layout)
 
 
 def _part(shape: tuple[int, ...], dtype: torch.dtype) -> KVPart:
@@ -55,11 +70,19 @@ def allocate_kv_caches(spec: KVCacheSpec, num_blocks: Sequence[int], device: tor
     caches: dict[int, LayerCache] = {}
     for group, count in zip(spec.groups, num_blocks, strict=True):
         num_entries = count * group.entries_per_block(spec.block_size)
-        make = RecurrentStates if group.group.kind == "recurrent" else LayerKVCache
         for layer in group.layers:
             pools = [_zeros((num_entries, *part.shape), getattr(torch, part.dtype), device) for part in group.parts]
-            caches[layer] = make(*pools)
+            caches[layer] = _layer_cache(group, pools)
     return [caches[layer] for layer in range(len(caches))]
+
+
+def _layer_cache(group: KVGroupSpec, pools: list[torch.Tensor]) -> LayerCache:
+    if group.group.kind == "recurrent":
+        return RecurrentStates(*pools)
+    if group.group.kind == "latent":
+        [vectors] = pools
+        return LayerKVCache(vectors, vectors[..., : group.value_size])
+    return LayerKVCache(*pools)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -79,7 +102,7 @@ class KVPrefault:
     """
 
     def __init__(self, kv_caches: Sequence[LayerKVCache], num_blocks: int, device_bytes: int) -> None:
-        tensors = [tensor for cache in kv_caches for tensor in (cache.key, cache.value)]
+        tensors = [tensor for cache in kv_caches for tensor in cache.pools]
         self._tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         self._block_bytes = tensors[0].nbytes // num_blocks
         ahead_bytes = min(_MAX_AHEAD_BYTES, device_bytes // _MAX_AHEAD_SHARE)
