@@ -12,6 +12,7 @@ from tests.end_to_end.conftest import MAX_LEN, GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import answers, random_prompt, random_tokens
 from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS, one_by_one
 from tests.models.recurrent import use_recurrent_layers
+from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import ModelRunner
 from octavo.config.args import EngineArgs
@@ -69,6 +70,14 @@ def test_preempted(name: str, alone: list[Any], make_llm: MakeLLM, layers: tuple
     assert answers(outputs) == alone
 
 
+def test_in_stages(name: str, alone: list[Any], make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps in flight; of each group, most stages have no layer."""
+    monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
+    llm = make_llm(name, pipeline_parallel_size=3, max_num_batched_tokens=14)
+    for _ in range(2):
+        assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == alone
+
+
 def test_a_prefix_is_found_up_to_the_last_state_that_was_kept(name: str, alone: list[Any], make_llm: MakeLLM) -> None:
     llm = make_llm(name)
     prefix, params = random_tokens(30, seed=8), SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -96,6 +105,14 @@ def test_drafts_are_refused(name: str, alone: list[Any], make_llm: MakeLLM, monk
         UnsupportedModelError, match="drafter=KnownDrafter: a recurrent state cannot take rejected drafts"
     ):
         make_llm(name)
+
+
+def test_shards_are_refused(name: str, alone: list[Any], make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
+    with pytest.raises(
+        UnsupportedModelError, match="tensor_parallel_size=2: .* recurrent states, which are not sharded"
+    ):
+        make_llm(name, tensor_parallel_size=2)
 
 
 def test_handles_of_keys_and_values_are_refused(layers: tuple[int, ...], checkpoint: GetCheckpoint) -> None:

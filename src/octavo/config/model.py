@@ -107,8 +107,12 @@ class ModelConfig:
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """What layers keep of a context, kind by kind: the groups of KV memory, the same on every rank."""
-        return tuple(dict.fromkeys(map(self._kv_group, range(self.num_layers))))
+        """What layers keep of a context, kind by kind: the groups of KV memory, the same on every rank.
+
+        Recurrent ones are the last: attention backends plan for those before them.
+        """
+        groups = dict.fromkeys(map(self._kv_group, range(self.num_layers)))
+        return tuple(sorted(groups, key=lambda group: group.kind == "recurrent"))
 
     def kv_group_of(self, layer: int) -> int:
         """Return the group of a layer, as an index into `kv_groups`."""

@@ -21,7 +21,7 @@ class AttentionMetadata:
     """What all layers of one step share; made once per step by the model."""
 
     batch: ForwardBatch
-    plans: tuple[Any, ...]  # of the attention backend, one for each KV group
+    plans: tuple[Any, ...]  # of the attention backend, one for each KV group that attends
     cos: torch.Tensor  # [T, E / 2] float32
     sin: torch.Tensor  # [T, E / 2] float32
 

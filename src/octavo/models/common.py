@@ -207,7 +207,7 @@ class DecoderForCausalLM(CausalLM):
         """See `CausalLM.attention_step`."""
         cos, sin = self.rotary(batch.positions)
         plan = self.context.attention.plan
-        plans = tuple(plan(seen) if seen.state_slots is None else None for seen in batch.groups)
+        plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
         return AttentionMetadata(batch=batch, plans=plans, cos=cos, sin=sin)
 
     def run_layers(

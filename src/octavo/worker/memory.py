@@ -13,7 +13,7 @@ from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.distributed.shares import HeadShare, Share
-from octavo.errors import InsufficientMemoryError
+from octavo.errors import InsufficientMemoryError, UnsupportedModelError
 from octavo.kernels.quantization import Quantization
 from octavo.worker.parameters import LinearShapes, layer_linears, stage_parameters, vocabulary_parameters
 
@@ -26,8 +26,16 @@ _PREFIX_CACHE_FACTOR = 2
 
 
 def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: bool = False) -> ModelConfig:
-    """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it."""
+    """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it.
+
+    Raises:
+        UnsupportedModelError: recurrent layers, which are whole on every rank.
+    """
     rank, size = place.tp_rank, place.tp_size
+    if model.recurrent is not None and size > 1:
+        raise UnsupportedModelError(
+            f"tensor_parallel_size={size}: {model.model} has recurrent states, which are not sharded"
+        )
     heads = HeadShare.of(model.num_heads, model.num_kv_heads, rank, size)
     return replace(
         model,
