@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.attention.metadata import ForwardBatch, GroupSlots
-from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.worker.request_rows import RequestRows
 
@@ -41,28 +40,32 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> 
     at_rows, at_positions, at_columns, at_offsets, step_rows, logits_indices, query_start_loc, lens = sent
     max_blocks = -(-int(ends.max()) // block_size)
 
-    def slots_of(group: KVGroup, table: torch.Tensor) -> GroupSlots:
-        if group.kind == "recurrent":
-            return state_slots(table, group.block_tokens(block_size), at_rows, at_positions, query_start_loc)
-        slots = table[at_rows, at_columns].to(torch.int64) * block_size + at_offsets
-        return GroupSlots(slots, table[step_rows, :max_blocks])
+    def slots_in(table: torch.Tensor) -> torch.Tensor:
+        return table[at_rows, at_columns].to(torch.int64) * block_size + at_offsets
 
-    first, *others = map(slots_of, rows.groups, rows.block_tables)
+    first_table, *other_tables = rows.block_tables
     batch = ForwardBatch(
         input_ids=rows.token_ids[at_rows, at_positions].to(torch.int64),
         positions=at_positions,
         query_start_loc=query_start_loc,
         seq_lens=lens,
-        slot_mapping=first.slot_mapping,
-        block_table=first.block_table,
-        state_slots=first.state_slots,
+        slot_mapping=slots_in(first_table),
+        block_table=first_table[step_rows, :max_blocks],
         logits_indices=logits_indices,
         kept_indices=_kept(logits_indices, num_tokens, rows),
         block_size=block_size,
         query_start_loc_list=starts.tolist(),
         seq_lens_list=ends.tolist(),
     )
-    return batch.with_groups([first, *others]) if others else batch
+    if not (other_tables or rows.groups[0].kind == "recurrent"):
+        return batch
+    groups = [GroupSlots(batch.slot_mapping, batch.block_table)]
+    groups += [GroupSlots(slots_in(table), table[step_rows, :max_blocks]) for table in other_tables]
+    for index, group in enumerate(rows.groups):
+        if group.kind == "recurrent":
+            block_tokens = group.block_tokens(block_size)
+            groups[index] = state_slots(rows.block_tables[index], block_tokens, at_rows, at_positions, query_start_loc)
+    return batch.with_groups(groups)
 
 
 def state_slots(
