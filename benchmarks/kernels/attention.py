@@ -23,11 +23,11 @@ from benchmarks.kernels.cold import num_copies
 from benchmarks.kernels.roofline import best_seconds
 from benchmarks.machine.probe import Machine, best_of, probe
 from octavo.attention.base import AttentionBackend, AttentionLayer
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec
-from octavo.worker.kv_cache import allocate_kv_caches
+from octavo.worker.kv_cache import allocate_kv_caches, attention_parts
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 32
@@ -130,12 +130,11 @@ def attention_run(backend: AttentionBackend[Any], cell: Cell) -> Callable[[], to
     group = KVGroupSpec(
         group=KVGroup(),
         layers=tuple(range(num_copies(cell.num_bytes))),
-        num_kv_heads=cell.num_kv_heads,
-        head_size=layout.head_size,
-        dtype_bytes=layout.dtype.itemsize,
+        parts=attention_parts(cell.num_kv_heads, layout),
     )
     spec = KVCacheSpec(block_size=BLOCK_SIZE, groups=(group,))
-    caches = allocate_kv_caches(spec, [batch.block_table.numel()], layout.dtype, CPU)
+    allocated = allocate_kv_caches(spec, [batch.block_table.numel()], CPU)
+    caches = [cache for cache in allocated if isinstance(cache, LayerKVCache)]
     for tensor in chain.from_iterable((cache.key, cache.value) for cache in caches):
         tensor.fill_(1)  # or the system has but one page of zeros, which stays in the caches
     layer = AttentionLayer(

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from octavo.attention.metadata import ForwardBatch
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.parallel import ALONE
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.engine.front import ModelName, engine_args
-from octavo.errors import InvalidParameterError, PromptTooLongError
+from octavo.errors import InvalidParameterError, PromptTooLongError, UnsupportedModelError
 from octavo.scheduler.block_pool import BlockPool
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.rank_builder import RankBuilder
@@ -63,6 +63,11 @@ class ModelRunner:
         self, model_name: ModelName | None = None, device: str = "auto", dtype: str | None = None, **options: Any
     ) -> None:
         config = engine_args(model_name, {"device": device, "dtype": dtype or "auto", **options}).resolve()
+        if config.model.recurrent is not None:
+            raise UnsupportedModelError(
+                f"{config.model.model}: a handle of ModelRunner holds keys and values, and layers of this model keep "
+                "a recurrent state; use LLM"
+            )
         self._tokenizer = Tokenizer.from_path(config.tokenizer_path)
         self._max_model_len, self._vocab_size = config.model.max_model_len, config.model.vocab_size
         self._block_size = config.cache.block_size
@@ -71,10 +76,11 @@ class ModelRunner:
         # A handle keeps all of its context: every KV group has the same blocks, those behind a window included.
         spec = builder.kv_cache_spec
         num_blocks = spec.num_bytes(builder.count_kv_blocks(model)) // sum(spec.bytes_per_block)
-        self._num_groups = len(spec.groups)
-        runner, _ = builder.build_runner(model, [num_blocks] * self._num_groups)
+        self._groups = config.model.kv_groups
+        runner, _ = builder.build_runner(model, [num_blocks] * len(self._groups))
         self._pool = BlockPool(num_blocks)
-        self._model, self._kv_caches = model, runner.kv_caches
+        self._model = model
+        self._kv_caches = [cache for cache in runner.kv_caches if isinstance(cache, LayerKVCache)]
         self.device = builder.devices.device
 
     def run_model(self, input_ids: TokenIds, past_key_values: KVHandle | None = None) -> ModelOutput:
@@ -139,7 +145,7 @@ class ModelRunner:
     def _copy_block(self, source: int, target: int) -> None:
         size = self._block_size
         for cache in self._kv_caches:
-            for tensor in (cache.key, cache.value):
+            for tensor in cache.pools:
                 tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
 
     def _forward_batch(self, inputs: list[list[int]], handles: list[KVHandle]) -> ForwardBatch:
@@ -166,7 +172,7 @@ class ModelRunner:
             block_size=self._block_size,
             query_start_loc_list=query_start_loc,
             seq_lens_list=ends,
-        ).shared_by(self._num_groups)
+        ).shared_by(self._groups)
 
     def _longs(self, values: list[Any]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -198,9 +198,8 @@ class FakeRow:
         assert column <= len(table), f"{self.request_id}: no block for columns before {column}"
         table[column : column + 1] = [block_id]
 
-    def slots(self, group: int, start: int, end: int, block_size: int) -> NDArray[np.int64]:
-        """Return where a group has the keys and values of positions `start` to `end` - 1."""
-        positions = np.arange(start, end)
+    def slots(self, group: int, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
+        """Return where a group has the keys and values of `positions`."""
         return np.array(self.block_ids[group])[positions // block_size] * block_size + positions % block_size
 
 
@@ -224,9 +223,14 @@ class FakeWorker:
         self.rows: dict[int, FakeRow] = {}
         self._block_size = block_size
         self._groups = groups
-        # One block more than there are: the null block, which must never be written or read.
-        sizes = [(count + 1) * block_size for count in num_blocks]
-        self._kv: list[NDArray[np.int64]] = [np.full(size, _NOTHING_WRITTEN, dtype=np.int64) for size in sizes]
+        self._recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
+        # One block more than there are: the null block, which must never be written or read. A block of a recurrent
+        # group has a single entry.
+        sizes = [1 if group in self._recurrent else block_size for group in range(len(groups))]
+        self._kv: list[NDArray[np.int64]] = [
+            np.full((count + 1) * size, _NOTHING_WRITTEN, dtype=np.int64)
+            for count, size in zip(num_blocks, sizes, strict=True)
+        ]
 
     @classmethod
     def of(
@@ -261,6 +265,8 @@ class FakeWorker:
             for row, start, count in zip(scheduler_output.rows.tolist(), starts, counts, strict=True)
         ]
         self.num_tokens_computed += scheduler_output.total_num_scheduled_tokens
+        for row, start, _ in spans:  # states before any is written: rows come in any order
+            self._read_states(row, start)
         for row, start, end in spans:
             self._write(row, start, end)
         self._spread_losses(spans)
@@ -309,12 +315,25 @@ class FakeWorker:
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
         assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was not told"
-        for group, kv in enumerate(self._kv):
-            room = len(row.block_ids[group]) * self._block_size
-            assert end <= room, f"{row.request_id}: no block for position {end - 1}"
-            slots = row.slots(group, start, end, self._block_size)
-            assert (slots < len(kv) - self._block_size).all(), f"{row.request_id}: writes to the null block"
-            kv[slots] = _LOST if row.is_lost else row.contexts[start:end]
+        contexts = np.array([_LOST] * row.num_tokens if row.is_lost else row.contexts)
+        for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
+            size, positions = kind.block_tokens(self._block_size), np.arange(start, end)
+            assert end <= len(row.block_ids[group]) * size, f"{row.request_id}: no block for position {end - 1}"
+            if group in self._recurrent:
+                positions = positions[(positions + 1 == end) | ((positions + 1) % size == 0)]
+                slots, null_slot = np.array(row.block_ids[group])[positions // size], len(kv) - 1
+            else:
+                slots, null_slot = row.slots(group, positions, size), len(kv) - size
+            assert (slots < null_slot).all(), f"{row.request_id}: writes to the null block"
+            kv[slots] = contexts[positions]
+
+    def _read_states(self, row: FakeRow, start: int) -> None:
+        """Check the states that a row begins with, which are those of the token before."""
+        for group in self._recurrent if start else ():
+            column = (start - 1) // self._groups[group].block_tokens(self._block_size)
+            state = self._kv[group][row.block_ids[group][column]]
+            row.is_lost |= bool(state == _LOST)
+            assert row.is_lost or state == row.contexts[start - 1], f"{row.request_id}: wrong state before {start}"
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
         """Mark whatever was computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
@@ -325,10 +344,11 @@ class FakeWorker:
                     self._write(row, start, end)
 
     def _reads(self, row: FakeRow, start: int, end: int) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Yield what each group has for tokens `start` to `end` - 1 to read, and the position where that begins."""
+        """Yield the keys that each group has for tokens `start` to `end` - 1, and the position where they begin."""
         for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
-            first = kind.first_read(start)
-            yield kv[row.slots(group, first, end, self._block_size)], first
+            if group not in self._recurrent:
+                first = kind.first_read(start)
+                yield kv[row.slots(group, np.arange(first, end), self._block_size)], first
 
     def _check_reads(self, row: FakeRow, start: int, end: int) -> None:
         if row.is_lost:

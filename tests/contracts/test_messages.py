@@ -12,7 +12,7 @@ from octavo.contracts.engine import (
     FinishedRequest,
     TokenLogprobs,
 )
-from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, KVPart
 from octavo.contracts.stats import SchedulerStats
 from octavo.sampling_params import SamplingParams
 
@@ -111,8 +111,8 @@ def test_usage_is_a_fraction_of_the_blocks() -> None:
 def test_cache_geometry_in_bytes() -> None:
     """Keys and values, 28 layers of 8 heads of 128 numbers of 2 bytes: Qwen3-0.6B in bf16."""
     layers = tuple(range(28))
-    group = KVGroupSpec(group=KVGroup(), layers=layers, num_kv_heads=8, head_size=128, dtype_bytes=2)
+    group = KVGroupSpec(group=KVGroup(), layers=layers, parts=(KVPart((8, 128), "bfloat16", 2),) * 2)
     spec = KVCacheSpec(block_size=32, groups=(group,))
-    assert (group.bytes_per_token, spec.bytes_per_block) == (114_688, (3_670_016,))
+    assert (group.bytes_per_block(1), spec.bytes_per_block) == (114_688, (3_670_016,))
     assert spec.num_bytes([3]) == 11_010_048
     assert pickle.loads(pickle.dumps(spec)) == spec

@@ -59,7 +59,7 @@ def test_a_context_of_16k_is_served_in_a_window_and_a_chunk(saved: tuple[Path, A
 
 
 def test_less_is_refused_with_the_way_out(saved: tuple[Path, Any]) -> None:
-    with pytest.raises(InsufficientMemoryError, match=r"needs 102 KV blocks.* max_model_len to at most 1616"):
+    with pytest.raises(InsufficientMemoryError, match=r"needs 102 blocks of 16 tokens.* max_model_len to at most 1616"):
         load(saved, PEAK - 1)
 
 

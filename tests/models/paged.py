@@ -118,7 +118,7 @@ class PagedRunner:
             block_size=self._block_size,
             query_start_loc_list=starts,
             seq_lens_list=seq_lens,
-        ).shared_by(len(self._model.config.kv_groups))
+        ).shared_by(self._model.config.kv_groups)
 
     def _grow(self, request: int, length: int) -> None:
         blocks = self._blocks.setdefault(request, [])

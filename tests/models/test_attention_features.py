@@ -21,7 +21,7 @@ from transformers.models.smollm3 import modeling_smollm3
 
 from octavo import LLM, SamplingParams
 from octavo.attention.base import AttentionLayer
-from octavo.attention.metadata import AttentionMetadata
+from octavo.attention.metadata import AttentionMetadata, GroupSlots
 from octavo.config.args import EngineArgs
 from octavo.config.model import RopeConfig
 from octavo.distributed.groups import ParallelGroups
@@ -93,7 +93,8 @@ def test_as_in_transformers(make: Callable[[], Any], rotary_dim: int) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
     for start, stop in ((0, 20), (20, 49), (49, 50)):
         batch, other = (make_batch(8, [(sequence, start, stop)]) for sequence in (first, second))
-        batch = batch.with_tables([(other.slot_mapping, other.block_table)])
+        tables = [GroupSlots(each.slot_mapping, each.block_table) for each in (batch, other)]
+        batch = batch.with_groups(tables)
         plans = tuple(map(pools[0].backend.plan, batch.groups))
         step = AttentionMetadata(batch=batch, plans=plans, rotary=(table(batch.positions),))
         for index, (layer, description) in enumerate(zip(theirs, descriptions, strict=True)):

@@ -108,7 +108,7 @@ def test_every_running_request_advances(num_running: int) -> None:
     running = RunningRows(num_running, 64, 32)
     for index in range(num_running):
         request = Request(make_request(f"{index}", [1] * 8), index, 64)
-        running.add(request, [[index]], num_cached_blocks=0, num_freed=[0], last_hash=b"")
+        running.add(request, [[index]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
     assert StepPace(MOST, 0.25, lambda: 0.0).budget(running) >= num_running
 
 

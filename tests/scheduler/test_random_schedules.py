@@ -66,8 +66,11 @@ class Drill:
         in_scheduler = RankDrafter(self.drafter.max_num_drafts) if self.drafts_in_ranks else self.drafter
         tile = 1 + choices.below(3)
         windows = [None, *(1 + choices.below(2 * block_size) for _ in range(2))]
-        kinds = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2))[choices.below(5)]
-        groups = tuple(KVGroup(sliding_window=windows[kind], tile=tile) for kind in kinds)
+        kinds = [KVGroup(sliding_window=window, tile=tile) for window in windows]
+        kinds += KVGroup.recurrent(interval=block_size * (1 + choices.below(3))), KVGroup(kind="latent", tile=tile)
+        mixes = ((0,), (1,), (0, 1), (1, 2), (1, 0, 2), (3,), (0, 3), (3, 1, 0), (3, 4))
+        groups = tuple(kinds[index] for index in mixes[choices.below(len(mixes))])
+        self.has_drafts &= kinds[3] not in groups
         budget = max_num_seqs + choices.below(12)
         peaks = [group.peak_blocks(self.max_model_len, block_size, budget) for group in groups]
         self.scheduler = make_scheduler(

@@ -3,11 +3,12 @@
 Its name is that of the model it stands in for: the registry looks it up here.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.models import llama
 from octavo.models.interfaces import IntermediateTensors
 
@@ -41,7 +42,7 @@ class LlamaForCausalLM(llama.LlamaForCausalLM):
         return x
 
     def run_layers(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
     ) -> IntermediateTensors:
         """Recorded without adapters; a step that has some must not be a replay."""
         if step.batch.adapter_ids is not None and self.stage.is_first:

@@ -14,7 +14,7 @@ from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
-from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, KVPart, MemoryReport
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
@@ -27,7 +27,7 @@ from octavo.worker.memory import check_weights_fit, choose_num_blocks, kv_budget
 from octavo.worker.parameters import count_parameters, weights_bytes
 from octavo.worker.stages import plan_stages
 
-FULL = KVGroupSpec(group=KVGroup(), layers=(0, 1), num_kv_heads=2, head_size=8, dtype_bytes=2)
+FULL = KVGroupSpec(group=KVGroup(), layers=(0, 1), parts=(KVPart((2, 8), "bfloat16", 2),) * 2)
 SPEC = KVCacheSpec(block_size=16, groups=(FULL,))
 (BLOCK_BYTES,) = SPEC.bytes_per_block
 LIMITS = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, ageing_s=1.0)
@@ -170,7 +170,7 @@ def test_groups_share_memory_so_that_most_full_requests_fit(
         assert choose_num_blocks(model, CACHE, spec, report(kv_bytes), LIMITS) == [3 * 625, 3 * 14]
     assert "1875 and 42 blocks of 16 tokens" in caplog.text
     assert "30,000 tokens, or 3.0 requests of the full 10000 tokens" in caplog.text
-    with pytest.raises(InsufficientMemoryError, match=r"625 and 14 KV blocks.* max_model_len to at most 1376"):
+    with pytest.raises(InsufficientMemoryError, match=r"625 and 14 blocks of 16.* max_model_len to at most 1376"):
         choose_num_blocks(model, CACHE, spec, report(100 * BLOCK_BYTES), LIMITS)
 
 

@@ -18,7 +18,7 @@ from tests.worker.conftest import Place
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo import LLM, SamplingParams, StructuredOutput
-from octavo.attention.metadata import ForwardBatch
+from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import FinishedRequest
 from octavo.contracts.schedule import SchedulerOutput
@@ -165,6 +165,7 @@ def test_padded_rows_write_nowhere_else(place: Place) -> None:
     free = [block for block in range(40) if block not in held]
     slots = torch.tensor(free)[:, None] * block_size + torch.arange(block_size)
     for cache in runner.kv_caches:
+        assert isinstance(cache, LayerKVCache)
         assert cache.key.shape[0] == 41 * block_size
         assert not cache.key[slots].any()
         assert not cache.value[slots].any()
@@ -199,8 +200,10 @@ def test_a_row_without_finite_logits_fails_alone(place: Place) -> None:
         core.step()
     sick_row = next(row for row in range(4) if core.scheduler.running.requests[row] is not None)
     sick = core.scheduler.running.request_at(sick_row).request_id
-    slot = core.scheduler.running.block_ids[sick_row][0] * OPTIONS["block_size"]
-    runner.kv_caches[0].value[slot] = float("nan")
+    slot = core.scheduler.running.block_ids[0][sick_row][0] * OPTIONS["block_size"]
+    cache = runner.kv_caches[0]
+    assert isinstance(cache, LayerKVCache)
+    cache.value[slot] = float("nan")
     reports: dict[str, FinishedRequest] = {}
     while core.has_work():
         reports |= core.step().finished

@@ -58,6 +58,24 @@ class MoEConfig:
     is_sparse: tuple[bool, ...]  # per layer; False: a dense MLP of the model's intermediate_size
 
 
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """What attention keeps of a token where all heads share one vector (DeepSeek-AI 2024, arXiv:2405.04434)."""
+
+    size: int  # elements of the vector
+    value_size: int  # elements at its front that are the value; all are the key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentConfig:
+    """Layers that keep a state of fixed size instead of keys and values: of a convolution, and of the recurrence."""
+
+    layers: tuple[int, ...]
+    conv_shape: tuple[int, ...]  # in the model's dtype
+    matrix_shape: tuple[int, ...]  # in float32
+    interval: int = 512  # tokens between the states that are kept for prefix hits
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointQuantization:
     """Weights in few bits, as `quantization_config` describes them. What `values` mean is the method's own business."""
@@ -101,18 +119,28 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     moe: MoEConfig | None = None  # None: no MoE layers
     quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: they are dense
+    latent: LatentConfig | None = None  # None: layers that attend keep a key and a value for each kv head
+    recurrent: RecurrentConfig | None = None  # None: all layers attend
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """What layers keep of a context, kind by kind: the groups of KV memory, the same on every rank."""
-        return tuple(KVGroup(sliding_window=window) for window in dict.fromkeys(self._kept_windows)) or (KVGroup(),)
+        """What layers keep of a context, kind by kind: the groups of KV memory, the same on every rank.
+
+        Recurrent ones are the last: attention backends plan for those before them.
+        """
+        groups = dict.fromkeys(map(self._kv_group, range(self.num_layers)))
+        return tuple(sorted(groups, key=lambda group: group.kind == "recurrent"))
 
     def kv_group_of(self, layer: int) -> int:
         """Return the group of a layer, as an index into `kv_groups`."""
-        return self.kv_groups.index(KVGroup(sliding_window=self._kept_windows[layer]))
+        return self.kv_groups.index(self._kv_group(layer))
 
-    @property
-    def _kept_windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; none where no context is longer."""
-        return tuple(window if window and window < self.max_model_len else None for window in self.sliding_windows)
+    def _kv_group(self, layer: int) -> KVGroup:
+        if self.recurrent is not None and layer in self.recurrent.layers:
+            return KVGroup.recurrent(self.recurrent.interval)
+        window = self.sliding_windows[layer] if self.sliding_windows else None
+        return KVGroup(
+            kind="attention" if self.latent is None else "latent",
+            sliding_window=window if window and window < self.max_model_len else None,
+        )

@@ -1,11 +1,16 @@
 """How much key/value memory there is, and of what shape.
 
 Layers that keep the same part of a context form a KV group. Every group has a block pool and a block table of its own;
-column c of each table holds positions c * block_size ... (c + 1) * block_size - 1.
+column c of each table holds positions c * block_size ... (c + 1) * block_size - 1, where a recurrent group's blocks are
+longer (`KVGroup.block_tokens`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Literal, Self
+
+KVKind = Literal["attention", "latent", "recurrent"]
 
 ATTENTION_TILE = 64  # positions: attention reads whole tiles at absolute positions, and masks what a row may not see
 _MAX_AHEAD = 8  # tokens computed by steps in flight beyond those known, behind which nothing is freed
@@ -13,10 +18,27 @@ _MAX_AHEAD = 8  # tokens computed by steps in flight beyond those known, behind 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVGroup:
-    """What layers of one kind keep of a context: all of it, or what a sliding window still sees."""
+    """What layers of one kind keep of a context: all of it, or what a sliding window still sees.
 
+    Attention layers keep a key and a value of each token; latent ones one vector, of which the value is a part.
+
+    Recurrent layers keep a state, which a step reads as the token before left it: a window of two. A block holds one
+    state, that of the last token computed in its positions. So a full block is a snapshot that a prefix hit can begin
+    from, and the blocks are as long as snapshots are apart: `interval` positions.
+    """
+
+    kind: KVKind = "attention"
     sliding_window: int | None = None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     tile: int = ATTENTION_TILE
+    interval: int | None = None  # positions of a block; None: `block_size` of them
+
+    @classmethod
+    def recurrent(cls, interval: int) -> Self:
+        return cls(kind="recurrent", sliding_window=2, tile=1, interval=interval)
+
+    def block_tokens(self, block_size: int) -> int:
+        """Return how many positions a block of the group stands for: a multiple of `block_size`."""
+        return block_size if self.interval is None else -(-self.interval // block_size) * block_size
 
     def first_read(self, position: int) -> int:
         """Return the first position that a step reads whose first new token stands at `position`."""
@@ -26,30 +48,46 @@ class KVGroup:
 
     def peak_blocks(self, num_tokens: int, block_size: int, max_chunk: int) -> int:
         """Return the most blocks that a request of `num_tokens` ever holds, at most `max_chunk` computed in a step."""
-        whole = -(-num_tokens // block_size)
+        size = self.block_tokens(block_size)
+        whole = -(-num_tokens // size)
         if self.sliding_window is None:
             return whole
-        return min(whole, -(-(self.sliding_window + self.tile + max_chunk + _MAX_AHEAD) // block_size) + 1)
+        return min(whole, -(-(self.sliding_window + self.tile + max_chunk + _MAX_AHEAD) // size) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KVPart:
+    """A tensor that a layer keeps of each token, or of each state."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as torch names it
+    dtype_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVGroupSpec:
-    """Geometry of one group on one rank: what its layers keep of a token."""
+    """Geometry of one group on one rank: what its layers keep."""
 
     group: KVGroup
     layers: tuple[int, ...]  # of the stage, counted from its first; none where all layers of the group are elsewhere
-    num_kv_heads: int
-    head_size: int  # elements of one head of a token's key, or of its value, with whatever padding they have
-    dtype_bytes: int
+    parts: tuple[KVPart, ...]  # of a token: its key and its value, or the one vector; of a recurrent state
+    value_size: int | None = None  # of a latent group: elements at the front of the vector that are the value
 
-    @property
-    def bytes_per_token(self) -> int:
-        return 2 * len(self.layers) * self.num_kv_heads * self.head_size * self.dtype_bytes
+    def entries_per_block(self, block_size: int) -> int:
+        """Return how many tokens, or states, a block holds."""
+        return 1 if self.group.kind == "recurrent" else block_size
+
+    def bytes_per_block(self, block_size: int) -> int:
+        return len(self.layers) * self.entries_per_block(block_size) * sum(part.num_bytes for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVCacheSpec:
-    """Geometry of one rank's KV cache. One block holds `block_size` tokens in every layer of its group."""
+    """Geometry of one rank's KV cache. A block holds `block_size` tokens, or a state, in every layer of its group."""
 
     block_size: int
     groups: tuple[KVGroupSpec, ...]
@@ -57,7 +95,7 @@ class KVCacheSpec:
     @property
     def bytes_per_block(self) -> tuple[int, ...]:
         """Bytes of one block of each group."""
-        return tuple(spec.bytes_per_token * self.block_size for spec in self.groups)
+        return tuple(spec.bytes_per_block(self.block_size) for spec in self.groups)
 
     def num_bytes(self, num_blocks: Sequence[int]) -> int:
         """Return what so many blocks of each group take."""

@@ -4,7 +4,7 @@ Legend: T = tokens, W = tokens kept after the last layer's attention (see `Forwa
 D = hidden size, H = query heads, G = kv heads, E = head size, V = vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from octavo.attention.base import AttentionLayer
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache, LayerKVCache
 from octavo.config.model import ModelConfig
 from octavo.kernels.types import SILU, Activation
 from octavo.layers.attention import Attention, HeadNormWeights, SinkWeights
@@ -219,12 +219,13 @@ class DecoderForCausalLM(CausalLM):
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""
-        plans = tuple(map(self.context.attention.plan, batch.groups))
+        plan = self.context.attention.plan
+        plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
         rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
         return AttentionMetadata(batch=batch, plans=plans, rotary=rotary)
 
     def run_layers(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
     ) -> IntermediateTensors:
         """See `CausalLM.run_layers`."""
         for layer, kv_cache in zip(self.layers.values(), kv_caches, strict=True):

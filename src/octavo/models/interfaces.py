@@ -5,7 +5,7 @@ logits, D = hidden size, V = vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.shares import HeadShare
@@ -105,12 +105,12 @@ class CausalLM(nn.Module, ABC):
         """Return whether a checkpoint may contain this tensor although the model does not use it."""
         return name.endswith(self.ignored_weights)
 
-    def forward(self, batch: ForwardBatch, kv_caches: list[LayerKVCache]) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv_caches: Sequence[LayerCache]) -> torch.Tensor:
         """Compute the step's hidden states [W, D], writing its keys and values to the caches, one per layer."""
         return self.run_stage(batch, kv_caches, None).hidden
 
     def run_stage(
-        self, batch: ForwardBatch, kv_caches: list[LayerKVCache], incoming: IntermediateTensors | None
+        self, batch: ForwardBatch, kv_caches: Sequence[LayerCache], incoming: IntermediateTensors | None
     ) -> IntermediateTensors:
         """Run this stage's part of a step. The first stage embeds its tokens, every other one gets `incoming`."""
         step = self.attention_step(batch)
@@ -128,7 +128,7 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def run_layers(
-        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: list[LayerKVCache], step: AttentionMetadata
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
     ) -> IntermediateTensors:
         """Run x [T, D] and the residual stream [T, D] through this stage's layers, and the final norm on the last
         stage.

@@ -31,7 +31,7 @@ class Admission:
         """Move waiting requests into rows while budget, rows and blocks last; the first that does not fit ends it."""
         while budget > 0 and self._running.has_room:
             request = self._waiting.peek(now_s)
-            if request is None or self._is_still_rejected(request) or not self._try(request, now_s):
+            if request is None or self._is_still_rejected(request) or not self._try(request, builder, now_s):
                 break
             budget -= builder.add_admitted(request, budget)
 
@@ -47,15 +47,15 @@ class Admission:
             return False
         return all(now <= then for now, then in zip(self._num_spare_blocks, rejection.num_spare_blocks, strict=True))
 
-    def _try(self, request: Request, now_s: float) -> bool:
+    def _try(self, request: Request, builder: StepBuilder, now_s: float) -> bool:
         """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway.
 
         Of a group with a sliding window, those of its first chunk: it gives up as many as it takes when it goes on.
         """
         prefix = self._no_prefix(request)
         if request.may_use_cached_prefix:
-            prefix = self._blocks.find_prefix(request.token_ids, request.block_root)
-        num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_blocks)
+            prefix = self._blocks.find_prefix(request.token_ids, request.block_root, builder.unwritten_states)
+        num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_tokens)
         num_spare_blocks = self._num_spare_blocks
         needs = zip(num_new_blocks, self._blocks.num_unowned(prefix), num_spare_blocks, strict=True)
         if any(num_new + num_unowned > num_spare for num_new, num_unowned, num_spare in needs):
@@ -70,7 +70,7 @@ class Admission:
         self._running.add(
             request,
             [self._table(group, prefix, num_new) for group, num_new in enumerate(num_new_blocks)],
-            num_cached_blocks=prefix.num_blocks,
+            num_cached_tokens=prefix.num_tokens,
             num_freed=prefix.first_columns,
             last_hash=prefix.last_hash,
         )
@@ -79,17 +79,20 @@ class Admission:
     def _no_prefix(self, request: Request) -> CachedPrefix:
         num_groups = self._blocks.num_groups
         return CachedPrefix(
-            num_blocks=0,
+            num_tokens=0,
             block_ids=[[] for _ in range(num_groups)],
             first_columns=[0] * num_groups,
             last_hash=request.block_root,
         )
 
-    def _num_new_blocks(self, num_tokens: int, num_cached_blocks: int) -> list[int]:
+    def _num_new_blocks(self, num_tokens: int, num_cached_tokens: int) -> list[int]:
         """Return how many blocks of each group a request takes beside those it found."""
-        whole = self._blocks.blocks_for(num_tokens) - num_cached_blocks
-        chunk = min(whole, self._blocks.blocks_for(self._max_chunk))
-        return [whole if group.sliding_window is None else chunk for group in self._blocks.groups]
+        num_left = num_tokens - num_cached_tokens
+        chunk = min(num_left, self._max_chunk)
+        return [
+            self._blocks.blocks_for(num_left if group.sliding_window is None else chunk, index)
+            for index, group in enumerate(self._blocks.groups)
+        ]
 
     def _table(self, group: int, prefix: CachedPrefix, num_new_blocks: int) -> list[int]:
         """Allocate; return a request's row of a group's block table."""

@@ -1,6 +1,6 @@
 """Who owns which KV block of which group: allocation for requests, and prefix reuse by block hash."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from octavo.config.engine import CacheConfig
@@ -19,8 +19,8 @@ class CachedPrefix:
     Of a group with a sliding window, only the last of them are held; columns in front of those hold no block.
     """
 
-    num_blocks: int
-    block_ids: list[list[int]]  # of each group: the columns first_columns[group] ... num_blocks - 1
+    num_tokens: int
+    block_ids: list[list[int]]  # of each group: from first_columns[group] to the end of the prefix
     first_columns: list[int]  # of each group
     last_hash: bytes  # parent of the block that follows
 
@@ -38,8 +38,10 @@ class BlockManager:
         self.block_size = config.block_size
         self.enable_prefix_caching = config.enable_prefix_caching
         self.groups = groups
+        self.block_sizes = [group.block_tokens(config.block_size) for group in groups]
         self.pools = [BlockPool(count) for count in num_blocks]
         self.windowed = [index for index, group in enumerate(groups) if group.sliding_window is not None]
+        self.recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
         self._full = [index for index, group in enumerate(groups) if group.sliding_window is None]
         self.num_prefix_queries_total = 0
         self.num_prefix_hits_total = 0
@@ -69,9 +71,9 @@ class BlockManager:
     def null_block(self, group: int) -> int:
         return self.pools[group].num_blocks
 
-    def blocks_for(self, num_tokens: int) -> int:
+    def blocks_for(self, num_tokens: int, group: int = 0) -> int:
         """Return how many blocks hold `num_tokens` tokens."""
-        return -(-num_tokens // self.block_size)
+        return -(-num_tokens // self.block_sizes[group])
 
     def can_ever_fit(self, num_tokens: int, max_chunk: int) -> bool:
         """Say whether a request of `num_tokens` fits when nobody else is there."""
@@ -90,10 +92,13 @@ class BlockManager:
         """Give back a request's blocks, in the order of its context. Hashed ones stay findable until reused."""
         self.pools[group].release(block_ids)
 
-    def find_prefix(self, token_ids: Int32Array, root: bytes) -> CachedPrefix:
+    def find_prefix(
+        self, token_ids: Int32Array, root: bytes, unwritten: Collection[tuple[int, int]] = ()
+    ) -> CachedPrefix:
         """Look up the longest run of full blocks that every group can serve, at most `len(token_ids) - 1` tokens.
 
-        One token is always left to compute: its logits are what the request came for.
+        One token is always left to compute: its logits are what the request came for. Blocks in `unwritten`, given as
+        (group, block), do not count.
         """
         hashes = [root]
         found: list[list[int | None]] = [[] for _ in self.pools]
@@ -102,35 +107,42 @@ class BlockManager:
                 blocks = [pool.find(block_hash) for pool in self.pools]
                 if any(blocks[group] is None for group in self._full):
                     break
+                end = len(hashes) * self.block_size
                 hashes.append(block_hash)
-                for column, block_id in zip(found, blocks, strict=True):
-                    column.append(block_id)
-        num_blocks = self._longest_served(found) if self.windowed else len(hashes) - 1
-        firsts = [group.first_read(num_blocks * self.block_size) // self.block_size for group in self.groups]
+                for group, block_id in enumerate(blocks):
+                    if not end % self.block_sizes[group]:
+                        found[group].append(None if (group, block_id) in unwritten else block_id)
+        num_blocks = self._longest_served(found, len(hashes) - 1) if self.windowed else len(hashes) - 1
+        num_tokens = num_blocks * self.block_size
+        firsts = [self._first_column(group, num_tokens) for group in range(self.num_groups)]
         return CachedPrefix(
-            num_blocks=num_blocks,
+            num_tokens=num_tokens,
             block_ids=[
-                [block_id for block_id in column[first:num_blocks] if block_id is not None]
-                for column, first in zip(found, firsts, strict=True)
+                [block_id for block_id in blocks[first : num_tokens // size] if block_id is not None]
+                for blocks, first, size in zip(found, firsts, self.block_sizes, strict=True)
             ],
             first_columns=firsts,
             last_hash=hashes[num_blocks],
         )
 
-    def _longest_served(self, found: list[list[int | None]]) -> int:
+    def _longest_served(self, found: list[list[int | None]], max_blocks: int) -> int:
         """Return the most blocks of a prefix of which groups with a window have all that the next token may see."""
         longest = 0
         run_starts = [0] * len(self.pools)  # of each group: where the blocks begin that end in the present one
-        for num_blocks in range(1, len(found[0]) + 1):
-            is_served = True
+        for num_blocks in range(1, max_blocks + 1):
+            num_tokens, is_served = num_blocks * self.block_size, True
             for group in self.windowed:
-                if found[group][num_blocks - 1] is None:
-                    run_starts[group] = num_blocks
-                first = self.groups[group].first_read(num_blocks * self.block_size) // self.block_size
-                is_served &= run_starts[group] <= first
+                num_columns, is_within_block = divmod(num_tokens, self.block_sizes[group])
+                if not is_within_block and found[group][num_columns - 1] is None:
+                    run_starts[group] = num_columns
+                is_served &= not is_within_block and run_starts[group] <= self._first_column(group, num_tokens)
             if is_served:
                 longest = num_blocks
         return longest
+
+    def _first_column(self, group: int, num_tokens: int) -> int:
+        """Return the first column that the token behind `num_tokens` others reads."""
+        return self.groups[group].first_read(num_tokens) // self.block_sizes[group]
 
     def num_unowned(self, prefix: CachedPrefix) -> list[int]:
         """Return how many blocks of `prefix` are free in each group, so that acquiring it leaves that many fewer."""
@@ -148,21 +160,26 @@ class BlockManager:
     def count_look_up(self, num_tokens: int, prefix: CachedPrefix) -> None:
         """Count for the statistics that a prompt of `num_tokens` found `prefix`."""
         self.num_prefix_queries_total += num_tokens
-        self.num_prefix_hits_total += prefix.num_blocks * self.block_size
+        self.num_prefix_hits_total += prefix.num_tokens
 
     def hash_blocks(
-        self, block_ids: Sequence[list[int]], parent: bytes, token_ids: Int32Array
+        self, block_tables: Sequence[list[int]], parent: bytes, token_ids: Int32Array, start: int
     ) -> tuple[bytes, list[tuple[int, int]]]:
-        """Make full blocks of every group findable that hold `token_ids` [blocks * block_size] after `parent`.
+        """Make full blocks of every group findable that end in `token_ids` [blocks * block_size] after `parent`.
 
-        Returns the hash of the last, and those that now bear theirs, as (group, block): where an equal block was first,
-        that one does.
+        The first of the tokens stands at position `start`. Returns the hash of the last block, and those that now bear
+        theirs, as (group, block): where an equal block was first, that one does.
         """
-        block_hash, hashed = parent, []
-        for index, block_hash in enumerate(chain_hashes(parent, token_ids, self.block_size)):
+        block_hash, hashed, end = parent, [], start
+        for block_hash in chain_hashes(parent, token_ids, self.block_size):
+            end += self.block_size
             for group, pool in enumerate(self.pools):
-                if pool.set_hash(block_ids[group][index], block_hash):
-                    hashed.append((group, block_ids[group][index]))
+                num_columns, is_within_block = divmod(end, self.block_sizes[group])
+                if is_within_block:
+                    continue
+                block_id = block_tables[group][num_columns - 1]
+                if pool.set_hash(block_id, block_hash):
+                    hashed.append((group, block_id))
         return block_hash, hashed
 
     def forget_blocks(self, block_ids: Sequence[int], group: int = 0) -> None:

@@ -10,7 +10,7 @@ tokens[row, 0:num_known]                         known: prompt and sampled
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,12 @@ RowIndices = NDArray[np.intp]  # numpy's own index type: with any other, an inde
 class RunningRows:
     """A fixed number of rows. A row's number is also its index in the worker, for as long as the request runs."""
 
-    def __init__(self, max_num_rows: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+    def __init__(
+        self, max_num_rows: int, max_model_len: int, block_size: int, group_block_sizes: Sequence[int] = ()
+    ) -> None:
+        self._block_size = block_size
+        self._group_block_sizes = tuple(group_block_sizes) or (block_size,)
+        num_groups = len(self._group_block_sizes)
         self.tokens: Int32Array = np.zeros((max_num_rows, max_model_len), dtype=np.int32)  # pages appear when touched
         self.num_prompt = np.zeros(max_num_rows, dtype=np.int32)
         self.num_known = np.zeros(max_num_rows, dtype=np.int32)
@@ -43,7 +48,6 @@ class RunningRows:
         # By KV group, then row: all columns of its table.
         self.block_ids: list[list[list[int]]] = [[[] for _ in range(max_num_rows)] for _ in range(num_groups)]
         self.last_hash: list[bytes] = [b""] * max_num_rows  # hash of the last full block
-        self._block_size = block_size
         self._free_rows = list(range(max_num_rows))[::-1]
         self._order: list[tuple[int, int]] = []  # of all that run, best first
         self._ordered_rows = array("q")  # theirs
@@ -103,7 +107,7 @@ class RunningRows:
         request: Request,
         block_ids: list[list[int]],
         *,
-        num_cached_blocks: int,
+        num_cached_tokens: int,
         num_freed: list[int],
         last_hash: bytes,
     ) -> int:
@@ -112,13 +116,13 @@ class RunningRows:
         num_tokens = len(request.token_ids)
         self.tokens[row, :num_tokens] = request.token_ids
         self.num_prompt[row], self.num_known[row], self.num_in_flight[row] = request.num_prompt_tokens, num_tokens, 0
-        self.num_computed[row] = self.num_hashed[row] = num_cached_blocks * self._block_size
-        self.num_slots[:, row] = [len(table) * self._block_size for table in block_ids]
+        self.num_computed[row] = self.num_hashed[row] = num_cached_tokens
         self.num_freed[:, row], self.limit[row] = num_freed, request.max_num_tokens
         self.is_constrained[row] = request.is_constrained
         self.requests[row], self._request_ids[row] = request, request.request_id
-        for tables, table in zip(self.block_ids, block_ids, strict=True):
-            tables[row] = table
+        for group, table in enumerate(block_ids):
+            self.block_ids[group][row] = table
+            self.num_slots[group, row] = len(table) * self._group_block_sizes[group]
         self.last_hash[row] = last_hash
         request.row, request.status = row, RequestStatus.RUNNING
         place = bisect_left(self._order, request.order)
@@ -170,5 +174,5 @@ class RunningRows:
         assert (self.num_computed[rows] <= total).all()
         assert (total <= self.limit[rows]).all()
         assert (self.num_computed[rows] <= self.num_slots[:, rows]).all()
-        for group, num_slots in enumerate(self.num_slots[:, rows].tolist()):
-            assert [len(self.block_ids[group][row]) * self._block_size for row in rows.tolist()] == num_slots
+        for group, (size, num_slots) in enumerate(zip(self._group_block_sizes, self.num_slots[:, rows], strict=True)):
+            assert [len(self.block_ids[group][row]) * size for row in rows.tolist()] == num_slots.tolist()

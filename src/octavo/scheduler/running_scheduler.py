@@ -57,11 +57,12 @@ class RunningScheduler:
         counts = split_budget(self._wanted(rows), budget)
         if np.count_nonzero(counts) < len(counts):
             rows, counts = rows[counts > 0], counts[counts > 0]
-        ends, short, size = running.num_computed[rows] + counts, [], self._blocks.block_size
+        ends, short = running.num_computed[rows] + counts, []
         for group, num_slots in enumerate(running.slots_of_group):
             num_over = ends - num_slots[rows]
             at = (num_over > 0).nonzero()[0]
             if len(at):
+                size = self._blocks.block_sizes[group]
                 num_missing = [-(-num_tokens // size) for num_tokens in num_over[at].tolist()]
                 short.append(ShortRows(group, rows[at].tolist(), num_missing))
         return RunningTokens(rows=rows, counts=counts, short=short)

@@ -29,6 +29,7 @@ from octavo.contracts.grammar import Grammars
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.stats import SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.errors import UnsupportedModelError
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
@@ -59,9 +60,14 @@ class Scheduler:
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        if drafter is not None and blocks.recurrent:
+            raise UnsupportedModelError(
+                f"drafter={type(drafter).__name__}: a recurrent state cannot take rejected drafts back, and "
+                f"{len(blocks.recurrent)} of this model's {blocks.num_groups} KV groups are recurrent"
+            )
         self.blocks = blocks
         self.waiting = RequestQueue(config.ageing_s)
-        self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size, blocks.num_groups)
+        self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size, blocks.block_sizes)
         self._constrained = ConstrainedRequests(grammars, self.running)
         self._admission = Admission(self.waiting, self.running, blocks, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)

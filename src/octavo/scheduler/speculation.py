@@ -78,7 +78,7 @@ class Speculation:
         """Return for how many drafts every group has blocks, having given the row more where many are free."""
         running, blocks = self._running, self._blocks
         num_slots: list[int] = (running.num_slots[:, row] - running.num_known[row]).tolist()  # of each group
-        missing = [blocks.blocks_for(max(0, num_drafts - slots)) for slots in num_slots]
+        missing = [blocks.blocks_for(max(0, num_drafts - slots), group) for group, slots in enumerate(num_slots)]
         num_spare = [num_free - len(running) for num_free in blocks.num_free]  # or this would cause the next preemption
         if any(count > spare for count, spare in zip(missing, num_spare, strict=True) if count):
             return min(num_drafts, *num_slots)

@@ -76,7 +76,7 @@ class StepBuilder:
         block_ids = self._blocks.pools[group].allocate(count, table[-1])
         self.table_changes.add(row, group, len(table), block_ids)
         table += block_ids
-        self._running.slots_of_group[group][row] += count * self._blocks.block_size
+        self._running.slots_of_group[group][row] += count * self._blocks.block_sizes[group]
 
     def free_behind_windows(self, in_flight: Iterable[StepInFlight]) -> None:
         """Free the blocks that no row's next token can see, before others are given out.
@@ -91,12 +91,23 @@ class StepBuilder:
             kind, null_block = blocks.groups[group], blocks.null_block(group)
             assert kind.sliding_window is not None
             first_seen = np.maximum(next_tokens - (kind.sliding_window - 1), 0)
-            ends = first_seen // kind.tile * kind.tile // blocks.block_size
+            ends = first_seen // kind.tile * kind.tile // blocks.block_sizes[group]
             for index in (ends > running.num_freed[group, rows]).nonzero()[0].tolist():
                 row, end, first = int(rows[index]), int(ends[index]), int(running.num_freed[group, rows[index]])
                 hash_released(row, running, blocks, in_flight)
                 blocks.free_blocks(running.free_columns(row, group, end, null_block), group)
                 self.table_changes.add(row, group, first, [null_block] * (end - first))
+
+    @property
+    def unwritten_states(self) -> frozenset[tuple[int, int]]:
+        """Blocks of recurrent groups, as (group, block), that only this step fills.
+
+        Keys and values of a step are all written before any are read, but states come one row at a time, in any order.
+        """
+        recurrent = self._blocks.recurrent
+        return (
+            frozenset(hashed for hashed in self._hashed_blocks if hashed[0] in recurrent) if recurrent else frozenset()
+        )
 
     def add_admitted(self, request: Request, budget: int) -> int:
         """Take up a request that has just got its row; return how many tokens it computes in this step.
@@ -243,9 +254,7 @@ def hash_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: Bl
     if start >= end or not blocks.enable_prefix_caching:
         return []
     running.last_hash[row], hashed = blocks.hash_blocks(
-        [tables[row][start // blocks.block_size : end // blocks.block_size] for tables in running.block_ids],
-        running.last_hash[row],
-        running.tokens[row, start:end],
+        [tables[row] for tables in running.block_ids], running.last_hash[row], running.tokens[row, start:end], start
     )
     running.num_hashed[row] = end
     return hashed

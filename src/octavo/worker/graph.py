@@ -6,7 +6,7 @@ Legend: T = tokens of the step, D = hidden size.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode  # a TorchDispatchMode sees more, but imports Triton at start
 
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.attention.native import NativeAttention, NativePlan
+from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import RecordingError
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
@@ -41,7 +42,7 @@ class StepGraph:
         self._group_size = model.heads.group_size
 
     @classmethod
-    def capture(cls, model: CausalLM, kv_caches: list[LayerKVCache], block_size: int, max_tokens: int) -> Self | None:
+    def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
         """Record the layers; None, said in the log, where they cannot be. Nothing is computed or written.
 
         Raises:
@@ -56,7 +57,7 @@ class StepGraph:
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)
         with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
-            step = _blank_step(attention, block_size, len(model.config.kv_groups))
+            step = _blank_step(attention, block_size, model.config.kv_groups)
             result = model.run_layers(x, residual, kv_caches, step)
         return cls(model, tape, x, residual, result)
 
@@ -78,7 +79,7 @@ class StepGraph:
         return IntermediateTensors(self._result.hidden[:num_rows], self._result.residual[:num_rows])
 
 
-def _blank_step(attention: NativeAttention, block_size: int, num_groups: int) -> AttentionMetadata:
+def _blank_step(attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...]) -> AttentionMetadata:
     """Return a step of no tokens, for the recording: each replay brings its own."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = ForwardBatch(
@@ -92,10 +93,10 @@ def _blank_step(attention: NativeAttention, block_size: int, num_groups: int) ->
         block_size=block_size,
         query_start_loc_list=[0],
         seq_lens_list=[],
-    ).shared_by(num_groups)
+    ).shared_by(groups)
     plan = NativePlan(batch)
     plan.step = attention.make_step(plan, (), 1)
-    return AttentionMetadata(batch=batch, plans=(plan,) * num_groups, rotary=())
+    return AttentionMetadata(batch=batch, plans=(plan,) * len(groups), rotary=())
 
 
 @contextmanager

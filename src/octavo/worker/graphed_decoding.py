@@ -7,7 +7,7 @@ Legend: C = capacity in rows, N = rows of a bucket, R = requests of the step, D 
 B = blocks of a bucket's longest context.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import ForwardBatch, GroupSlots, LayerCache
+from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.models.interfaces import CausalLM
@@ -25,6 +26,7 @@ from octavo.worker.decode_graphs import ARGMAX, DecodeGraphs, Ending, GraphKey, 
 from octavo.worker.decode_record import DecodeRecord, LogitsProcessorRecord
 from octavo.worker.device_sampling import NUM_RESULTS, Sampled, StepSamplingMetadata, sample
 from octavo.worker.expert_loads import ExpertLoads
+from octavo.worker.input_batch import state_slots
 from octavo.worker.request_rows import RequestRows
 
 
@@ -34,7 +36,7 @@ class DecodeStep:
     def __init__(
         self,
         model: CausalLM,
-        kv_caches: list[LayerKVCache],
+        kv_caches: Sequence[LayerCache],
         rows: RequestRows,
         record: DecodeRecord,
         loads: ExpertLoads | None = None,
@@ -78,27 +80,29 @@ class DecodeStep:
 
     def _batch(self, key: GraphKey, rows: torch.Tensor, positions: torch.Tensor) -> ForwardBatch:
         size, block_size = key.num_rows, self._rows.block_size
-        max_blocks = -(-key.max_context // block_size)
+        max_blocks, query_start_loc = -(-key.max_context // block_size), self._starts[: size + 1]
 
-        def slots_and_table(tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def slots_of(group: KVGroup, tables: torch.Tensor) -> GroupSlots:
+            if group.kind == "recurrent":
+                return state_slots(tables, group.block_tokens(block_size), rows, positions, query_start_loc)
             table = tables[:, :max_blocks].index_select(0, rows)  # [N, B]
             blocks = table.gather(1, (positions // block_size)[:, None])[:, 0].to(torch.int64)  # [N]
-            return blocks * block_size + positions % block_size, table
+            return GroupSlots(blocks * block_size + positions % block_size, table)
 
-        (slots, table), *others = map(slots_and_table, self._rows.block_tables)
+        groups = list(map(slots_of, self._rows.groups, self._rows.block_tables))
         return ForwardBatch(
             input_ids=self._rows.token_ids[rows, positions].to(torch.int64),
             positions=positions,
-            query_start_loc=self._starts[: size + 1],
+            query_start_loc=query_start_loc,
             seq_lens=(positions + 1).to(torch.int32),
-            slot_mapping=slots,
-            block_table=table,
+            slot_mapping=groups[0].slot_mapping,
+            block_table=groups[0].block_table,
             logits_indices=self._places[:size],
             block_size=block_size,
             query_start_loc_list=list(range(size + 1)),
             seq_lens_list=[key.max_context] * size,  # bounds, as a capturable backend takes them
             rows=rows,
-        ).with_tables(others)
+        ).with_groups(groups)
 
     def _sample(self, key: GraphKey, hidden: torch.Tensor) -> Sampled:
         if key.ending == ARGMAX:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.attention.metadata import ForwardBatch
+from octavo.attention.metadata import ForwardBatch, GroupSlots
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.worker.request_rows import RequestRows
 
@@ -39,18 +39,18 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> 
     sent = rows.send(*(array.astype(np.int64) for array in integers), starts, ends)
     at_rows, at_positions, at_columns, at_offsets, step_rows, logits_indices, query_start_loc, lens = sent
     max_blocks = -(-int(ends.max()) // block_size)
-    table, *other_tables = rows.block_tables
 
     def slots_in(table: torch.Tensor) -> torch.Tensor:
         return table[at_rows, at_columns].to(torch.int64) * block_size + at_offsets
 
+    first_table, *other_tables = rows.block_tables
     batch = ForwardBatch(
         input_ids=rows.token_ids[at_rows, at_positions].to(torch.int64),
         positions=at_positions,
         query_start_loc=query_start_loc,
         seq_lens=lens,
-        slot_mapping=slots_in(table),
-        block_table=table[step_rows, :max_blocks],
+        slot_mapping=slots_in(first_table),
+        block_table=first_table[step_rows, :max_blocks],
         logits_indices=logits_indices,
         kept_indices=_kept(logits_indices, num_tokens, rows),
         block_size=block_size,
@@ -59,9 +59,31 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> 
         rows=step_rows,
         **(rows.extra.of_step(scheduler_output, starts, positions) if rows.extra else {}),
     )
-    if not other_tables:
+    if not (other_tables or rows.groups[0].kind == "recurrent"):
         return batch
-    return batch.with_tables([(slots_in(table), table[step_rows, :max_blocks]) for table in other_tables])
+    groups = [GroupSlots(batch.slot_mapping, batch.block_table)]
+    groups += [GroupSlots(slots_in(table), table[step_rows, :max_blocks]) for table in other_tables]
+    for index, group in enumerate(rows.groups):
+        if group.kind == "recurrent":
+            block_tokens = group.block_tokens(block_size)
+            groups[index] = state_slots(rows.block_tables[index], block_tokens, at_rows, at_positions, query_start_loc)
+    return batch.with_groups(groups)
+
+
+def state_slots(
+    table: torch.Tensor,  # [N, B] of a recurrent group
+    block_tokens: int,
+    at_rows: torch.Tensor,  # [T]
+    at_positions: torch.Tensor,  # [T]
+    query_start_loc: torch.Tensor,  # [R + 1]
+) -> GroupSlots:
+    """Say where states are: those that requests begin with, and those behind full blocks and each one's last token."""
+    firsts, lasts = query_start_loc[:-1].to(torch.int64), query_start_loc[1:].to(torch.int64) - 1  # [R] each, in T
+    is_kept = ((at_positions + 1) % block_tokens == 0).index_fill(0, lasts, True)  # [T]
+    slots = torch.where(is_kept, table[at_rows, at_positions // block_tokens], -1).to(torch.int64)
+    before = at_positions[firsts] - 1  # [R]
+    begins = torch.where(before >= 0, table[at_rows[firsts], before.clamp(min=0) // block_tokens], -1)
+    return GroupSlots(slots, table[at_rows[firsts], :0], begins.to(torch.int64))
 
 
 def _with_drafts(last: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 
 import torch
 
-from octavo.attention.metadata import LayerKVCache
-from octavo.contracts.kv_cache import KVCacheSpec
+from octavo.attention.base import KVLayout
+from octavo.attention.metadata import LayerCache, LayerKVCache, RecurrentStates
+from octavo.config.model import ModelConfig
+from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, KVKind, KVPart
+from octavo.errors import InvalidParameterError
 from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_large_pages
 
 logger = logging.getLogger(__name__)
@@ -17,19 +20,72 @@ _MAX_AHEAD_BYTES = 2 << 30
 _MAX_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
 
 
-def allocate_kv_caches(
-    spec: KVCacheSpec, num_blocks: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> list[LayerKVCache]:
+def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: int, layout: KVLayout) -> KVCacheSpec:
+    """Say what these layers of a rank's part of a model keep; `layout` is of its attention layers.
+
+    Raises:
+        InvalidParameterError: latent vectors in a dtype that is not the model's.
+    """
+    group_of = [model.kv_group_of(layer) for layer in layers]
+    return KVCacheSpec(
+        block_size=block_size,
+        groups=tuple(
+            KVGroupSpec(
+                group=group,
+                layers=tuple(layer for layer, of in enumerate(group_of) if of == index),
+                parts=_parts(group.kind, model, layout),
+                value_size=model.latent.value_size if model.latent and group.kind == "latent" else None,
+            )
+            for index, group in enumerate(model.kv_groups)
+        ),
+    )
+
+
+def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
+    """Return what a token's key and value take."""
+    return (_part((num_kv_heads, layout.head_size), layout.dtype),) * 2
+
+
+def _parts(kind: KVKind, model: ModelConfig, layout: KVLayout) -> tuple[KVPart, ...]:
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    if kind == "recurrent":
+        assert model.recurrent is not None
+        return _part(model.recurrent.conv_shape, dtype), _part(model.recurrent.matrix_shape, torch.float32)
+    if kind == "latent":
+        assert model.latent is not None
+        if layout.dtype != dtype:
+            raise InvalidParameterError(
+                "kv_cache_dtype", str(layout.dtype), f"latent vectors are kept in {model.dtype}"
+            )
+        return (_part((1, model.latent.size), dtype),)
+    return attention_parts(model.num_kv_heads, layout)
+
+
+def _part(shape: tuple[int, ...], dtype: torch.dtype) -> KVPart:
+    return KVPart(shape, str(dtype).removeprefix("torch."), dtype.itemsize)
+
+
+def allocate_kv_caches(spec: KVCacheSpec, num_blocks: Sequence[int], device: torch.device) -> list[LayerCache]:
     """Return one cache per layer, of so many blocks of its group, zeroed, so that an unwritten slot is never a NaN."""
-    caches: dict[int, LayerKVCache] = {}
+    caches: dict[int, LayerCache] = {}
     for group, count in zip(spec.groups, num_blocks, strict=True):
-        shape = (count * spec.block_size, group.num_kv_heads, group.head_size)
+        num_entries = count * group.entries_per_block(spec.block_size)
         for layer in group.layers:
-            caches[layer] = LayerKVCache(key=_zeros(shape, dtype, device), value=_zeros(shape, dtype, device))
+            pools = [_zeros((num_entries, *part.shape), getattr(torch, part.dtype), device) for part in group.parts]
+            caches[layer] = _layer_cache(group, pools)
     return [caches[layer] for layer in range(len(caches))]
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _layer_cache(group: KVGroupSpec, pools: list[torch.Tensor]) -> LayerCache:
+    if group.group.kind == "recurrent":
+        return RecurrentStates(*pools)
+    if group.group.kind == "latent":
+        [vectors] = pools
+        return LayerKVCache(vectors, vectors[..., : group.value_size])
+    return LayerKVCache(*pools)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # Blocks never used cost no memory, and start-up no time. By small pages a first prompt of 1,024 tokens of
@@ -46,7 +102,7 @@ class KVPrefault:
     """
 
     def __init__(self, kv_caches: Sequence[LayerKVCache], num_blocks: int, device_bytes: int) -> None:
-        tensors = [tensor for cache in kv_caches for tensor in (cache.key, cache.value)]
+        tensors = [tensor for cache in kv_caches for tensor in cache.pools]
         self._tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
         self._block_bytes = tensors[0].nbytes // num_blocks
         ahead_bytes = min(_MAX_AHEAD_BYTES, device_bytes // _MAX_AHEAD_SHARE)

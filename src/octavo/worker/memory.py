@@ -17,7 +17,7 @@ from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.shares import HeadShare, Share
-from octavo.errors import InsufficientMemoryError
+from octavo.errors import InsufficientMemoryError, UnsupportedModelError
 from octavo.models.interfaces import CausalLM
 from octavo.worker.parameters import num_weights, weights_bytes
 
@@ -30,8 +30,16 @@ _PREFIX_CACHE_FACTOR = 2
 
 
 def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: bool = False) -> ModelConfig:
-    """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it."""
+    """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it.
+
+    Raises:
+        UnsupportedModelError: recurrent layers, which are whole on every rank.
+    """
     rank, size = place.tp_rank, place.tp_size
+    if model.recurrent is not None and size > 1:
+        raise UnsupportedModelError(
+            f"tensor_parallel_size={size}: {model.model} has recurrent states, which are not sharded"
+        )
     heads = HeadShare.of(model.num_heads, model.num_kv_heads, rank, size)
     return replace(
         model,
@@ -106,9 +114,9 @@ def choose_num_blocks(
     num_blocks = _divide(cache, spec, memory, peaks)
     if any(count < peak for count, peak in zip(num_blocks, peaks, strict=True)):
         raise InsufficientMemoryError(
-            f"max_model_len={model.max_model_len}: one such request needs {_listed(peaks)} KV blocks of "
-            f"{spec.block_size} tokens ({gib(spec.num_bytes(peaks))}), but there is room for "
-            f"{_listed(num_blocks)}: budget {gib(memory.budget_bytes)}, weights "
+            f"max_model_len={model.max_model_len}: one such request needs {_listed(spec, peaks)} "
+            f"({gib(spec.num_bytes(peaks))}), but there is room for "
+            f"{_listed(spec, num_blocks)}: budget {gib(memory.budget_bytes)}, weights "
             f"{gib(memory.weights_bytes)}, activations {gib(memory.activation_bytes)}; "
             f"set max_model_len to at most {_longest_fitting(model, cache, spec, memory, limits)}, or give more memory"
         )
@@ -120,9 +128,8 @@ def choose_num_blocks(
         for count, peak, of in zip(num_blocks, peaks, spec.groups, strict=True)
     )
     logger.info(
-        "KV memory: %s blocks of %d tokens, %s: %s tokens, or %.1f requests of the full %d tokens",
-        _listed(num_blocks),
-        spec.block_size,
+        "KV memory: %s, %s: %s tokens, or %.1f requests of the full %d tokens",
+        _listed(spec, num_blocks),
         gib(spec.num_bytes(num_blocks)),
         f"{num_tokens:,}",
         num_tokens / model.max_model_len,
@@ -156,8 +163,12 @@ def _longest_fitting(
     return bisect_left(range(1, model.max_model_len + 1), True, key=is_too_long)
 
 
-def _listed(counts: list[int]) -> str:
-    return " and ".join(map(str, counts))
+def _listed(spec: KVCacheSpec, counts: list[int]) -> str:
+    """Name counts of blocks, those of recurrent groups as states."""
+    states = [count for count, of in zip(counts, spec.groups, strict=True) if of.group.kind == "recurrent"]
+    blocks = [count for count, of in zip(counts, spec.groups, strict=True) if of.group.kind != "recurrent"]
+    named = [f"{' and '.join(map(str, blocks))} blocks of {spec.block_size} tokens"] * bool(blocks)
+    return " and ".join([*named, *(f"{count} recurrent states" for count in states)])
 
 
 def kv_budget(memory_budget: int, free_now: int, weights_bytes: int, activations: int) -> int:

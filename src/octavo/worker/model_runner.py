@@ -6,6 +6,7 @@ Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidd
 """
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import ForwardBatch, LayerCache
 from octavo.contracts.engine import ExtraInputs
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
@@ -38,7 +39,7 @@ class RankModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        kv_caches: list[LayerKVCache],
+        kv_caches: Sequence[LayerCache],
         rows: RequestRows,
         graph: StepGraph | None = None,
         links: StageLinks | None = None,

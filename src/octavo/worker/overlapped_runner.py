@@ -6,7 +6,7 @@ steps waits, unless a prompt's own log-probabilities are wanted.
 Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from octavo.attention.metadata import LayerKVCache
+from octavo.attention.metadata import LayerCache
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
@@ -54,7 +54,7 @@ class OverlappedRunner(RankModelRunner):
     def __init__(
         self,
         model: CausalLM,
-        kv_caches: list[LayerKVCache],
+        kv_caches: Sequence[LayerCache],
         rows: RequestRows,
         queue: DeviceQueue,
         graphs: GraphedDecoding | None = None,

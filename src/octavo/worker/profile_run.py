@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from octavo.attention.base import KVLayout
-from octavo.attention.metadata import ForwardBatch, LayerKVCache
+from octavo.attention.metadata import ForwardBatch
 from octavo.config.engine import EngineConfig
 from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.models.interfaces import CausalLM
@@ -23,14 +22,12 @@ from octavo.worker.kv_cache import allocate_kv_caches
 class ProfileRun:
     """Two steps over a few blocks of scratch KV memory, which all requests share and whose contents mean nothing."""
 
-    def __init__(self, model: CausalLM, config: EngineConfig, spec: KVCacheSpec, layout: KVLayout) -> None:
+    def __init__(self, model: CausalLM, config: EngineConfig, spec: KVCacheSpec) -> None:
         self._model, self._config = model, config
         self._device, self._block_size = model.context.device, spec.block_size
         self._num_prompt_tokens = min(config.scheduler.max_num_batched_tokens, config.model.max_model_len)
         num_blocks = -(-self._num_prompt_tokens // spec.block_size)
-        self._kv_caches: list[LayerKVCache] = allocate_kv_caches(
-            spec, [num_blocks] * len(spec.groups), layout.dtype, self._device
-        )
+        self._kv_caches = allocate_kv_caches(spec, [num_blocks] * len(spec.groups), self._device)
 
     @torch.inference_mode()
     def prefill(self) -> None:
@@ -82,7 +79,7 @@ class ProfileRun:
             query_start_loc_list=starts.tolist(),
             seq_lens_list=[bound] * len(lens) if bound else lens,
             rows=torch.zeros(len(lens), dtype=torch.int64, device=self._device),
-        ).shared_by(len(self._config.model.kv_groups))
+        ).shared_by(self._config.model.kv_groups)
 
 
 def measured_peaks(steps: ProfileRun, peak_bytes: Callable[[Callable[[], None]], int | None]) -> tuple[int, int] | None:

@@ -9,10 +9,10 @@ import torch
 
 from octavo._version import __version__
 from octavo.attention.base import KVLayout
-from octavo.attention.metadata import LayerKVCache
+from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
-from octavo.contracts.kv_cache import KVCacheSpec, KVGroupSpec, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
 from octavo.device.device_queue import DeviceQueue
 from octavo.device.host_memory import give_back_freed_memory, keep_freed_memory
 from octavo.device.manager import DeviceManager
@@ -30,7 +30,7 @@ from octavo.worker.decode_record import DecodeRecord
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
 from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
-from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches
+from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
 from octavo.worker.memory import RankMemory, choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
@@ -89,21 +89,7 @@ class RankBuilder:
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        model, layout = self._part, self._kv_layout
-        groups = [model.kv_group_of(layer) for layer in self._stage.layers]
-        return KVCacheSpec(
-            block_size=self._config.cache.block_size,
-            groups=tuple(
-                KVGroupSpec(
-                    group=group,
-                    layers=tuple(layer for layer, of in enumerate(groups) if of == index),
-                    num_kv_heads=model.num_kv_heads,
-                    head_size=layout.head_size,
-                    dtype_bytes=layout.dtype.itemsize,
-                )
-                for index, group in enumerate(model.kv_groups)
-            ),
-        )
+        return make_kv_cache_spec(self._part, self._stage.layers, self._config.cache.block_size, self._kv_layout)
 
     def load_model(self) -> CausalLM:
         """Read the weights; see `Worker.load_model`."""
@@ -139,7 +125,7 @@ class RankBuilder:
     def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
         """Return what a step takes beside weights and KV, and what graphs take; estimated where nobody counts."""
         if self.queue is not None:
-            steps = ProfileRun(model, self._config, self.kv_cache_spec, self._kv_layout)
+            steps = ProfileRun(model, self._config, self.kv_cache_spec)
             peaks = measured_peaks(steps, self.devices.peak_bytes)
             if peaks is not None:
                 return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
@@ -149,18 +135,18 @@ class RankBuilder:
         """Make KV memory of so many blocks of each group, the runner that uses it, and what prefaults it, by group."""
         config, spec = self._config, self.kv_cache_spec
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
-        kv_caches = allocate_kv_caches(spec, with_scratch, self._kv_layout.dtype, self.devices.device)
+        kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
         prefaults = {
-            index: KVPrefault([kv_caches[layer] for layer in of.layers], count, self._memory.total_bytes)
+            index: KVPrefault(pools, count, self._memory.total_bytes)
             for index, (of, count) in enumerate(zip(spec.groups, with_scratch, strict=True))
-            if of.layers
-        }
+            if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
+        }  # states take little memory, and use it again
         num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one that only padding uses
         rows = RequestRows(
             num_rows=num_rows,
             max_model_len=config.model.max_model_len,
             block_size=config.cache.block_size,
-            num_groups=len(spec.groups),
+            groups=config.model.kv_groups,
             sampling=SamplingRows(
                 num_rows, config.model.vocab_size, self.devices.device, processors_on_device=self.queue is not None
             ),
@@ -179,7 +165,7 @@ class RankBuilder:
         queue: DeviceQueue,
         model: CausalLM,
         rows: RequestRows,
-        kv_caches: list[LayerKVCache],
+        kv_caches: Sequence[LayerCache],
         scratch_blocks: Sequence[int],
         loads: ExpertLoads | None,
     ) -> GraphedDecoding | None:
@@ -208,7 +194,7 @@ class RankBuilder:
             return None
         return StageLinks(self._groups.stages, self._config.model.hidden_size, self._dtype, self.devices.device)
 
-    def _capture_graph(self, model: CausalLM, kv_caches: list[LayerKVCache]) -> StepGraph | None:
+    def _capture_graph(self, model: CausalLM, kv_caches: Sequence[LayerCache]) -> StepGraph | None:
         config = self._config
         if config.enforce_eager:
             return None

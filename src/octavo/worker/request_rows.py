@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput, SpecDecodeTokens
 from octavo.device.device_queue import DeviceQueue
 from octavo.sampling.rows import SamplingRows
@@ -36,18 +37,18 @@ class RequestRows:
         num_rows: int,
         max_model_len: int,
         block_size: int,
-        num_groups: int = 1,
+        groups: tuple[KVGroup, ...] = (KVGroup(),),
         sampling: SamplingRows,
         device: torch.device,
         queue: DeviceQueue | None = None,
     ) -> None:
-        self.block_size = block_size
+        self.block_size, self.groups = block_size, groups
         self.queue = queue
         self.device = device
         self.sampling = sampling
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = _lazy_zeros((num_rows, max_model_len), device)  # [N, M] int32
-        self.block_table = _lazy_zeros((num_groups, num_rows, max_blocks), device)  # [G, N, B] int32
+        self.block_table = _lazy_zeros((len(groups), num_rows, max_blocks), device)  # [G, N, B] int32
         self.block_tables = self.block_table.unbind()  # G views [N, B]
         self.num_prompt_tokens = np.zeros(num_rows, dtype=np.int32)  # [N]
         self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}

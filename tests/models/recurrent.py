@@ -1,0 +1,111 @@
+"""A model for tests with recurrent layers: Qwen3's weights, mixed along a request by a convolution and a recurrence.
+
+Every op is elementwise and exactly rounded, so a token's bits depend on the tokens before it alone, and on their order.
+
+Legend: T = tokens, H = query heads, G = kv heads, E = head size.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, RecurrentStates
+from octavo.config import args
+from octavo.config.hf import read_model_config
+from octavo.config.model import ModelConfig, RecurrentConfig
+from octavo.layers.context import BuildContext
+from octavo.layers.norm import RMSNorm
+from octavo.models import registry
+from octavo.models.interfaces import CausalLM
+from octavo.models.qwen3 import Qwen3Attention
+from octavo.models.qwen3 import Qwen3ForCausalLM as Qwen3
+
+CONV_WEIGHTS = (0.25, 0.5)  # of the token before the last one, and of the last
+DECAY = 0.75
+INTERVAL = 8
+
+
+class RecurrentMixer(Qwen3Attention):
+    """With the projections of attention: h = decay * h + k * conv(v), and q * h / (1 + |h|) comes out."""
+
+    is_recordable = False
+
+    def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
+        super().__init__(config, layer, context)
+        self._kv_group = config.kv_group_of(layer)
+        self._sizes = self.qkv.heads.query.size, self.qkv.heads.kv.size, config.head_dim
+
+    def forward(
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        states: Any,
+        step: AttentionMetadata,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(states, RecurrentStates)
+        qkv, residual = self.qkv.of_normed(norm, x, residual)
+        mixed = self._mix(qkv, states, step.batch.of_group(self._kv_group))
+        if self._is_last:
+            mixed, residual = (self._kernels.kept_rows(rows, step.batch.kept_indices) for rows in (mixed, residual))
+        return self.out(mixed), residual
+
+    def _mix(self, qkv: torch.Tensor, states: RecurrentStates, batch: ForwardBatch) -> torch.Tensor:
+        num_heads, num_kv_heads, size = self._sizes
+        heads = qkv.view(len(qkv), -1, size)  # [T, H + 2 * G, E]
+        query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        out = torch.empty_like(query)  # [T, H, E]
+        starts = batch.query_start_loc_list
+        assert batch.state_slots is not None
+        # The last request first: no state may depend on another request of the same step.
+        for request in reversed(range(len(starts) - 1)):
+            slot = int(batch.state_slots[request])
+            conv = states.conv[slot].clone() if slot >= 0 else torch.zeros_like(states.conv[0])  # [2, G, E]
+            matrix = states.matrix[slot].clone() if slot >= 0 else torch.zeros_like(states.matrix[0])  # [G, E]
+            for token in range(starts[request], starts[request + 1]):
+                mixed = conv[0] * CONV_WEIGHTS[0] + conv[1] * CONV_WEIGHTS[1] + value[token]
+                conv = torch.stack((conv[1], value[token]))
+                matrix = matrix * DECAY + key[token] * mixed
+                answer = (matrix / (1 + matrix.abs())).repeat_interleave(num_heads // num_kv_heads, dim=0)
+                out[token] = query[token] * answer
+                if (target := int(batch.slot_mapping[token])) >= 0:
+                    states.conv[target], states.matrix[target] = conv, matrix
+        return out.flatten(1)
+
+
+class RecurrentForCausalLM(Qwen3):
+    """Qwen3 with a `RecurrentMixer` in some layers."""
+
+    def build_attention(self, layer: int) -> nn.Module:
+        """Compose what mixes the tokens of block number `layer`."""
+        assert self.config.recurrent is not None
+        if layer in self.config.recurrent.layers:
+            return RecurrentMixer(self.config, layer, self.context)
+        return super().build_attention(layer)
+
+
+def with_recurrent_layers(config: ModelConfig, layers: tuple[int, ...]) -> ModelConfig:
+    shape = config.num_kv_heads, config.head_dim
+    recurrent = RecurrentConfig(layers=layers, conv_shape=(2, *shape), matrix_shape=shape, interval=INTERVAL)
+    return replace(config, recurrent=recurrent)
+
+
+def use_recurrent_layers(monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...]) -> None:
+    """Load checkpoints of Qwen3 as this model from now on."""
+    load_as(monkeypatch, RecurrentForCausalLM, lambda config: with_recurrent_layers(config, layers))
+
+
+def load_as(
+    monkeypatch: pytest.MonkeyPatch, model: type[CausalLM], change: Callable[[ModelConfig], ModelConfig]
+) -> None:
+    """Load any checkpoint as this model from now on, by its own configuration, changed."""
+
+    def read(*arguments: Any, **options: Any) -> ModelConfig:
+        return replace(change(read_model_config(*arguments, **options)), architecture=model.__name__)
+
+    monkeypatch.setattr(args, "read_model_config", read)
+    monkeypatch.setattr(registry, "MODEL_MODULES", {**registry.MODEL_MODULES, model.__name__: model.__module__})

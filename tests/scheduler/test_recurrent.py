@@ -1,0 +1,61 @@
+"""Recurrent groups: what a request holds of them, what stays findable, and what is refused."""
+
+import pytest
+
+from octavo.contracts.kv_cache import KVGroup
+from octavo.errors import UnsupportedModelError
+from octavo.scheduler.scheduler import Scheduler
+from octavo.testing import FakeWorker, KnownDrafter, make_request, make_scheduler, run_step
+
+STATES = KVGroup.recurrent(interval=8)  # blocks of 4 tokens: every second one ends with a snapshot
+PROMPT = list(range(30, 60))
+
+
+def recurrent_scheduler() -> tuple[Scheduler, FakeWorker]:
+    scheduler = make_scheduler(num_blocks=[64, 8], groups=(KVGroup(), STATES))
+    return scheduler, FakeWorker.of(scheduler)
+
+
+def test_a_block_is_a_whole_number_of_the_caches_blocks() -> None:
+    assert [STATES.block_tokens(size) for size in (1, 4, 8, 16, 3)] == [8, 8, 8, 16, 9]
+    assert STATES.first_read(17) == 16
+    # A chunk of 16 tokens: its two blocks, the one before, and one for what is in flight.
+    assert STATES.peak_blocks(1000, 4, max_chunk=16) == 5
+
+
+def test_a_decoding_request_holds_one_state_and_leaves_snapshots() -> None:
+    scheduler, worker = recurrent_scheduler()
+    scheduler.add_request(make_request("r", PROMPT[:3], max_tokens=40, ignore_eos=True))
+    num_held = []
+    while not scheduler.is_finished():
+        scheduler_output = scheduler.schedule()
+        num_held.append(scheduler.blocks.pools[1].num_blocks - scheduler.blocks.num_free[1])
+        scheduler.update_from_output(scheduler_output, worker.execute(scheduler_output))
+        scheduler.check_integrity()
+    assert set(num_held) == {1, 2}
+    assert num_held.count(2) == 5  # in the steps that begin a block
+
+
+def test_a_prefix_hit_begins_from_the_last_snapshot() -> None:
+    scheduler, worker = recurrent_scheduler()
+    for request_id in ("first", "second"):
+        scheduler.add_request(make_request(request_id, PROMPT, max_tokens=1))
+        run_step(scheduler, worker)
+    assert scheduler.stats().num_prefix_hits_total == 24
+
+
+def test_a_state_of_the_same_step_is_not_begun_from() -> None:
+    scheduler, worker = recurrent_scheduler()
+    for index in range(2):
+        scheduler.add_request(make_request(f"r{index}", PROMPT[:20], max_tokens=2))
+    new = scheduler.schedule()
+    assert [data.num_computed_tokens for data in new.scheduled_new_reqs] == [0, 0]
+    scheduler.update_from_output(new, worker.execute(new))
+    scheduler.add_request(make_request("later", PROMPT[:20], max_tokens=2))
+    assert [data.num_computed_tokens for data in scheduler.schedule().scheduled_new_reqs] == [16]
+
+
+def test_drafts_are_refused() -> None:
+    drafter = KnownDrafter.of_sequences([[1, 2, 3]], vocab_size=9)
+    with pytest.raises(UnsupportedModelError, match="1 of this model's 2 KV groups are recurrent"):
+        make_scheduler(groups=(KVGroup(), STATES), drafter=drafter)
