@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import torch
 
+RotaryTable = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the step's tokens, [T, A] float32 each
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerKVCache:
@@ -83,4 +85,4 @@ class AttentionMetadata:
 
     batch: ForwardBatch
     plans: tuple[Any, ...]  # of the attention backend, one for each KV group
-    rotary: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # cos and sin of each table, [T, A] float32 each
+    rotary: tuple[RotaryTable, ...]  # of which a layer names its own
