@@ -119,7 +119,7 @@ def test_constraints(
     for num_stages in (1, 2):
         llm = make_llm("demo", max_model_len=512, pipeline_parallel_size=num_stages)
         assert answers(llm.generate(prompts, params, use_tqdm=False)) == expected
-    assert drafter.num_proposed > drafter.num_accepted > 100
+    assert drafter.num_proposed > drafter.num_accepted > 30
 
 
 @pytest.mark.parametrize(("seed", "num_stages"), [(0, 1), (3, 1), (1, 2)])

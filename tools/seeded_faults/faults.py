@@ -53,8 +53,8 @@ FAULTS = [
     ),
     Fault(
         name="a preempted request is computed again from a block too far",
-        right="= num_cached_blocks * self._block_size\n",
-        wrong="= (num_cached_blocks + (request.num_preemptions > 0)) * self._block_size\n",
+        right="            num_cached_tokens=prefix.num_tokens,\n",
+        wrong="            num_cached_tokens=prefix.num_tokens + (request.num_preemptions > 0) * self._blocks.block_size,\n",
         tests="scheduler/test_preemption.py scheduler/test_random_schedules.py",
     ),
     # -- worker, attention, kernels

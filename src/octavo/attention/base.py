@@ -1,7 +1,6 @@
 """What an attention backend is, and what it is told of a layer.
 
-Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size, A = pairs of elements of a head that a
-rotary table turns.
+Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size.
 """
 
 from abc import ABC, abstractmethod

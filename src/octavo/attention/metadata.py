@@ -13,6 +13,8 @@ import torch
 
 from octavo.contracts.kv_cache import KVGroup
 
+RotaryTable = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the step's tokens, [T, A] float32 each
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKVCache:
@@ -136,4 +138,4 @@ class AttentionMetadata:
 
     batch: ForwardBatch
     plans: tuple[Any, ...]  # of the attention backend, one for each KV group
-    rotary: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # cos and sin of each table, [T, A] float32 each
+    rotary: tuple[RotaryTable, ...]  # of which a layer names its own

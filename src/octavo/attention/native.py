@@ -1,8 +1,8 @@
 """Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Batch-invariant.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept behind the
-last layer's attention, S = spans of rows, N = row blocks, A = pairs that a rotary table turns. A row is one query head
-of one token; a row block is up to 32 rows of one request, computed together for each kv head.
+last layer's attention, S = spans of rows, N = row blocks. A row is one query head of one token; a row block is up to 32
+rows of one request, computed together for each kv head.
 """
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.native import NativeKernels
 
@@ -95,10 +95,8 @@ class NativeAttention(AttentionBackend[NativePlan]):
         self._native.attention(plan.step, self._layers[key], *addresses)
         return out
 
-    def make_step(
-        self, plan: NativePlan, rotary: tuple[tuple[torch.Tensor, torch.Tensor], ...], group_size: int
-    ) -> "_cpu.AttentionStep":
-        """Describe a step to the kernels: tables of cos and sin are [T, A], a kv head serves `group_size` query heads.
+    def make_step(self, plan: NativePlan, rotary: tuple[RotaryTable, ...], group_size: int) -> "_cpu.AttentionStep":
+        """Describe a step to the kernels, where a kv head serves `group_size` query heads.
 
         What it names by address lives as long as the plan.
         """

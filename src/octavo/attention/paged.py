@@ -1,13 +1,12 @@
 """What the torch backends share: heads of queries, keys and values, and a request's context in paged memory.
 
-Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, C = context positions,
-A = pairs of elements of a head that a rotary table turns.
+Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, C = context positions.
 """
 
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout, PlanT
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
 from octavo.kernels.reference import Kernels
 
 
@@ -32,7 +31,7 @@ class TorchAttention(AttentionBackend[PlanT]):
 
 def split_heads(
     qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
-    rotary: tuple[tuple[torch.Tensor, torch.Tensor], ...],  # cos and sin of each table, [T, A] float32 each
+    rotary: tuple[RotaryTable, ...],
     layer: AttentionLayer,
     kernels: Kernels,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
