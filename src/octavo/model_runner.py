@@ -66,7 +66,7 @@ class ModelRunner:
         self._block_size = config.cache.block_size
         worker = Worker(config)
         worker.load_model()
-        # A handle keeps all of its context: every KV group has the same blocks, those behind a window included.
+        # A handle keeps its whole context: every KV group has the same blocks, including those outside a window.
         spec = worker.kv_cache_spec
         num_blocks = spec.num_bytes(worker.count_kv_blocks()) // sum(spec.bytes_per_block)
         self._num_groups = len(spec.groups)

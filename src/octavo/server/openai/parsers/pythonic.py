@@ -1,7 +1,7 @@
-"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
+"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, optionally between tags.
 
-Values become JSON, so a call is shown once it is complete. Without a tag, an answer is a call only if it begins as one
-and names a tool of the request.
+Values are converted to JSON, so a call is emitted once it is complete. Without a tag, an answer is a call only if it
+begins as one and names a tool of the request.
 """
 
 import ast
