@@ -116,7 +116,7 @@ def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: 
 class KnownDrafter:
     """A `Drafter` that knows how requests go on, and tells it right, wrong, half right, or not at all, by turns.
 
-    `continuation` returns the tokens behind a request's context as far as they are known; wrong ones are one off.
+    `continuation` returns the tokens after a request's context as far as they are known; wrong ones are one off.
     """
 
     def __init__(
