@@ -59,7 +59,7 @@ class MoEConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointQuantization:
-    """Weights in few bits, as `quantization_config` describes them. What `values` mean is the method's own business."""
+    """Quantized weights, as described by `quantization_config`. The meaning of `values` depends on the method."""
 
     method: str  # quant_method, a known one
     origin: str  # of the values: a file and a key
@@ -67,7 +67,7 @@ class CheckpointQuantization:
 
     @property
     def fields(self) -> JsonFields:
-        """Return the values, to be checked as they are asked for."""
+        """Return the values, validated on access."""
         return JsonFields(self.origin, self.values)
 
 
@@ -99,12 +99,12 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     moe: MoEConfig | None = None  # None: no MoE layers
-    quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: they are dense
+    quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: dense
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """What layers keep of a context, kind by kind: the groups of KV memory, the same on every rank."""
+        """The KV groups: what layers keep of a context, by kind; the same on every rank."""
         return tuple(KVGroup(sliding_window=window) for window in dict.fromkeys(self._kept_windows)) or (KVGroup(),)
 
     def kv_group_of(self, layer: int) -> int:
@@ -113,5 +113,5 @@ class ModelConfig:
 
     @property
     def _kept_windows(self) -> tuple[int | None, ...]:
-        """The window of each layer; none where no context is longer."""
+        """The window of each layer; None where no context exceeds it."""
         return tuple(window if window and window < self.max_model_len else None for window in self.sliding_windows)

@@ -26,7 +26,7 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 class LiveRequest:
     """A running request with a reader of deltas; created by `AsyncLLMEngine.open`.
 
-    When notified, take what is new from each sample. If nothing is new, `check` tells whether the engine is dead.
+    When notified, take what is new from each sample. If nothing is new, `check` raises if the engine is dead.
     Always close it.
     """
 

@@ -102,7 +102,7 @@ def _is_argument_name(name: str) -> bool:
 
 
 def _list_of(num_arguments: int, num_required: int) -> str:
-    """Return the grammar of arguments a0, a1, ... with commas between those that are there; the first are required."""
+    """Return the grammar of arguments a0, a1, ... separated by commas; the first are required."""
     optional = [f'(", " a{index})?' for index in range(num_required, num_arguments)]
     if num_required:
         return ' ", " '.join(f"a{index}" for index in range(num_required)) + " " + " ".join(optional)
