@@ -73,7 +73,7 @@ class ModelRunner:
         self._block_size = config.cache.block_size
         builder = RankBuilder(config, ALONE, Rendezvous())
         model = builder.load_model()
-        # A handle keeps all of its context: every KV group has the same blocks, those behind a window included.
+        # A handle keeps its whole context: every KV group has the same blocks, including those outside a window.
         spec = builder.kv_cache_spec
         num_blocks = spec.num_bytes(builder.count_kv_blocks(model)) // sum(spec.bytes_per_block)
         self._groups = config.model.kv_groups

@@ -71,7 +71,7 @@ def make_scheduler(
     drafter: Drafter | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
-    """Build a small scheduler with its blocks. The clock stands still unless one is given."""
+    """Build a small scheduler with its blocks. The clock is constant unless one is given."""
     cache = CacheConfig(
         block_size=block_size,
         num_kv_blocks=None,
@@ -117,9 +117,9 @@ def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: 
 
 
 class KnownDrafter:
-    """A `Drafter` that knows how requests go on, and tells it right, wrong, half right, or not at all, by turns.
+    """A `Drafter` that knows how requests continue, and proposes right, wrong, half-right or no tokens in turn.
 
-    `continuation` returns the tokens behind a request's context as far as they are known; wrong ones are one off.
+    `continuation` returns the known tokens after a request's context; wrong ones are off by one.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class KnownDrafter:
 
     @classmethod
     def of_sequences(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, max_num_drafts: int = 4) -> Self:
-        """Know whole sequences, prompts included: a context goes on as the first that begins with it."""
+        """Use known sequences, prompts included: a context continues like the first that begins with it."""
         known = [list(sequence) for sequence in sequences]
 
         def continuation(request_id: str, context: list[int]) -> Sequence[int]:
@@ -170,7 +170,7 @@ class FakeRow:
         self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
         for token_id in new.token_ids.tolist():
             self.append(token_id)
-        self.num_told = self.num_tokens  # tokens known to a rank that does not sample
+        self.num_told = self.num_tokens  # tokens sent to a rank that does not sample
         self.is_lost = False  # depends on KV that a failed step did not write: its samples must never be read
 
     def append(self, token_id: int) -> None:
@@ -179,7 +179,7 @@ class FakeRow:
         self.num_tokens += 1
 
     def truncate(self, num_tokens: int) -> None:
-        """Take back tokens that were on trial."""
+        """Take back draft tokens."""
         del self.contexts[num_tokens:], self.token_ids[num_tokens:]
         self.num_tokens = num_tokens
         self.num_told = min(self.num_told, num_tokens)
@@ -193,7 +193,7 @@ class FakeRow:
         self.num_told = max(self.num_told, position + 1)
 
     def change(self, group: int, column: int, block_id: int) -> None:
-        """Write an entry of a block table; a new one comes at its end."""
+        """Set an entry of a block table; a new one is appended."""
         table = self.block_ids[group]
         assert column <= len(table), f"{self.request_id}: no block for columns before {column}"
         table[column : column + 1] = [block_id]
@@ -218,13 +218,13 @@ class FakeWorker:
     ) -> None:
         self.vocab_size = vocab_size
         self._drafter = drafter
-        self._has_first_stage = has_first_stage  # it must be sent every token before it can compute it
+        self._has_first_stage = has_first_stage  # must receive every token before it can compute it
         self.num_tokens_computed = 0
         self.rows: dict[int, FakeRow] = {}
         self._block_size = block_size
         self._groups = groups
         self._recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
-        # One block more than there are: the null block, which must never be written or read. A block of a recurrent
+        # One block more than managed: the null block, which must never be written or read. A block of a recurrent
         # group has a single entry.
         sizes = [1 if group in self._recurrent else block_size for group in range(len(groups))]
         self._kv: list[NDArray[np.int64]] = [
@@ -314,7 +314,7 @@ class FakeWorker:
 
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
-        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was not told"
+        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was never sent"
         contexts = np.array([_LOST] * row.num_tokens if row.is_lost else row.contexts)
         for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
             size, positions = kind.block_tokens(self._block_size), np.arange(start, end)
@@ -344,7 +344,7 @@ class FakeWorker:
                     self._write(row, start, end)
 
     def _reads(self, row: FakeRow, start: int, end: int) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Yield the keys that each group has for tokens `start` to `end` - 1, and the position where they begin."""
+        """Yield what each group holds for tokens `start` to `end` - 1 to read, and the position where that begins."""
         for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
             if group not in self._recurrent:
                 first = kind.first_read(start)
@@ -358,7 +358,7 @@ class FakeWorker:
             assert not len(wrong), f"{row.request_id}: wrong keys at positions {wrong.tolist()}"
 
     def _try_drafts(self, scheduler_output: SchedulerOutput) -> list[list[int]]:
-        """Append each row's drafts [R] to what it knows, until it has sampled."""
+        """Append each row's drafts [R] to its tokens, until it has sampled."""
         tried = scheduler_output.scheduled_spec_decode_tokens
         if tried is None:
             return [[] for _ in scheduler_output.req_ids]
@@ -372,7 +372,7 @@ class FakeWorker:
         return drafts
 
     def _sample(self, row: FakeRow, end: int, drafts: list[int]) -> list[int]:
-        """Return what the row samples: a token, and one more for each draft that turns out right."""
+        """Return what the row samples: one token, plus one for each accepted draft."""
         if end < row.num_tokens:
             return []
         row.truncate(row.num_tokens - len(drafts))
@@ -387,7 +387,7 @@ class FakeWorker:
 
 
 def model_output_for(scheduler_output: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
-    """Answer a step without drafts: `token_ids` [R], of which only those of rows that sample count."""
+    """Return the output of a step without drafts: `token_ids` [R], used only for rows that sample."""
     return _answer_of(
         scheduler_output,
         [[one] if it else [] for one, it in zip(token_ids, scheduler_output.samples.tolist(), strict=True)],
@@ -454,7 +454,7 @@ class FakeExecutor:
         """No-op: nothing is initialized lazily."""
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        """It keeps no keys and values."""
+        """No-op: there are no keys and values."""
         return False
 
     def check_health(self) -> None:
@@ -498,5 +498,5 @@ class FakeRank:
         """No-op: nothing is initialized lazily."""
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        """It keeps no keys and values."""
+        """No-op: there are no keys and values."""
         return False

@@ -1,4 +1,4 @@
-"""A test double of a device with a queue, on CPU tensors. It gets wrong whatever a CUDA graph would get wrong.
+"""A test double of a device with a queue, on CPU tensors. It fails where a CUDA graph would fail.
 
 A capture records every torch op with its tensors. A replay runs the ops again on the current contents of those tensors
 and writes to the memory of the original results. Python code between the ops does not run again, so numbers passed to a
@@ -38,7 +38,7 @@ class RecordedQueue:
 
     captures: int = 0
     num_waits: int = 0
-    replays: list[int] = field(default_factory=list)  # the number of the capture behind each replay
+    replays: list[int] = field(default_factory=list)  # the number of the capture for each replay
 
     def host_bytes(self, num_bytes: int) -> torch.Tensor:
         return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)  # garbage: uninitialized memory

@@ -37,7 +37,7 @@ async def test_async_llm_without_a_model_is_the_demo_and_says_so(caplog: pytest.
             result = await llm.generate("Hello, world!")
     assert result.prompt == "Hello, world!"
     assert result.finished
-    assert any("demo" in record.getMessage() and "no model named" in record.getMessage() for record in caplog.records)
+    assert any("demo" in record.getMessage() and "no model given" in record.getMessage() for record in caplog.records)
 
 
 async def test_async_llm_engine() -> None:

@@ -80,7 +80,7 @@ def test_a_second_signal_breaks_streams_off_and_the_exit_code_tells() -> None:
         assert '"code":"draining"' in rest
         assert rest.endswith("data: [DONE]\n")
         assert server.process.wait(END_S) == 1
-        assert "1 requests broken off" in server.log
+        assert "1 requests cancelled" in server.log
         assert "Traceback" not in server.log
 
 

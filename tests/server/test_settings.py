@@ -92,8 +92,8 @@ def test_a_mistake_in_the_environment_is_named(environ: dict[str, str], message:
     [
         ("prot: 1", "did you mean 'port'"),
         ("port: '1'", "must be an integer"),
-        ("port: 1\nport: 2", "there twice"),
-        ("- port", "must be a table"),
+        ("port: 1\nport: 2", "duplicate key"),
+        ("- port", "must be a mapping"),
         ("port: [", "cannot be read"),
         ("? [a, b]\n: 1", "unhashable"),
     ],

@@ -78,7 +78,7 @@ class RecurrentConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointQuantization:
-    """Weights in few bits, as `quantization_config` describes them. What `values` mean is the method's own business."""
+    """Quantized weights, as described by `quantization_config`. The meaning of `values` depends on the method."""
 
     method: str  # quant_method, a known one
     origin: str  # of the values: a file and a key
@@ -86,7 +86,7 @@ class CheckpointQuantization:
 
     @property
     def fields(self) -> JsonFields:
-        """Return the values, to be checked as they are asked for."""
+        """Return the values, validated on access."""
         return JsonFields(self.origin, self.values)
 
 
@@ -118,14 +118,14 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     moe: MoEConfig | None = None  # None: no MoE layers
-    quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: they are dense
+    quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: dense
     latent: LatentConfig | None = None  # None: layers that attend keep a key and a value for each kv head
     recurrent: RecurrentConfig | None = None  # None: all layers attend
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
-        """What layers keep of a context, kind by kind: the groups of KV memory, the same on every rank.
+        """The KV groups: what layers keep of a context, by kind; the same on every rank.
 
         Recurrent ones are the last: attention backends plan for those before them.
         """

@@ -1,1 +1,1 @@
-"""Text in, text out around the core; and the core itself, here or in a process of its own."""
+"""Text in, text out, around the engine core; and the core itself, in this or a separate process."""

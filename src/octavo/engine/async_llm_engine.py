@@ -1,7 +1,7 @@
-"""`AsyncLLMEngine`: the engine for async programs. Requests come and go while it runs.
+"""`AsyncLLMEngine`: the engine for async programs. Requests are added while it runs.
 
 Two threads: the event loop owns processors and request states; the engine thread waits for the core's outputs and
-passes each step's to the loop. With a core in this process it also runs the steps.
+passes each step's to the loop. With an in-process core, it also runs the steps.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from octavo.sampling_params import RequestPriority, SamplingParams
 
 
 class LiveRequest:
-    """A running request, for a reader of deltas; made by `AsyncLLMEngine.open`.
+    """A running request with a reader of deltas; created by `AsyncLLMEngine.open`.
 
-    When notified, take what is new from each sample. If nothing is new, `check` tells whether the engine is dead. Close
-    it in any case.
+    When notified, take what is new from each sample. If nothing is new, `check` raises if the engine is dead.
+    Always close it.
     """
 
     __slots__ = ("_death", "_forget", "state")
@@ -41,7 +41,7 @@ class LiveRequest:
 
     @property
     def samples(self) -> list[CompletionState]:
-        """In the order of their seeds; see `CompletionState.take`."""
+        """In seed order; see `CompletionState.take`."""
         return self.state.samples
 
     @property
@@ -55,7 +55,7 @@ class LiveRequest:
             raise death
 
     def close(self) -> None:
-        """Forget the reader; a request that has not finished is aborted. Idempotent."""
+        """Drop the reader; an unfinished request is aborted. Idempotent."""
         self._forget(self.state)
 
 
@@ -112,7 +112,7 @@ class AsyncLLMEngine:
         Leaving the loop early, or cancelling the task, aborts the request.
 
         Raises:
-            InvalidParameterError: naming field, value and limit.
+            InvalidParameterError: names the field, its value and the limit.
             EngineDeadError: the engine died.
         """
         await self._check_structured_outputs([sampling_params])
@@ -122,7 +122,7 @@ class AsyncLLMEngine:
         updated = asyncio.Event()
         state = self._start(processed, updated.set)
         try:
-            is_whole = False  # what was yielded is: the request may finish while the reader is busy
+            is_whole = False  # the last yield was final: the request may finish while the reader is busy
             while not is_whole:
                 await updated.wait()
                 updated.clear()
@@ -135,7 +135,7 @@ class AsyncLLMEngine:
             self._forget(state)
 
     def open(self, processed: ProcessedRequest, notify: Callable[[], None]) -> LiveRequest:
-        """Start a request, made by `front.process`, for a reader of deltas.
+        """Start a request, made by `front.process`, with a reader of deltas.
 
         `notify` is called in the event loop whenever there is something new, and must neither raise nor block.
 
@@ -166,10 +166,10 @@ class AsyncLLMEngine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
     ) -> list[RequestOutput]:
-        """Generate for one prompt or many at once; return their outputs in the order of the prompts.
+        """Generate for one prompt or many at once; return outputs in the order of the prompts.
 
         Raises:
-            InvalidParameterError: naming field, value and limit; nothing was started.
+            InvalidParameterError: names the field, its value and the limit; nothing was started.
         """
         prompt_list = as_prompt_list(prompts)
         params_list = params_per_prompt(sampling_params, len(prompt_list))
@@ -191,7 +191,7 @@ class AsyncLLMEngine:
         self.front.client.abort(self.front.outputs.core_ids(request_id))
 
     async def call(self, method: CoreMethod) -> None:
-        """Run a method of the core between two steps."""
+        """Call a method of the core between two steps."""
         self._start_pump()
         await asyncio.to_thread(self.front.client.call, method)
 
@@ -202,7 +202,7 @@ class AsyncLLMEngine:
         self._close()
 
     async def _check_structured_outputs(self, params: Sequence[SamplingParams | None]) -> None:
-        """Check constraints outside the event loop: it may take a while."""
+        """Validate constraints outside the event loop: it may take a while."""
         constraints = {
             one.structured_output for one in params if isinstance(one, SamplingParams) and one.structured_output
         }
@@ -230,7 +230,7 @@ class AsyncLLMEngine:
             self._forget(state)
 
     def _forget(self, state: RequestState) -> None:
-        """The reader is gone: forget it, and abort the request if it has not finished."""
+        """The reader is gone: drop it, and abort the request unless it has finished."""
         self._readers.pop(state.request_id, None)
         if not state.is_finished and self._death is None:
             self.front.client.abort(self.front.outputs.core_ids(state.request_id))

@@ -8,7 +8,7 @@ logger = logging.getLogger("octavo.engine.process")
 
 
 def relay_lines(pipe: IO[bytes]) -> threading.Thread:
-    """Log every line from the pipe, until the other side closes it; return the thread that does."""
+    """Log every line from the pipe until the other side closes it; return the thread."""
     thread = threading.Thread(target=_relay, args=(pipe,), name="octavo-engine-log", daemon=True)
     thread.start()
     return thread

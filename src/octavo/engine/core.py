@@ -1,7 +1,7 @@
-"""The engine core: scheduler plus executor. Knows tokens, never text. A step is three calls.
+"""The engine core: scheduler plus executor. It handles tokens, never text. A step is three calls.
 
-Several steps are in flight in a pipeline of ranks, one per stage, and on devices with a queue, which then need not wait
-for the host: the core submits steps while there is something to compute, and waits for the oldest.
+Several steps are in flight with pipeline parallelism, one per stage, and on devices with a queue, which then need not
+wait for the host: the core submits steps while there is something to compute, and waits for the oldest.
 """
 
 import logging
@@ -34,7 +34,7 @@ class PendingStep:
 
 
 class EngineCore:
-    """Owned by one thread; others send messages (`EngineCoreClient`)."""
+    """Owned by one thread; others send it messages (`EngineCoreClient`)."""
 
     def __init__(
         self, config: EngineConfig, executor: Executor, *, epoch: int = 0, drafter: Drafter | None = None
@@ -55,13 +55,13 @@ class EngineCore:
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[PendingStep] = deque()  # oldest first
         self._finished_outputs: deque[EngineCoreOutputs] = deque()  # of steps that a call waited for
-        self._prepared_blocks: list[int] | None = None  # in use when the ranks last had enough memory prefaulted
+        self._prepared_blocks: list[int] | None = None  # blocks in use when the ranks last had enough memory prefaulted
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self.scheduler.add_request(request)
 
     def abort(self, request_ids: list[str]) -> None:
-        """End requests at once. Their blocks are free when this returns; their outputs come with the next step."""
+        """End requests immediately. Their blocks are free on return; their outputs come with the next step."""
         self.scheduler.abort(request_ids)
 
     def has_work(self) -> bool:
@@ -69,10 +69,10 @@ class EngineCore:
         return not self.scheduler.is_finished() or bool(self.scheduler.finished or self._finished_outputs)
 
     def step(self) -> EngineCoreOutputs:
-        """Schedule, execute, update. A forward that raises ends the requests of its step, and only those.
+        """Schedule, execute, update. If the forward pass raises, only the requests of its step end.
 
         Raises:
-            EngineDeadError: a rank is gone.
+            EngineDeadError: a rank has died.
         """
         if self._finished_outputs:
             return self._finished_outputs.popleft()
@@ -96,7 +96,7 @@ class EngineCore:
     def _execute(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         try:
             return self._executor.execute_model(scheduler_output)
-        except BaseException as error:  # noqa: BLE001 - `_finish_oldest` says what becomes of the step
+        except BaseException as error:  # noqa: BLE001 - handled by `_finish_oldest`
             future: Future[ModelRunnerOutput] = Future()
             future.set_exception(error)
             return future
@@ -119,7 +119,7 @@ class EngineCore:
     def _fail(self, pending: PendingStep, error: BaseException) -> None:
         self.scheduler.fail_step(pending.scheduler_output, f"{type(error).__name__}: {error}")
         if not isinstance(error, Exception):
-            raise error  # Ctrl-C: the state of the step is unknown, so its requests have ended all the same
+            raise error  # Ctrl-C: the state of the step is unknown, so its requests have ended, too
         scheduler_output = pending.scheduler_output
         logger.error(
             "step %d failed; its %d requests end with an error",
@@ -129,7 +129,7 @@ class EngineCore:
         )
 
     def warmup_model(self) -> None:
-        """Prefill warm-up and decode warm-up, timed and logged."""
+        """Run a prefill and a decode step without side effects, timed and logged."""
         self._finish_all()
         self._executor.warmup()
 
@@ -143,14 +143,14 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if a rank is gone. For when idle: a step notices by itself."""
+        """Raise EngineDeadError if a rank has died. For idle times: steps detect it themselves."""
         self._executor.check_health()
 
     def prepare(self) -> bool:
-        """Do a little work that makes later steps faster, when idle; return False when none is left.
+        """Do some work that makes later steps faster, when idle; return False when there is none left.
 
         Raises:
-            EngineDeadError: a rank is gone.
+            EngineDeadError: a rank has died.
         """
         num_reached = self.scheduler.blocks.num_reached
         if num_reached == self._prepared_blocks:  # let the ranks of an idle engine sleep

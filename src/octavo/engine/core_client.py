@@ -1,4 +1,4 @@
-"""`EngineCoreClient`: how the front reaches an engine core. `engine/front.py` chooses the implementation."""
+"""`EngineCoreClient`: how the frontend reaches an engine core. `engine/front.py` chooses the implementation."""
 
 from typing import Literal, Protocol
 
@@ -16,7 +16,7 @@ class EngineCoreClient(Protocol):
         ...
 
     def load(self) -> None:
-        """Return when the model is loaded. A core in a process of its own has been loading since the client was made.
+        """Return when the model is loaded. A core in a separate process starts loading when the client is created.
 
         Raises:
             UserError: about the options, the model or the memory.
@@ -32,15 +32,15 @@ class EngineCoreClient(Protocol):
         ...
 
     def get_outputs(self, timeout_s: float | None) -> EngineCoreOutputs | None:
-        """Return new outputs, waiting at most `timeout_s` for them (None: without limit, 0: not at all).
+        """Return new outputs, waiting at most `timeout_s` for them (None: no limit, 0: do not wait).
 
         Raises:
-            EngineDeadError: the core is gone.
+            EngineDeadError: the core is dead.
         """
         ...
 
     def call(self, method: CoreMethod) -> None:
-        """Run a method of the core between two steps and wait for it.
+        """Call a method of the core between two steps and wait for it.
 
         Raises:
             EngineError: the method raised; carries its message.

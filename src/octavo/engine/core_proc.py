@@ -1,6 +1,6 @@
-"""The child process: an engine core behind two sockets. Run as `python -m octavo.engine.core_proc FOLDER`.
+"""The child process: an engine core on two sockets. Run as `python -m octavo.engine.core_proc FOLDER`.
 
-Exits with code 0 when told to or when its parent is gone, and with 1 when it fails.
+Exits with code 0 when told to or when its parent has exited, and with 1 when it fails.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from octavo.executor.base import make_executor
 
 logger = logging.getLogger(__name__)
 
-_QUIET_MS = 200  # without messages or work, before ranks are checked and later steps prepared
+_QUIET_MS = 200  # without messages or work, before checking ranks and preparing later steps
 _LEAVE_S = 5.0  # for a graceful shutdown, including a step in flight
 
 
 class CoreProc:
-    """Loops over messages and steps; when idle, prepares later steps, then sleeps."""
+    """Processes messages and steps; when idle, prepares later steps, then sleeps."""
 
     def __init__(self, folder: Path) -> None:
         sockets = zmq.Context()
@@ -61,8 +61,8 @@ class CoreProc:
                 self._serve(core)
             return 0
         except Exception as error:
-            if not isinstance(error, UserError):  # the parent tells the user, without a traceback
-                logger.exception("the engine core cannot go on")
+            if not isinstance(error, UserError):  # the parent reports it to the user, without a traceback
+                logger.exception("the engine core cannot continue")
             self._send(CoreFailed(error_type=type(error).__name__, message=str(error)))
             return 1
         finally:
@@ -80,7 +80,7 @@ class CoreProc:
                 self._is_preparing = core.prepare()
 
     def _carry_out_messages(self, core: EngineCore) -> bool:
-        """Handle all pending messages; without work, wait a moment for one. False: told to stop."""
+        """Handle all pending messages; without work, wait briefly for one. Returns False when told to stop."""
         while self._inbox.poll(0 if core.has_work() or self._is_preparing else _QUIET_MS):
             if not self._carry_out(core, self._decode(self._inbox.recv())):
                 return False

@@ -1,4 +1,4 @@
-"""Several engine cores behind one client: replicas of the model, each a process with its own scheduler and KV memory.
+"""Several engine cores under one client: replicas of the model, each a process with its own scheduler and KV cache.
 
 The requests of a replica that dies end with `EngineDeadError`; the others continue. The engine is dead when the last
 replica is.
@@ -39,7 +39,7 @@ class DataParallelClient:
                 self._replicas.append(self._start(_config_of_replica(config), number))
                 started.callback(self._replicas[-1].close)
             started.pop_all()
-        self._lock = threading.Lock()  # guards what follows: one thread adds while another gets outputs
+        self._lock = threading.Lock()  # guards the following: one thread adds while another gets outputs
         self._router = Router(num_replicas, config.cache.block_size, caches_prefixes=config.cache.enable_prefix_caching)
         self._homes: dict[str, int] = {}  # unfinished request id -> its replica
         self._stats: dict[int, SchedulerStats] = {}  # the latest of each replica
@@ -55,7 +55,7 @@ class DataParallelClient:
         """See `EngineCoreClient.load`: all replicas.
 
         Raises:
-            UserError: of the first replica that could not load.
+            UserError: from the first replica that failed to load.
         """
         for replica in self._replicas:
             replica.load()
@@ -80,7 +80,7 @@ class DataParallelClient:
                 self._homes.update(dict.fromkeys(ids, number))
             try:
                 return self._replicas[number].add(requests)
-            except EngineDeadError:  # just now: `get_outputs` ends what it had; these did not reach it
+            except EngineDeadError:  # died just now: `get_outputs` ends its requests; these did not reach it
                 with self._lock:
                     self._router.drop(number)
                     for request_id in ids:
@@ -132,7 +132,7 @@ class DataParallelClient:
             self._stats[number] = outputs.stats
 
     def _take_leave_of(self, number: int) -> EngineCoreOutputs:
-        """Return outputs that end what a dead replica left unfinished.
+        """Return outputs that end a dead replica's unfinished requests.
 
         Raises:
             EngineDeadError: it was the last one.
@@ -149,7 +149,7 @@ class DataParallelClient:
             self._arrivals.put((number, None))  # for the next call
             raise self._last_death()
         logger.error(
-            "replica %d is gone: %s; %d of its requests end, %d replicas go on", number, death, len(lost), num_left
+            "replica %d died: %s; %d of its requests end, %d replicas remain", number, death, len(lost), num_left
         )
         end = FinishedRequest(
             finish_reason="error", error=f"replica {number}: {death}", error_type=EngineDeadError.__name__

@@ -1,4 +1,4 @@
-"""`EngineFront`: everything around the core that `LLMEngine` and `AsyncLLMEngine` share."""
+"""`EngineFront`: the frontend, everything around the core that `LLMEngine` and `AsyncLLMEngine` share."""
 
 import itertools
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineFront:
-    """The parts of one engine, loaded and warmed up."""
+    """The frontend of one engine, loaded and warmed up."""
 
     config: EngineConfig
     tokenizer: Tokenizer
@@ -38,7 +38,7 @@ class EngineFront:
         """Find the model, read the tokenizer, load the weights, warm up.
 
         Raises:
-            UserError: about the options, the model or the memory; see its kinds in `octavo.errors`.
+            UserError: about the options, the model or the memory; see its subclasses in `octavo.errors`.
         """
         config = args.resolve()
         client = make_client(config, own_process=bool(args.engine_process))
@@ -68,10 +68,10 @@ class EngineFront:
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
     ) -> ProcessedRequest:
-        """Validate one prompt; nothing is started yet.
+        """Validate one prompt; nothing is started.
 
         Raises:
-            InvalidParameterError: naming field, value and limit.
+            InvalidParameterError: names the field, its value and the limit.
         """
         if request_id is None:
             request_id = f"request-{next(self.request_numbers)}"
@@ -80,13 +80,13 @@ class EngineFront:
         return self.inputs.process(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
 
     def close(self) -> None:
-        """Shut down the core, freeing its memory, and the helpers of the input processor."""
+        """Shut down the core, which frees its memory, and the helper processes of the input processor."""
         self.client.close()
         self.inputs.close()
 
 
 def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:
-    """Return a client whose core has yet to `load`. Imports only the one it needs: each brings a stack of its own."""
+    """Return a client whose core is not loaded yet. Imports only the one it needs: each has heavy dependencies."""
     if config.parallel.data_parallel_size > 1:
         from octavo.engine.data_parallel_client import DataParallelClient
 
@@ -126,9 +126,9 @@ ModelName = str | os.PathLike[str]
 
 
 def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
-    """Return an engine's options. Without a model name it is the bundled model, which is logged."""
+    """Return an engine's options. Without a model name, uses the bundled model and logs it."""
     if model_name is None:
-        logger.info("no model named: using the bundled model %r", DEFAULT_MODEL)
+        logger.info("no model given: using the bundled model %r", DEFAULT_MODEL)
         model_name = DEFAULT_MODEL
     return EngineArgs.from_options({"model_name": os.fspath(model_name), **options})
 
@@ -139,7 +139,7 @@ def streaming_engine_args(model_name: ModelName | None, options: Mapping[str, An
 
 
 def params_per_prompt(params: object, num_prompts: int) -> list[SamplingParams | None]:
-    """Return one `SamplingParams` (or None: the defaults) for each prompt, from one for all or a list.
+    """Return one `SamplingParams` (or None: the defaults) per prompt, from one for all or a list.
 
     Raises:
         InvalidParameterError: a list of another length.

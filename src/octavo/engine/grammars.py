@@ -1,4 +1,4 @@
-"""Joins the engine's tokenizer and the grammar library, when the first structured output is requested."""
+"""Connects the engine's tokenizer to the grammar library on the first structured output request."""
 
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from octavo.structured.manager import GrammarManager
 
 
 def make_grammars(config: EngineConfig) -> GrammarManager[Any]:
-    """Return the manager of all requests' grammars. It costs nothing until a request needs one."""
+    """Return the manager of all requests' grammars. It costs nothing until the first request with one."""
     return GrammarManager(partial(_make_backend, config))
 
 

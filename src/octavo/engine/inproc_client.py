@@ -20,7 +20,7 @@ class InprocClient:
         self._config = config
         self._loaded: EngineCore | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._core_thread: int | None = None  # the one that last got outputs
+        self._core_thread: int | None = None  # the thread that last got outputs
 
     @property
     def profile(self) -> str:
@@ -56,7 +56,7 @@ class InprocClient:
 
     @property
     def _core(self) -> EngineCore:
-        assert self._loaded is not None, "it loads first"
+        assert self._loaded is not None, "load comes first"
         return self._loaded
 
     def _carry_out(self, timeout_s: float | None) -> None:

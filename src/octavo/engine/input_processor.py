@@ -1,4 +1,4 @@
-"""From user input to `EngineCoreRequest`s. All validation ends here: below, a request is valid and fits."""
+"""Converts user input to `EngineCoreRequest`s. All validation ends here: past it, a request is valid and fits."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class ProcessedRequest:
 
 
 class InputProcessor:
-    """Tokenizes, completes, validates. Its only state is the count of seeds drawn."""
+    """Tokenizes, applies defaults, validates. Its only state is the number of seeds generated."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
         self.default_params = _default_params(config)
@@ -53,7 +53,7 @@ class InputProcessor:
 
         Raises:
             PromptTooLongError: prompt, or prompt and `min_tokens`, exceed the model's context.
-            InvalidParameterError: any other error, naming field, value and limit.
+            InvalidParameterError: any other error; names the field, its value and the limit.
         """
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
@@ -90,16 +90,16 @@ class InputProcessor:
         return {"prompt_token_ids": self._tokenizer.encode_chat(messages, **template_options)}
 
     def check_structured_output(self, constraint: StructuredOutput) -> None:
-        """Check a constraint. May take seconds; callable from any thread. `process` reuses the result.
+        """Validate a constraint. May take seconds; callable from any thread. `process` reuses the result.
 
         Raises:
-            InvalidParameterError: with the location of the fault.
-            GrammarTooComplexError: checking takes too long.
+            InvalidParameterError: with the location of the error.
+            GrammarTooComplexError: validation takes too long.
         """
         self._constraints.check(constraint)
 
     def close(self) -> None:
-        """Stop the process that checks constraints."""
+        """Stop the process that validates constraints."""
         self._constraints.close()
 
     def _tokenize(self, prompt: object) -> tuple[str | None, list[int]]:
@@ -130,7 +130,7 @@ class InputProcessor:
             raise InvalidParameterError(field, token_id, f"token ids of this model are 0 to {self._vocab_size - 1}")
 
     def _complete(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
-        """Fill in what the user left open: a seed, and the context length as the limit."""
+        """Fill in what the user left unset: a seed, and the context length as the limit."""
         room = self._max_model_len - num_prompt_tokens
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         return params.replace(max_tokens=max_tokens, seed=self._draw_seed() if params.seed is None else params.seed)

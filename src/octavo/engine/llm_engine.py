@@ -28,7 +28,7 @@ class LLMEngine:
 
     def __init__(self, model_name: ModelName | None = None, **options: Any) -> None:
         self._front = EngineFront.open(engine_args(model_name, options))
-        self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran others; `step` returns them
+        self._unseen: dict[str, RequestOutput] = {}  # changed while `generate` ran other requests; `step` returns them
         self._close = weakref.finalize(self, self._front.close)  # also when the program ends
 
     @property
@@ -49,7 +49,7 @@ class LLMEngine:
         """Queue one prompt (text or token ids); return its request id.
 
         Raises:
-            InvalidParameterError: naming field, value and limit; nothing was queued.
+            InvalidParameterError: names the field, its value and the limit; nothing was queued.
         """
         processed = self.front.process(
             prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
@@ -77,12 +77,12 @@ class LLMEngine:
         use_tqdm: bool = False,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Generate for one prompt or many; return their outputs in the order of the prompts.
+        """Generate for one prompt or many; return outputs in the order of the prompts.
 
         All prompts are validated before the first one starts.
 
         Raises:
-            InvalidParameterError: naming field, value and limit.
+            InvalidParameterError: names the field, its value and the limit.
         """
         prompt_list = as_prompt_list(prompts)
         processed = [
@@ -103,7 +103,7 @@ class LLMEngine:
         return self.front.inputs.chat_prompt(messages, **template_options)
 
     def warmup_model(self) -> None:
-        """Run a prefill and a decode without side effects, timed and logged. The constructor has done so once."""
+        """Run a prefill and a decode step without side effects, timed and logged. The constructor does so once."""
         self.front.client.call("warmup_model")
 
     def reset_prefix_cache(self) -> None:
@@ -124,7 +124,7 @@ class LLMEngine:
         return state
 
     def _step(self) -> tuple[list[RequestState], int]:
-        """Run one step, waiting for it; with nothing to do, return at once."""
+        """Run one step and wait for it; return at once if there is nothing to do."""
         front = self.front
         core_outputs = front.client.get_outputs(None if self.has_unfinished_requests() else 0.0)
         if core_outputs is None:

@@ -1,4 +1,4 @@
-"""From `EngineCoreOutputs` to text. One loop over the batch; text exists only here and above."""
+"""Converts `EngineCoreOutputs` to text, in one loop over the batch. The core knows no text."""
 
 import time
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one step changed in the front."""
+    """What one step changed in the frontend."""
 
-    changed: list[RequestState]  # each once, in the order of the step
-    to_abort: list[str]  # core requests that a stop string ended; the core does not know yet
+    changed: list[RequestState]  # unique, in step order
+    to_abort: list[str]  # core requests ended by a stop string, which the core does not know yet
     num_tokens: int  # work done in the step, prompt tokens included
 
 
@@ -27,7 +27,7 @@ class OutputProcessor:
         self.metrics = metrics
         self._tokenizer = tokenizer
         self._requests: dict[str, RequestState] = {}
-        self._samples: dict[str, tuple[RequestState, CompletionState]] = {}  # by core request id, unfinished ones
+        self._samples: dict[str, tuple[RequestState, CompletionState]] = {}  # unfinished samples by core request id
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._requests
@@ -44,7 +44,7 @@ class OutputProcessor:
         return state
 
     def core_ids(self, request_id: str) -> list[str]:
-        """Return the unfinished core requests behind a user's request; none if it is unknown."""
+        """Return the unfinished core requests of a user's request; none if it is unknown."""
         state = self._requests.get(request_id)
         return [sample.request_id for sample in state.samples if not sample.finish_reason] if state else []
 
@@ -52,7 +52,7 @@ class OutputProcessor:
         """Process one step: detokenize, look for stop strings, record what has finished."""
         now_s = time.time()
         changed: dict[str, RequestState] = {}
-        ended: dict[str, RequestState] = {}  # those of which a sample has ended
+        ended: dict[str, RequestState] = {}  # requests with a sample that has ended
         to_abort: list[str] = []
         num_by_last_time: dict[float, int] = {}
         self._record_events(outputs)
@@ -61,7 +61,7 @@ class OutputProcessor:
             token_ids = outputs.new_token_ids[start : start + count]
             start += count
             if core_id not in self._samples:
-                continue  # a stop string or an abort ended it here before the core heard of it
+                continue  # ended here by a stop string or an abort, which the core did not know yet
             state, sample = self._samples[core_id]
             if not state.record_token(now_s):
                 self.metrics.record_first_token(state.arrival_time_s, state.num_prompt_tokens, now_s)

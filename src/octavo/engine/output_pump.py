@@ -11,11 +11,11 @@ from octavo.errors import EngineDeadError, OctavoError
 
 logger = logging.getLogger(__name__)
 
-_IDLE_WAIT_S = 0.1  # how long it may sleep before it looks whether it should end
+_IDLE_WAIT_S = 0.1  # how often it checks whether to stop
 
 
 class OutputPump:
-    """Runs from construction until `stop`, or until the core is gone."""
+    """Runs from construction until `stop`, or until the core is dead."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class OutputPump:
         except EngineDeadError as death:
             self._post(self._on_death, death)
         except Exception as error:
-            logger.exception("the engine thread cannot go on")
+            logger.exception("the engine thread cannot continue")
             self._post(self._on_death, EngineDeadError(f"{type(error).__name__}: {error}"))
 
     def _post(self, callback: Callable[..., None], argument: object) -> None:

@@ -1,7 +1,7 @@
-"""The engine core in a child process: msgpack messages over two ZMQ sockets, one for each direction.
+"""The engine core in a child process: msgpack messages over two ZMQ sockets, one per direction.
 
-The child is `python -m octavo.engine.core_proc`, so no program needs a `__main__` guard. Its configuration comes
-through standard input, and that pipe stays open: when it closes, the parent is gone and the child ends.
+The child is `python -m octavo.engine.core_proc`, so no program needs a `__main__` guard. It reads its configuration
+from standard input, and that pipe stays open: when it closes, the parent has exited and the child exits, too.
 """
 
 import contextlib
@@ -38,19 +38,19 @@ from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
 
-_POLL_MS = 100  # how often a waiting listener checks that the child lives
+_POLL_MS = 100  # how often a waiting listener checks that the child is alive
 _UNHEARD_S = 0.01  # between attempts to send to a child that has just died
 _CLOSE_S = 5.0  # how long the child may take to exit
 
 
 class ProcessClient:
-    """Implements `EngineCoreClient`. Starts the child, which loads the model; a thread listens to it."""
+    """Implements `EngineCoreClient`. Starts the child, which loads the model; a thread receives from it."""
 
     # Followed by the folder of the sockets.
     command: Sequence[str] = (sys.executable, "-m", "octavo.engine.core_proc")
 
     def __init__(self, config: EngineConfig, deliver: Callable[[EngineCoreOutputs | None], None] | None = None) -> None:
-        """`deliver` gets outputs in place of `get_outputs`, in the listening thread; None once the child is gone.
+        """`deliver` gets outputs instead of `get_outputs`, on the receiving thread; None once the child has exited.
 
         Raises:
             EngineDeadError: the process cannot be started.
@@ -81,7 +81,7 @@ class ProcessClient:
 
     @property
     def death(self) -> OctavoError | None:
-        """Why the child is gone; None while it lives."""
+        """Why the child exited; None while it is alive."""
         return self._death
 
     @property
@@ -119,7 +119,7 @@ class ProcessClient:
         if self._is_closing:
             return
         self._is_closing = True
-        with contextlib.suppress(OctavoError):  # gone already
+        with contextlib.suppress(OctavoError):  # already dead
             self._send(Shutdown())
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it exited before reading its configuration
@@ -139,7 +139,7 @@ class ProcessClient:
 
     def _bind(self, kind: int, name: str) -> "zmq.Socket[bytes]":
         socket = self._sockets.socket(kind)
-        socket.set_hwm(0)  # never drop; admission bounds what is outstanding
+        socket.set_hwm(0)  # never drop; admission limits what is outstanding
         socket.bind(f"ipc://{self._folder / name}")
         return socket
 
@@ -164,11 +164,11 @@ class ProcessClient:
                     self._to_core.send(data, zmq.NOBLOCK)
                 return
             except zmq.Again:
-                # The child is gone: a blocking send would wait forever, and the listener is about to notice.
+                # The child has exited: a blocking send would wait forever, and the listener is about to notice.
                 time.sleep(_UNHEARD_S)
 
     def _listen(self) -> None:
-        """Dispatch messages from the child until it is gone."""
+        """Dispatch messages from the child until it exits."""
         decode = msgspec.msgpack.Decoder(FromCore).decode
         while True:
             if self._from_core.poll(_POLL_MS):
@@ -191,7 +191,7 @@ class ProcessClient:
                 self._calls.pop(message.call_id).set_exception(EngineError(message.error))
 
     def _bury(self, death: OctavoError) -> None:
-        """Fail everything that waits, with the first cause of death."""
+        """Fail all waiting calls, with the first cause of death."""
         if self._death is not None:
             return
         self._death = death

@@ -1,4 +1,4 @@
-"""The progress bar of offline batches: finished prompts, tokens per second in and out."""
+"""The progress bar of offline batches: finished prompts, input and output tokens per second."""
 
 import time
 from types import TracebackType

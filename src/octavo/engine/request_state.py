@@ -1,4 +1,4 @@
-"""What the front keeps of a request until it finishes: text so far, logprobs, times."""
+"""The frontend's state of a request until it finishes: text so far, logprobs, times."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class CompletionDelta(msgspec.Struct, frozen=True):
-    """What is new of one sample since the last `take`; the last one has a `finish_reason`."""
+    """New output of one sample since the last `take`; the last one has a `finish_reason`."""
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None  # one entry for each of `token_ids`
+    logprobs: list[dict[int, Logprob]] | None = None  # one entry per token of `token_ids`
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -62,8 +62,8 @@ class CompletionState:
         self.error: str | None = None
         self.error_type: str | None = None
         self.last_token_time_s: float | None = None
-        self._is_taken = False  # `take` has returned the end
-        self._num_taken = 0  # tokens that `take` has returned
+        self._is_taken = False  # `take` has returned the final delta
+        self._num_taken = 0  # tokens returned by `take`
         self._params = params
         self._text: list[str] = []
         self._tokenizer = tokenizer
@@ -122,7 +122,7 @@ class CompletionState:
         )
 
     def take(self, index: int) -> CompletionDelta | None:
-        """Return what is new since the last call, None if nothing is; `index` is passed through.
+        """Return new output since the last call, None if there is none; `index` is passed through.
 
         Taken text is not kept for `snapshot`.
         """
@@ -153,7 +153,7 @@ class CompletionState:
             self._text.append(delta)
 
     def _flush(self) -> None:
-        """Show text held back: an incomplete character or the beginning of a stop string."""
+        """Show held-back text: an incomplete character or the beginning of a stop string."""
         self._show(self._detokenizer.flush())
         if self._matcher is not None:
             self._text.append(self._matcher.flush())

@@ -17,22 +17,22 @@ import numpy as np
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.scheduler.block_hash import chain_hashes, request_root
 
-_TOKENS_PER_REQUEST = 64  # take about as long as one more row in the steps of a short output
+_TOKENS_PER_REQUEST = 64  # cost about as much as one more row in the steps of a short output
 _BLOCKS_UNTIL_KNOWN = 4096
 
 
 @dataclass(kw_only=True, slots=True)
 class ReplicaLoad:
-    """The load of one replica, as far as the front knows."""
+    """The load of one replica, as known to the frontend."""
 
     num_routed: int = 0  # requests, since the start
-    unfinished: dict[str, int] = field(default_factory=dict)  # request id -> tokens of its prompt that still wait
+    unfinished: dict[str, int] = field(default_factory=dict)  # request id -> prompt tokens still waiting
     num_waiting_tokens: int = 0
     prefixes: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # block hashes, most recently used last
     num_blocks: int = _BLOCKS_UNTIL_KNOWN
 
     def count_cached(self, names: Sequence[bytes]) -> int:
-        """Return how many of these blocks, from the first on, the replica is known to have cached."""
+        """Return how many of these blocks, from the first on, the replica has cached, as far as known."""
         return next((at for at, name in enumerate(names) if name not in self.prefixes), len(names))
 
     def remember(self, names: Sequence[bytes]) -> None:

@@ -40,7 +40,7 @@ class Fused:
     """Prologue and epilogue of fused ops: residual, norm, activation. `Fused` of `kernels/cpu/ops.h`.
 
     Raises:
-            UnsupportedModelError: a kind of norm that the kernels do not support.
+        UnsupportedModelError: a kind of norm that the kernels do not support.
     """
 
     residual: torch.Tensor | None  # [T, K], added to the rows first

@@ -68,7 +68,7 @@ class MergedLinear(WeightOwner):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the kernels cannot use the weight in its stored format: `packed` is computed anew each time."""
+        """Whether the kernels cannot use the weight in its stored format: `packed` is computed on each access."""
         return isinstance(self._packed, CompressedLinear)
 
     @property

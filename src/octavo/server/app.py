@@ -1,4 +1,4 @@
-"""The application around the routes: error handlers, middleware, and the uvicorn server that runs them."""
+"""The ASGI application: routes, error handlers, middleware, and the uvicorn server that runs it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -91,12 +91,12 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
 def with_middleware(
     app: ASGIApp, args: ServerArgs, keys: Iterable[str], admission: Admission, metrics: HttpMetrics
 ) -> ASGIApp:
-    """Wrap the routes. From the outside in: id and log, CORS, API key, admission, deadline, body."""
+    """Wrap the routes. Outermost first: id and log, CORS, API key, admission, deadline, body."""
     app = BodyMiddleware(app, args.max_body_bytes, metrics)
     app = DeadlineMiddleware(app, args.request_timeout_s, metrics)
     app = AdmissionMiddleware(app, admission, metrics)
     app = ApiKeyMiddleware(app, keys, metrics)
-    if args.cors_allow_origins:  # outside the keys: a browser's preflight brings none
+    if args.cors_allow_origins:  # outside the auth middleware: a browser's preflight carries no key
         app = CORSMiddleware(
             app,
             allow_origins=args.cors_allow_origins,

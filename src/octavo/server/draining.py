@@ -1,6 +1,6 @@
 """uvicorn's server with a graceful shutdown of our own.
 
-The first SIGTERM or SIGINT starts draining: HTTP keeps answering, new work is refused, requests in flight get
+The first SIGTERM or SIGINT starts draining: HTTP keeps responding, new work is rejected, requests in flight get
 `drain_timeout_s` to finish before they are cancelled. A second signal cancels them at once.
 """
 
@@ -18,7 +18,7 @@ from octavo.server.middleware.admission import Admission
 
 logger = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 2  # for connections to flush what was sent, once all requests have ended
+_LAST_WORDS_S = 2  # for connections to flush pending data, once all requests have ended
 
 
 class DrainingServer(uvicorn.Server):
@@ -42,7 +42,7 @@ class DrainingServer(uvicorn.Server):
         await super().main_loop()
 
     def shut_down(self) -> None:
-        """Drain; called again, cancel what still runs. Runs in the event loop."""
+        """Drain; when called again, cancel what is still running. Runs in the event loop."""
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
         else:
@@ -62,7 +62,7 @@ class DrainingServer(uvicorn.Server):
         num_cut = self._admission.end_all()
         self.num_cut += num_cut
         if num_cut:
-            logger.warning("%d requests broken off: %s", num_cut, reason)
+            logger.warning("%d requests cancelled: %s", num_cut, reason)
         await self._is_idle_within(_LAST_WORDS_S)
         self.stop()
 
@@ -87,7 +87,7 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._loop is None:  # nothing is served yet
+        if self._loop is None:  # not serving yet
             self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self.shut_down)

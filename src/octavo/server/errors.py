@@ -1,7 +1,7 @@
 """Errors on the wire: every response other than 2xx is `{"error": {"message", "type", "param", "code"}}`.
 
-`ApiError` is raised anywhere below a route; `as_api_error` converts other exceptions. A client's fault is always 4xx:
-official clients retry a 5xx twice, so a 500 for a bad request would cost three executions.
+`ApiError` is raised anywhere below a route; `as_api_error` converts other exceptions. Client errors are always 4xx:
+official clients retry a 5xx twice, so a 500 for a bad request would be executed three times.
 """
 
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = "1"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_MAX_SHOWN = 200  # characters of a client's value that an error repeats
+_MAX_SHOWN = 200  # characters of a client's value that an error quotes
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiError(Exception):
-    """A response other than 2xx, ready to be sent."""
+    """A non-2xx response, ready to send."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def as_api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
-    """Return what a client is told about an exception. `names` maps fields to their names on the wire.
+    """Convert an exception to a response. `names` maps fields to their names on the wire.
 
-    Anything but an Octavo error is a bug: it is logged, and the client learns no details.
+    Anything but an Octavo error is a bug: it is logged, and the client gets no details.
     """
     if isinstance(error, ApiError):
         return error
@@ -83,7 +83,7 @@ def as_api_error(error: BaseException, names: Mapping[str, str] | None = None) -
         return unavailable(str(error), "engine_dead")
     if isinstance(error, EngineError):
         return ApiError(500, str(error), code="engine_error")
-    logger.error("a request ended in a fault of ours", exc_info=error)
+    logger.error("internal error in a request", exc_info=error)
     return ApiError(500, "Internal server error.", code="internal_error")
 
 

@@ -1,6 +1,7 @@
-"""uvicorn's HTTP protocol with limits that it lacks: the size of a head, and how slowly a client may send and read.
+"""uvicorn's HTTP protocol with limits that it lacks: header size, and timeouts for slow clients.
 
-What is refused here never becomes a request, so errors are written to the connection directly, in the usual shape.
+Requests rejected here never reach the application, so errors are written to the connection directly, in the usual
+format.
 """
 
 import asyncio
@@ -121,9 +122,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _on_timeout(self) -> None:
         """The rest of a head or body did not arrive in time."""
-        if self.flow.read_paused:  # our doing, not the client's
+        if self.flow.read_paused:  # paused by us, not by the client
             self._start_timer()
-        elif self._reads_head and self._num_raw_bytes == 0:  # nothing was asked, so nothing is answered
+        elif self._reads_head and self._num_raw_bytes == 0:  # nothing was received, so there is nothing to respond to
             self.transport.close()
         else:
             message = f"The request did not arrive within {self.limits.read_timeout_s:g} s."
@@ -157,7 +158,7 @@ def limited_protocol(limits: HttpLimits, metrics: HttpMetrics) -> type[LimitedHt
 
 
 def _head_too_large(max_bytes: int) -> ApiError:
-    return ApiError(431, f"The request's head is larger than {max_bytes} bytes.", code="head_too_large")
+    return ApiError(431, f"The request headers are larger than {max_bytes} bytes.", code="head_too_large")
 
 
 def _raw_response(error: ApiError) -> bytes:

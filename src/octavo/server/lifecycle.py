@@ -1,4 +1,4 @@
-"""The life of a server's engine: it loads while HTTP already answers, serves, and may die.
+"""The life cycle of a server's engine: HTTP responds while it loads; it serves, and may die.
 
 loading -> ready -> dead
 loading -> failed
@@ -82,12 +82,12 @@ class EngineLifecycle:
 
     @property
     def served_name(self) -> str:
-        """The model's main name for clients."""
+        """The model's main name on the wire."""
         return (*self._server_args.served_model_name, self._args.model_name)[0]
 
     @property
     def metrics(self) -> EngineMetrics | None:
-        """The engine's numbers; None while it loads."""
+        """The engine's metrics; None while it loads."""
         return None if self._service is None or self._engine is None else self._engine.metrics
 
     def _make_service(self, engine: AsyncLLMEngine) -> OpenAICompatibleService:

@@ -21,7 +21,7 @@ BACKLOG = 2048
 
 
 def serve(settings: Settings, on_listening: Callable[[str], None] | None = None) -> None:
-    """Listen, load the model meanwhile, serve until a signal arrives or the engine dies.
+    """Listen, load the model in the background, serve until a signal arrives or the engine dies.
 
     Raises:
         InvalidParameterError: the address or a file named by an option cannot be used.
@@ -44,7 +44,7 @@ def serve(settings: Settings, on_listening: Callable[[str], None] | None = None)
     if lifecycle.failure is not None:
         raise lifecycle.failure
     if server.num_cut:
-        raise EngineError(f"{server.num_cut} requests were broken off by the end of the server")
+        raise EngineError(f"{server.num_cut} requests were cancelled by the shutdown")
 
 
 def _log_url(url: str) -> None:
@@ -55,7 +55,7 @@ def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
     """Return the API keys given as options and those in the file: one per line, except blank lines and # comments.
 
     Raises:
-        InvalidParameterError: the file cannot be read, or holds no key, which would leave the server open.
+        InvalidParameterError: the file cannot be read, or contains no key, which would leave the server open.
     """
     if args.api_key_file is None:
         return args.api_key
@@ -65,7 +65,7 @@ def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
         raise InvalidParameterError("api_key_file", args.api_key_file, f"cannot be read: {error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not keys:
-        raise InvalidParameterError("api_key_file", args.api_key_file, "holds no key")
+        raise InvalidParameterError("api_key_file", args.api_key_file, "contains no key")
     return (*args.api_key, *keys)
 
 
@@ -96,7 +96,7 @@ def url_of(listener: socket.socket, args: ServerArgs) -> str:
 
 
 def check_certificate(args: ServerArgs) -> None:
-    """Load certificate and key once, to fail before the model is loaded.
+    """Load the certificate and key, so that errors show before the model is loaded.
 
     Raises:
         InvalidParameterError: they cannot be read, are not PEM, or do not match.
@@ -134,7 +134,7 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 def _remove_if_deserted(path: str) -> None:
-    """Remove a socket left behind by a crashed server; never one in use, or a file."""
+    """Remove the socket of a crashed server; never one in use, or another file."""
     if not Path(path).exists() or not stat.S_ISSOCK(Path(path).stat().st_mode):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""Log lines: text for people, or one JSON object per line for programs."""
+"""Log formats: text for people, or one JSON object per line for programs."""
 
 import logging
 import sys
@@ -30,9 +30,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
-    """Send everything to standard error, in this format and no other; called once, by the program."""
+    """Send all logs to standard error in this format; called once, by the program."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT, TIME_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    if level == "info":  # uvicorn's steps of starting and ending, which we tell ourselves
+    if level == "info":  # uvicorn's start and stop messages, which we log ourselves
         logging.getLogger("uvicorn").setLevel(logging.WARNING)

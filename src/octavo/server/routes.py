@@ -1,4 +1,4 @@
-"""The routes: from a body to a wire type, through the service, and back to bytes."""
+"""The routes: decode the body to a wire type, call the service, encode the reply."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,11 +30,11 @@ T = TypeVar("T")
 Reply = msgspec.Struct | FrameSource
 
 LARGE_BODY = 64 * 1024  # bytes; from here on, a body is processed outside the event loop
-CLIENT_GONE = 499  # only the access log sees it
+CLIENT_GONE = 499  # only visible in the access log
 
 
 class Routes:
-    """Handlers of raw requests; `server/openai` knows what a body means."""
+    """Handlers of raw requests; `server/openai` interprets the bodies."""
 
     def __init__(self, lifecycle: EngineLifecycle, args: ServerArgs, exposition: Exposition) -> None:
         self._lifecycle = lifecycle
@@ -60,7 +60,7 @@ class Routes:
             app.add_api_route(path, handler, methods=methods, response_model=None)
 
     async def health(self) -> Response:
-        """200 when requests are served, even by fewer replicas than at start; 503 while there is no engine."""
+        """200 while requests are served, even with fewer replicas than at start; 503 while there is no engine."""
         refusal = self._lifecycle.refusal()
         if refusal is None:
             lost = self._lifecycle.metrics.lost_replicas if self._lifecycle.metrics is not None else []
@@ -72,7 +72,7 @@ class Routes:
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        """Metrics in Prometheus' format."""
+        """Metrics in Prometheus format."""
         text, content_type = self._exposition.render(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": content_type})
 
@@ -95,7 +95,7 @@ class Routes:
         return await self._answer(request, DetokenizeRequest, self._lifecycle.service.detokenize)
 
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
-        """Decode the body, call `answer`, encode the reply. Cancelled when the client leaves."""
+        """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""
         body = await request.body()
         is_large = len(body) > LARGE_BODY
         wire = await asyncio.to_thread(decode, body, kind) if is_large else decode(body, kind)
@@ -109,7 +109,7 @@ class Routes:
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
-    """Return the result of `work`; cancel it and return None when the client leaves first."""
+    """Return the result of `work`; cancel it and return None if the client disconnects first."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
@@ -146,7 +146,7 @@ def record_request(exchange: Exchange, wire: object, args: ServerArgs) -> None:
 
 
 def record_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> None:
-    """Tell the access log how to count tokens, whole reply or stream."""
+    """Tell the access log how to count tokens, for a whole reply or a stream."""
     if isinstance(reply, ChatCompletion | Completion):
         usage = reply.usage
         exchange.count_tokens = lambda: (usage.prompt_tokens, usage.completion_tokens)
@@ -155,7 +155,7 @@ def record_reply(exchange: Exchange, reply: msgspec.Struct | FrameSource) -> Non
 
 
 def num_samples(wire: GenerationRequest, args: ServerArgs) -> int:
-    """Return how many samples a request asks for, capped at the limits beyond which it will be refused."""
+    """Return how many samples a request asks for, capped where it would be rejected."""
     prompt = wire.prompt if isinstance(wire, CompletionRequest) else ""
     is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
     num_prompts = min(len(prompt), args.max_prompts) if is_batch else 1

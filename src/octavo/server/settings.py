@@ -1,7 +1,7 @@
-"""Where each option comes from: flag, else environment, else YAML file, else default.
+"""Resolves each option: flag, else environment, else YAML file, else default.
 
 All three are derived from the fields of `EngineArgs` and `ServerArgs`: the option `max_num_seqs` is `--max-num-seqs`,
-`OCTAVO_MAX_NUM_SEQS` and `max_num_seqs:` (or `max-num-seqs:`). `model_name` is called `model` everywhere outside.
+`OCTAVO_MAX_NUM_SEQS` and `max_num_seqs:` (or `max-num-seqs:`). `model_name` is called `model` everywhere else.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _ArgsT = TypeVar("_ArgsT", EngineArgs, ServerArgs)
 
 PREFIX = "OCTAVO_"
-CONFIG_VARIABLE = "OCTAVO_CONFIG"  # names the YAML file, where no flag does
+CONFIG_VARIABLE = "OCTAVO_CONFIG"  # path of the YAML file, if there is no flag
 # Octavo's variables that are not options. kernels/native_level.py reads the second.
 _OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OCTAVO_CPU_LEVEL", "OCTAVO_CACHE"})
 HIDDEN = "(hidden)"
@@ -31,13 +31,13 @@ _FIELDS: dict[str, "Field[Any]"] = {
     "model" if spec.name == "model_name" else spec.name: spec for spec in (*fields(EngineArgs), *fields(ServerArgs))
 }
 _SWITCH_WORDS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
-# Kubernetes sets these in every container next to a Service named `octavo`.
+# Kubernetes sets these in every container if there is a Service named `octavo`.
 _SERVICE_LINK = re.compile(r"OCTAVO_(SERVICE_(HOST|PORT)\w*|PORT_\d+_(TCP|UDP)\w*)$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """All options of one server, and where each came from."""
+    """All options of one server, and the origin of each."""
 
     engine: EngineArgs
     server: ServerArgs
@@ -49,7 +49,7 @@ class Settings:
         return [f"{name}: {self._shown(name)}  # {self.origins.get(name, 'default')}" for name in names]
 
     def log(self) -> None:
-        """Log what was set, and where."""
+        """Log the options that were set, and their origins."""
         for line in self.lines():
             logger.info("setting %s", line)
 
@@ -61,11 +61,11 @@ class Settings:
 
 
 def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], config_file: Path | None = None) -> Settings:
-    """Merge all sources. `flags` holds, by field name, only what was given on the command line.
+    """Merge all sources. `flags` contains, by field name, only what was given on the command line.
 
     Raises:
-        UnknownOptionError: a variable or a key of the file that names no option; the message offers the nearest.
-        InvalidParameterError: naming the option, its value and the limit, and where the value came from.
+        UnknownOptionError: a variable or a key of the file that is not an option; the message suggests the closest.
+        InvalidParameterError: names the option, its value and the limit, and where the value came from.
     """
     if config_file is None and environ.get(CONFIG_VARIABLE):
         config_file = Path(environ[CONFIG_VARIABLE])
@@ -113,7 +113,7 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 
 def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that set an option. An empty one counts as absent."""
+    """Return the variables that set an option. An empty one counts as unset."""
     known = {PREFIX + name.upper() for name in _FIELDS}
     own = {}
     for variable, text in environ.items():
@@ -121,7 +121,7 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
             continue
         if _SERVICE_LINK.match(variable) or text.startswith("tcp://"):
             logger.warning(
-                "%s is Kubernetes' own and sets nothing here; `enableServiceLinks: false` avoids it", variable
+                "%s comes from Kubernetes and is ignored; set `enableServiceLinks: false` to avoid it", variable
             )
         elif variable not in known:
             raise UnknownOptionError("environment variable", variable, known | _OTHER_VARIABLES)
@@ -131,7 +131,7 @@ def _own_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse(variable: str, text: str, annotation: Any) -> Any:
-    """Parse the text of a variable as its option's type."""
+    """Parse a variable's text as its option's type."""
     if get_origin(annotation) is tuple:
         return tuple(item for item in (part.strip() for part in text.split(",")) if item)
     kind = (get_args(annotation) or (annotation,))[0]
@@ -150,13 +150,13 @@ def _parse(variable: str, text: str, annotation: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML silently takes the last."""
+    """Rejects duplicate keys, of which YAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is a duplicate key", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -164,7 +164,7 @@ def read_settings_file(path: Path) -> dict[Any, Any]:
     """Return the mapping in a YAML file; an empty file is an empty mapping.
 
     Raises:
-        InvalidParameterError: the file cannot be read, is not YAML, or holds something else than a table.
+        InvalidParameterError: the file cannot be read, is not YAML, or is not a mapping.
     """
     try:
         table = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
@@ -173,5 +173,5 @@ def read_settings_file(path: Path) -> dict[Any, Any]:
     if table is None:
         return {}
     if not isinstance(table, dict):
-        raise InvalidParameterError("config", str(path), "must be a table of options: `port: 8000`")
+        raise InvalidParameterError("config", str(path), "must be a mapping of options: `port: 8000`")
     return table

@@ -1,7 +1,7 @@
-"""Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html): our own ASGI response.
+"""Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) as our own ASGI response.
 
 Frames are written as soon as their source has something new, in the engine's callback: a token costs no task and no
-wake-up. Only when the client falls behind does a task wait for it, and what comes meanwhile is merged.
+wake-up. Only when the client falls behind does a task wait for it; frames are merged meanwhile.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from octavo.server.middleware.exchange import Exchange
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment, which clients ignore
-PING_S = 10.0  # the longest silence, for proxies and clients that time out
+PING_S = 10.0  # keep-alive interval, for proxies and clients that time out
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -30,11 +30,11 @@ class FrameSource(Protocol):
     """Makes the frames of one stream."""
 
     def start(self, notify: Callable[[], None]) -> None:
-        """Begin; call `notify`, in the event loop, whenever there may be something to take."""
+        """Start; call `notify`, in the event loop, whenever there may be frames to take."""
         ...
 
     def take(self) -> bytes:
-        """Return the frames of all that is new; empty if there are none."""
+        """Return the frames of everything new; empty if there are none."""
         ...
 
     @property
@@ -43,19 +43,19 @@ class FrameSource(Protocol):
         ...
 
     def count_tokens(self) -> tuple[int, int]:
-        """Return how many tokens went in and came out so far."""
+        """Return the prompt and output tokens so far."""
         ...
 
     def close(self) -> None:
-        """Stop, whether it is over or not. Called once, with or without `start`."""
+        """Stop, finished or not. Called once, with or without `start`."""
         ...
 
 
 class EventStreamResponse(Response):
-    """Sends frames as they are made. When the client leaves, the source is closed, which aborts its requests.
+    """Sends frames as they are produced. When the client disconnects, the source is closed, which aborts its requests.
 
-    Nothing is sent before the first frame: errors until then are raised and become an ordinary error response. Later
-    ones become a frame with an error, and end the stream.
+    Nothing is sent before the first frame: until then, errors are raised and become an ordinary error response. Later
+    ones are sent as an error frame, and end the stream.
     """
 
     media_type = "text/event-stream"
@@ -111,7 +111,7 @@ class EventStreamResponse(Response):
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _on_update(self) -> None:
-        """Write what is new, unless the client is behind. Raises nothing, as the engine calls it."""
+        """Write what is new, unless the client has fallen behind. Never raises, as the engine calls it."""
         if not self._is_open:
             self._woken.set()
         elif self._write is None and self._error is None:
@@ -159,9 +159,9 @@ async def cancel(*tasks: "asyncio.Future[None]") -> None:
 
 
 def start_at_once(work: Awaitable[None]) -> "asyncio.Task[None] | None":
-    """Run a coroutine until it first waits; return a task for the rest, or None if it has ended. Raises what it raises.
+    """Run a coroutine until it first waits; return a task for the rest, or None if it has ended. Propagates exceptions.
 
-    Most writes to a socket never wait, and so need no task.
+    Most socket writes never wait, and so need no task.
     """
     steps = work.__await__()
     try:

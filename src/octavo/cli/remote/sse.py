@@ -1,7 +1,7 @@
 """Parser for server-sent events: bytes in, the `data` of complete events out.
 
 Source: the WHATWG HTML standard, "Server-sent events". Lines that end in a lone carriage return, which it allows and
-nobody sends, are not split.
+no server sends, are not split.
 """
 
 

@@ -102,7 +102,7 @@ inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, st
   return {out_size, at<void>(weight), at<const float>(bias), {}};
 }
 
-// The weights of a layer's experts; whoever computes with `experts()` keeps this alive.
+// The weights of a layer's experts; must outlive the result of `experts()`.
 class ExpertWeights {
  public:
   ExpertWeights(std::vector<PackedWeight> up, std::vector<PackedWeight> down)

@@ -1,4 +1,4 @@
-"""From a layer's projection to rotated queries and KV memory, in one launch: norm of heads, rotation, write.
+"""From a layer's QKV projection to rotated queries and the KV cache, in one launch: head norms, rotation, write.
 
 Legend: T = tokens, H = query heads, G = kv heads, E = head size, B = slots in a block, A = pairs of elements of a head
 that are rotated.
@@ -16,16 +16,16 @@ _ROWS = 16
 
 @triton.jit
 def kv_place(slot: tl.tensor, head: tl.tensor, G: tl.constexpr, E: tl.constexpr, B: tl.constexpr) -> tl.tensor:
-    """Return where a slot's key or value of a head begins in its pool, which lies as [blocks, G, B, E].
+    """Return the offset of a slot's key or value of a head in its pool, whose layout is [blocks, G, B, E].
 
-    So the keys of a block and head, which one program reads, are together.
+    The keys of a block and head, which one program reads, are thus contiguous.
     """
     return ((slot // B * G + head) * B + slot % B) * E
 
 
 @triton.jit
 def _stored(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Round float32 to the pool's dtype. 8 bits end at 448: what is beyond becomes that, and only NaN remains NaN."""
+    """Round float32 to the pool's dtype. fp8 saturates at 448; only NaN becomes NaN."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x, -_LARGEST_E4M3, _LARGEST_E4M3, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
@@ -50,7 +50,7 @@ def _heads_kernel(
     sin: tl.tensor | None,  # [T, HALF] float32
     query_norm: tl.tensor | None,  # [E] float32; None: no norms
     key_norm: tl.tensor | None,  # [E] float32
-    slots: tl.tensor,  # [T] int64; below 0: a token that is written nowhere
+    slots: tl.tensor,  # [T] int64; below 0: the token is not written
     query: tl.tensor,  # [T, H, E]
     key_pool: tl.tensor,
     value_pool: tl.tensor,
@@ -65,9 +65,9 @@ def _heads_kernel(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ) -> None:
-    """A row is a head of a token, of whatever kind.
+    """A row is one head of a token: query, key or value.
 
-    A program holds two parts of its rows apart, of HALF elements each, for rotation, and what is behind them.
+    A program loads the two rotated parts of its rows separately, HALF elements each, and the rest.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     token, heads = rows.to(tl.int64) // (H + 2 * G), rows % (H + 2 * G)
@@ -119,7 +119,7 @@ def _heads_kernel(
     out = tl.where(is_value, value_pool + place, key_pool + place)
     is_kept = (heads >= H) & (slot >= 0)
     stored: tl.constexpr = key_pool.dtype.element_ty
-    # Through the dtype first: what is kept in 8 bits is the key that others would keep.
+    # Through the dtype first: an 8-bit key is the quantized form of the key in full precision.
     tl.store(out + columns, _stored(turned_first.to(dtype).to(tl.float32), stored), mask=is_kept & is_inside)
     tl.store(out + HALF + columns, _stored(turned_second.to(dtype).to(tl.float32), stored), mask=is_kept & is_inside)
     if REST_BLOCK > 0:
@@ -131,8 +131,8 @@ def rotate_and_write(
     qkv: torch.Tensor,  # [T, (H + 2 * G) * E]
     rotary: tuple[torch.Tensor, torch.Tensor] | None,  # cos and sin, [T, A] float32; None: nothing is rotated
     norms: tuple[torch.Tensor, torch.Tensor, float] | None,  # of queries and keys, [E] float32 each, and their epsilon
-    slots: torch.Tensor,  # [T] int64; below 0: written nowhere
-    key_pool: torch.Tensor,  # [num_slots, G, E], arranged as `kv_place` says
+    slots: torch.Tensor,  # [T] int64; below 0: not written
+    key_pool: torch.Tensor,  # [num_slots, G, E], in the layout of `kv_place`
     value_pool: torch.Tensor,  # [num_slots, G, E]
     num_heads: int,
     block_size: int,

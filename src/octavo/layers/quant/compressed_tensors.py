@@ -91,7 +91,7 @@ class CompressedTensorsSchemes:
         """Read the checkpoint's configuration.
 
         Raises:
-                UnsupportedModelError: a setting that Octavo does not support.
+            UnsupportedModelError: a setting that Octavo does not support.
         """
         _expect(fields, "kv_cache_scheme", None)
         if fields.nested("sparsity_config").values.get("format", "dense") != "dense":

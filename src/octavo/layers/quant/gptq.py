@@ -101,7 +101,7 @@ class GPTQSchemes:
         """Read the checkpoint's configuration.
 
         Raises:
-                UnsupportedModelError: a setting that Octavo does not support.
+            UnsupportedModelError: a setting that Octavo does not support.
         """
         bits, group_size = fields.integer("bits"), fields.values.get("group_size", -1)
         convention = fields.text("checkpoint_format", "gptq")

@@ -65,7 +65,7 @@ def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -
     """Stack the weights of one layer's parts, as a copy; dense ones in `dtype`.
 
     Raises:
-            CheckpointError: parts whose inputs are grouped in different orders.
+        CheckpointError: parts whose inputs are grouped in different orders.
     """
     dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
     if not dense:

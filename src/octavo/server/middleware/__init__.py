@@ -1,1 +1,1 @@
-"""What stands between the connection and the routes: pure ASGI, one concern per file. `server/app.py` orders them."""
+"""Middleware between the connection and the routes: pure ASGI, one concern per file, assembled in `server/app.py`."""

@@ -1,7 +1,7 @@
-"""Admits a bounded number of samples, and none once the server drains.
+"""Admits a bounded number of samples, and none while the server drains.
 
-The engine runs `max_num_seqs` samples at once and queues the rest. The queue is bounded here, where a refusal is cheap
-and can tell the client when to retry.
+The engine runs `max_num_seqs` samples at once and queues the rest. The queue is bounded here, where a rejection is
+cheap and can tell the client when to retry.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Ticket:
 
 
 class Admission:
-    """Tracks requests from admission to the end of their response. Belongs to one event loop."""
+    """Tracks requests from admission to the end of their response. Owned by one event loop."""
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self._max_running, self._max_waiting = max_running, max_waiting
@@ -68,7 +68,7 @@ class Admission:
         return sum(ticket.num_samples for ticket in self._tickets)
 
     def admit(self, end_request: Callable[[ApiError], None]) -> Ticket:
-        """Admit a request. The last one admitted may exceed the limit with its samples: a request is not split.
+        """Admit a request. The last one admitted may exceed the limit with its samples, as a request is not split.
 
         Raises:
             ApiError: 503 while draining, 429 when the queue is full; with Retry-After.
@@ -91,11 +91,11 @@ class Admission:
             self._is_idle.set()
 
     def start_draining(self) -> None:
-        """Refuse new requests; admitted ones continue."""
+        """Reject new requests; admitted ones continue."""
         self.is_draining = True
 
     async def wait_until_idle(self) -> None:
-        """Return when no request is left."""
+        """Return when no requests are left."""
         await self._is_idle.wait()
 
     def end_all(self) -> int:
@@ -105,7 +105,7 @@ class Admission:
         return len(self._tickets)
 
     def _retry_after_s(self) -> int:
-        """Estimate when half of the queue will be served, from how fast requests finished recently."""
+        """Estimate when half of the queue will be done, from the rate at which requests finished recently."""
         if len(self._ends_s) < 2:
             return 1
         seconds_per_end = (time.monotonic() - self._ends_s[0]) / len(self._ends_s)
@@ -118,7 +118,7 @@ def draining() -> ApiError:
 
 
 class AdmissionMiddleware:
-    """Gives each request for work a ticket, or refuses it before its body is read. Probes see when it drains."""
+    """Gives each generation request a ticket, or rejects it before its body is read. Probes report draining."""
 
     def __init__(self, app: ASGIApp, admission: Admission, metrics: HttpMetrics) -> None:
         self._app = app

@@ -12,7 +12,7 @@ from octavo.server.middleware.replies import OPEN_PATHS, refuse, route_path
 
 
 class ApiKeyMiddleware:
-    """Takes the key as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without configured keys, all requests pass."""
+    """Accepts the key as `Authorization: Bearer KEY` or `x-api-key: KEY`. Without keys, all requests pass."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], metrics: HttpMetrics) -> None:
         self._app = app
@@ -33,7 +33,7 @@ class ApiKeyMiddleware:
             await self._app(scope, receive, send)
 
     def _is_valid(self, key: bytes) -> bool:
-        """Compare with every key in constant time, so that timing leaks nothing about them."""
+        """Compare with every key in constant time, so that timing does not leak them."""
         digest = _digest(key)
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
@@ -51,7 +51,7 @@ def key_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def _digest(key: bytes) -> bytes:
-    """Digests have one length, so comparing them does not leak the key's."""
+    """Digests have equal lengths, so comparing them does not leak the key's length."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,6 +1,6 @@
-"""Reads a request's whole body, within its limits, before anything further in is called.
+"""Reads a request's whole body, within its limits, before calling the next layer.
 
-Every route takes one JSON text, so passing it on in pieces would gain nothing. `server/http_protocol.py` limits how
+Every route takes one JSON document, so streaming it would gain nothing. `server/http_protocol.py` limits how long the
 long the body may take to arrive.
 """
 
@@ -14,7 +14,7 @@ _METHODS = ("POST", "PUT", "PATCH")
 
 
 class BodyMiddleware:
-    """Answers 413 to a body over the limit, announced or not, and 415 to one that is not plain JSON."""
+    """Responds 413 to a body over the limit, declared or not, and 415 to one that is not plain JSON."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, metrics: HttpMetrics) -> None:
         self._app = app
@@ -51,7 +51,7 @@ class BodyMiddleware:
 
 
 def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
-    """Check what the headers say about the body.
+    """Check the headers that describe the body.
 
     Raises:
         ApiError: 413 or 415.
@@ -65,7 +65,7 @@ def check_headers(headers: dict[bytes, bytes], max_bytes: int) -> None:
         raise ApiError(415, message, code="unsupported_media_type")
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding != b"identity":
-        message = f"Content-Encoding {encoding.decode('latin-1')!r} is not supported: send the body as it is."
+        message = f"Content-Encoding {encoding.decode('latin-1')!r} is not supported: send the body uncompressed."
         raise ApiError(415, message, code="unsupported_encoding")
 
 

@@ -19,7 +19,7 @@ HEADER = b"x-request-timeout"
 
 
 class DeadlineMiddleware:
-    """Answers 408 if nothing was sent yet; a stream that has begun gets an error as its last event."""
+    """Responds 408 if nothing was sent yet; a stream that has started gets an error as its last event."""
 
     def __init__(self, app: ASGIApp, limit_s: float | None, metrics: HttpMetrics) -> None:
         self._app = app
@@ -56,7 +56,7 @@ class DeadlineMiddleware:
 
 
 def timed_out(elapsed_s: float) -> ApiError:
-    """The same request would time out again, so clients are told not to retry."""
+    """The same request would time out again, so clients should not retry."""
     message = f"The request reached its time limit after {elapsed_s:.1f} s."
     return ApiError(408, message, kind="timeout_error", code="request_timeout", headers={"x-should-retry": "false"})
 

@@ -1,6 +1,6 @@
-"""The outermost middleware: gives each request its id, watches its response go out, counts it and logs it.
+"""The outermost middleware: gives each request an id, tracks its response, counts it and logs it.
 
-An exception that nothing further in has turned into a response becomes a 500 here.
+An exception that no inner layer has turned into a response becomes a 500 here.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ access_logger = logging.getLogger("octavo.access")
 
 # Ids go into logs and headers, so their length and characters are bounded.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-CLIENT_LEFT = 499  # the status in log and metrics when the client left before there was one
+CLIENT_LEFT = 499  # status in log and metrics if the client disconnected before a response
 
 _KEY = "exchange"
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One HTTP request and its response, as the access log and the metrics see them.
+    """One HTTP request and its response, as recorded by the access log and the metrics.
 
-    Lives in `scope["state"]`; middleware further in adds what it knows. Changed only in the event loop.
+    Stored in `scope["state"]`; inner middleware adds what it knows. Changed only in the event loop.
     """
 
     request_id: str
@@ -53,7 +53,7 @@ class Exchange:
 
     @classmethod
     def of(cls, scope: Scope) -> "Exchange":
-        """Return the exchange that a scope belongs to."""
+        """Return the exchange of a scope."""
         exchange = scope["state"][_KEY]
         assert isinstance(exchange, Exchange)
         return exchange
@@ -62,7 +62,7 @@ class Exchange:
         scope.setdefault("state", {})[_KEY] = self
 
     def send_body(self, data: bytes) -> Awaitable[None]:
-        """Send more of a body, past the middleware: it would add nothing, and cost every token."""
+        """Send more of a body, bypassing the middleware: it would add nothing, and cost every token."""
         self.num_bytes_sent += len(data)
         return self.direct_send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -71,7 +71,7 @@ class Exchange:
         return time.monotonic() - self.started_s
 
     def start_timeout(self, timeout: asyncio.Timeout) -> None:
-        """Set the timeout that `limit_to` and `end_now` bring forward."""
+        """Set the timeout that `limit_to` and `end_now` shorten."""
         self._timeout = timeout
 
     def limit_to(self, seconds: float) -> None:
@@ -115,7 +115,7 @@ class ExchangeMiddleware:
             await self._app(scope, _watching_receive(receive, exchange), watched_send)
         except Exception as error:
             if exchange.status is not None and not exchange.is_complete:
-                raise  # half a response is out: the server logs this and closes the connection
+                raise  # part of the response is sent: uvicorn logs this and closes the connection
             if exchange.status is None:
                 await send_error(watched_send, as_api_error(error))
             # else: starlette has sent a 500 and re-raises for outer layers to see
@@ -159,7 +159,7 @@ def log_access(scope: Scope, exchange: Exchange, status: int) -> None:
     known = {name: fact for name, fact in facts.items() if fact is not None}
     rest = " ".join(f"{name}={known[name]}" for name in list(known)[4:])
     line = (known["client"], known["method"], repr(known["path"])[1:-1], status, rest)
-    level = logging.DEBUG if route_path(scope) in OPEN_PATHS else logging.INFO  # probes never stop
+    level = logging.DEBUG if route_path(scope) in OPEN_PATHS else logging.INFO  # probes are frequent
     access_logger.log(level, "%s %s %s %s %s", *line, extra={"facts": known})
 
 

@@ -1,1 +1,1 @@
-"""OpenAI's API: wire types, the service that turns them into engine requests and back, and its streams."""
+"""OpenAI's API: wire types, the service that converts them to engine requests and back, and streams."""

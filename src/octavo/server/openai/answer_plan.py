@@ -1,4 +1,4 @@
-"""What tool calls and reasoning mean for one chat request: its prompt, its parameters, how its answers are read."""
+"""Tool calls and reasoning of one chat request: effects on its prompt, its parameters, and how answers are parsed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
-_NUM_TAIL_TOKENS = 16  # enough of a prompt to see the tags that it ends in
+_NUM_TAIL_TOKENS = 16  # enough of a prompt to see its final tags
 
 
 class AnswerFormats:
-    """How one model marks tool calls and reasoning, detected in its chat template or given by name.
+    """How one model marks tool calls and reasoning, detected from its chat template or given by name.
 
     Raises:
-        UnknownOptionError: no parser has that name.
+        UnknownOptionError: unknown parser name.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AnswerFormats:
 
     @property
     def reasoning_tags_are_tokens(self) -> bool:
-        """Whether the tags of reasoning are one token each, so that a grammar can recognize them."""
+        """Whether the reasoning tags are single tokens, so that a grammar can recognize them."""
         tags = () if self.reasoning is None else (self.reasoning.begin, self.reasoning.end)
         return all(len(self.tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in tags)
 
@@ -61,13 +61,13 @@ class AnswerFormats:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerPlan:
-    """The part of a chat request that concerns calls and reasoning. `after` adds what depends on the prompt's end."""
+    """The part of a chat request about tool calls and reasoning. `after` adds what depends on the end of the prompt."""
 
     formats: AnswerFormats
     tools: ToolUse | None
     params: SamplingParams
     prompt_options: Mapping[str, object]  # for the chat template
-    hidden: frozenset[str]  # special tokens that the engine shows but the client must not see
+    hidden: frozenset[str]  # special tokens that the engine emits but the client must not see
     shows_reasoning: bool
     thinking_budget: int | None  # tokens
     starts_inside: bool | None = None  # answers start inside reasoning; None: there is none
@@ -77,7 +77,7 @@ class AnswerPlan:
         """Return the plan of `request` for this model; `params` come from its other fields.
 
         Raises:
-            ApiError: 400, naming the field.
+            ApiError: 400, names the field.
             InvalidParameterError: a tool's schema is too large or too deep.
         """
         tools = tool_use(request, formats.tool_calls)
@@ -102,7 +102,7 @@ class AnswerPlan:
         """Return the plan for answers to this prompt: with reasoning and its budget before the constraint.
 
         Raises:
-            ApiError: 400; a budget that cannot be kept.
+            ApiError: 400; a budget that cannot be enforced.
         """
         starts_inside = self.formats.starts_inside(prompt_token_ids)
         constraint, reasoning = self.params.structured_output, self.formats.reasoning
@@ -117,12 +117,12 @@ class AnswerPlan:
             )
             return replace(self, starts_inside=starts_inside, params=self.params.replace(structured_output=constraint))
         if self.thinking_budget is not None:
-            text = f"This model's tokenizer has no token {reasoning.end!r}, so thoughts cannot be counted."
+            text = f"This model's tokenizer has no token {reasoning.end!r}, so reasoning tokens cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
         return self  # the constraint applies from the first token: no room for reasoning
 
     def readers(self) -> tuple[OutputParser, "ReasoningTokens | None"]:
-        """Return what reads one sample, and what counts its reasoning tokens where there may be any."""
+        """Return the parser of one sample, and the counter of its reasoning tokens if there may be any."""
         parser, counter = self._call_parser(), None
         if self.starts_inside is not None:
             tokenizer, reasoning = self.formats.tokenizer, self.formats.reasoning
@@ -142,10 +142,10 @@ class AnswerPlan:
 
 
 def _prompt_options(request: ChatCompletionRequest, tools: ToolUse | None) -> dict[str, object]:
-    """Return the chat template's variables besides the messages. The client's own go last, and so win.
+    """Return the chat template's variables other than the messages. The client's own take precedence.
 
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400, names the field.
     """
     options: dict[str, object] = {} if tools is None else {"tools": tools.prompt_tools}
     effort = request.reasoning_effort
@@ -155,7 +155,7 @@ def _prompt_options(request: ChatCompletionRequest, tools: ToolUse | None) -> di
         options |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     for name, value in (request.chat_template_kwargs or {}).items():
         if name in _OWN_VARIABLES:
-            raise bad_request(f"'{name}' is a field of its own.", f"chat_template_kwargs.{name}")
+            raise bad_request(f"'{name}' is a separate field.", f"chat_template_kwargs.{name}")
         options[name] = value
     return options
 
@@ -165,7 +165,7 @@ def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> 
     if budget is None:
         return None
     if formats.reasoning is None:
-        text = "This model is not known to think; see the server's --reasoning-parser."
+        text = "No reasoning format is known for this model; see the server's --reasoning-parser."
         raise bad_request(text, param, "unsupported_parameter")
     if not 0 <= budget <= MAX_REASONING_TOKENS:
         raise bad_request(f"{param}={budget}: from 0 to {MAX_REASONING_TOKENS}.", param)
@@ -173,7 +173,7 @@ def _thinking_budget(request: ChatCompletionRequest, formats: AnswerFormats) -> 
 
 
 def _marks(formats: AnswerFormats, tools: ToolUse | None) -> frozenset[str]:
-    """Return the marks that the parsers must see."""
+    """Return the markers that the parsers must see."""
     of_calls = () if tools is None else tools.own_parser.markers
     of_thoughts = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
     return frozenset((*of_calls, *of_thoughts))
@@ -185,7 +185,7 @@ def _template_text(tokenizer: Tokenizer) -> str:
 
 
 class ReasoningTokens:
-    """Counts the tokens of one answer up to the tag that ends its reasoning, that tag included."""
+    """Counts the tokens of one answer up to and including the tag that ends its reasoning."""
 
     def __init__(self, tokenizer: Tokenizer, parser: ReasoningParser, end: str) -> None:
         self._tokenizer, self._parser = tokenizer, parser

@@ -1,4 +1,4 @@
-"""Chats: from a request to a plan, which finds all that is wrong with it, and from the plan to the reply."""
+"""Chats: from a request to a validated plan, and from the plan to the reply."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFron
     """Render, tokenize and validate. May take a while for long conversations.
 
     Raises:
-        ApiError, UserError: naming what is wrong.
+        ApiError, UserError: names the problem.
     """
     _refuse_unsupported(request)
     options = ResponseOptions.of(request)
@@ -70,10 +70,10 @@ def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFron
 
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
     if request.add_special_tokens:
-        text = "The chat template writes all special tokens; none can be added."
+        text = "The chat template adds all special tokens; no others can be added."
         raise bad_request(text, "add_special_tokens", "unsupported_parameter")
-    if request.chat_template is not None:  # a program, and this one would come from a stranger
-        raise bad_request("Templates in requests are refused.", "chat_template", "unsupported_parameter")
+    if request.chat_template is not None:  # a template is a program, and a request is untrusted
+        raise bad_request("Chat templates in requests are not supported.", "chat_template", "unsupported_parameter")
 
 
 class ChatChunks(Chunks):
@@ -85,7 +85,7 @@ class ChatChunks(Chunks):
 
 
 class ChatStream(ReplyStream[ChatCompletion]):
-    """The reply to a chat: roles first, then text, reasoning and calls as they come, how each sample ended, usage."""
+    """The reply to a chat: roles first, then text, reasoning and calls as they arrive, finish reasons, usage."""
 
     def __init__(self, engine: AsyncLLMEngine, plan: ChatPlan) -> None:
         chunks = ChatChunks(plan.head, plan.num_samples, include_usage=plan.options.include_usage)
@@ -95,7 +95,7 @@ class ChatStream(ReplyStream[ChatCompletion]):
         self._has_begun = False
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
-        """Return the chunks of new text; the last says, with an empty delta, how the answer ended."""
+        """Return the chunks of new text; the last one, with an empty delta, has the finish reason."""
         roles = None if self._has_begun else self._roles()
         answer, chunks = self._answers[delta.index], self._chunks
         pieces = answer.read(delta)
@@ -113,7 +113,7 @@ class ChatStream(ReplyStream[ChatCompletion]):
         return frames if roles is None else roles + frames
 
     def _roles(self) -> list[bytes]:
-        """Return the first chunk of each answer: who speaks."""
+        """Return the first chunk of each answer, with its role."""
         self._has_begun = True
         role, about, usage = {"role": "assistant", "content": ""}, self._about_prompt(0), self._chunk_usage
         return [self._chunks.piece(index, role, usage=usage, **about) for index in range(len(self._answers))]
@@ -157,7 +157,7 @@ class ChatStream(ReplyStream[ChatCompletion]):
 
 
 class ChatAnswer:
-    """Reads the deltas of one sample, to its end."""
+    """Parses the deltas of one sample."""
 
     def __init__(self, plan: ChatPlan) -> None:
         answers = plan.answers
@@ -172,7 +172,7 @@ class ChatAnswer:
         return 0 if self._reasoning_tokens is None else self._reasoning_tokens.num_tokens
 
     def read(self, delta: CompletionDelta) -> Sequence[Delta]:
-        """Return the pieces of the answer that new text settles."""
+        """Return the parsed pieces of the answer that new text completes."""
         pieces = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             pieces = [*pieces, *self._parser.finish()]
@@ -186,7 +186,7 @@ class ChatAnswer:
         return pieces
 
     def read_logprobs(self, delta: CompletionDelta) -> list[TokenRow]:
-        """Return the rows of the text that is shown with this delta, if rows were asked for."""
+        """Return the rows of the text in this delta, if requested."""
         if self._rows is None or delta.logprobs is None:
             return []
         rows = self._rows.push(delta.token_ids, delta.logprobs, delta.text)
@@ -195,15 +195,15 @@ class ChatAnswer:
         return rows
 
     def finish_reason(self, last: CompletionDelta) -> str:
-        """Return how the answer ended, for clients; it must have been read."""
+        """Return the finish reason for clients; the answer must have been read."""
         assert last.finish_reason is not None
         return "tool_calls" if self._has_calls and last.finish_reason == "stop" else last.finish_reason
 
 
 def wire_delta(delta: Delta) -> dict[str, object]:
-    """Return the `delta` of a chunk. The first one of a call names it, later ones bring pieces of its arguments.
+    """Return the `delta` of a chunk. The first one of a call has its name, later ones parts of its arguments.
 
-    Reasoning goes under both names that clients look for.
+    Reasoning is sent under both names that clients look for.
     """
     match delta:
         case Content(text):

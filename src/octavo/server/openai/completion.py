@@ -1,4 +1,4 @@
-"""Text completions: from a request to a plan, which finds all that is wrong with it, and from the plan to the reply."""
+"""Text completions: from a request to a validated plan, and from the plan to the reply."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from octavo.server.openai.reply_stream import Chunks, ReplyHead, ReplyPlan, Repl
 class CompletionPlan(ReplyPlan):
     """One completion request, valid and ready to run."""
 
-    echoed: Sequence[str]  # the texts of the prompts; empty where they are not asked for
-    has_output: bool  # False: a cap of 0, only the prompt is wanted
+    echoed: Sequence[str]  # texts of the prompts; empty if not requested
+    has_output: bool  # False: max_tokens is 0, only the prompt is returned
 
 
 def plan_completion(
@@ -34,7 +34,7 @@ def plan_completion(
     """Tokenize and validate all prompts. May take a while for long ones.
 
     Raises:
-        ApiError, UserError: naming what is wrong.
+        ApiError, UserError: names the problem.
     """
     _refuse_unsupported(request)
     params = completion_params(request, front.inputs.default_params)
@@ -56,13 +56,13 @@ def plan_completion(
 
 def _refuse_unsupported(request: CompletionRequest) -> None:
     if request.suffix:
-        raise bad_request("This model does not fill in the middle.", "suffix", "unsupported_parameter")
+        raise bad_request("Fill-in-the-middle is not supported.", "suffix", "unsupported_parameter")
     if request.best_of is not None and request.best_of != (request.n or 1):
-        raise bad_request("'best_of' is not offered; it may only equal 'n'.", "best_of", "unsupported_parameter")
+        raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of", "unsupported_parameter")
 
 
 def _with_ids(prompt: Prompt, front: EngineFront, request: CompletionRequest) -> Prompt:
-    """Return the prompt as it is unless the request says more about its tokens."""
+    """Return the prompt unchanged unless the request has options for its tokens."""
     adds_special_tokens = request.add_special_tokens is not False
     if isinstance(prompt, str) and (request.truncate_prompt_tokens is not None or not adds_special_tokens):
         prompt = {"prompt_token_ids": front.tokenizer.encode(prompt, adds_special_tokens)}
@@ -84,7 +84,7 @@ class CompletionChunks(Chunks):
 
 
 class CompletionStream(ReplyStream[Completion]):
-    """The reply to a completion: of each sample the echo, text as it comes, how it ended; then usage."""
+    """The reply to a completion: per sample the echo, text as it arrives, the finish reason; then usage."""
 
     def __init__(self, engine: AsyncLLMEngine, plan: CompletionPlan) -> None:
         num_choices = len(plan.prompts) * plan.num_samples
@@ -96,7 +96,7 @@ class CompletionStream(ReplyStream[Completion]):
         self._rows = [
             None if plan.num_top is None else CompletionRows(plan.names, plan.num_top) for _ in range(num_choices)
         ]
-        self._begun: set[int] = set()  # choices whose echo is out
+        self._begun: set[int] = set()  # choices whose echo was sent
 
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
         index, frames = delta.index, []
@@ -115,7 +115,7 @@ class CompletionStream(ReplyStream[Completion]):
         return frames
 
     def _chunk(self, index: int, text: str, logprobs: CompletionLogprobs | None, more: dict[str, Any]) -> list[bytes]:
-        """Return a chunk if there is anything to say."""
+        """Return a chunk if there is anything to send."""
         if not (text or more or (logprobs is not None and logprobs.tokens)):
             return []
         return [self._chunks.piece(index, text, logprobs=logprobs, usage=self._chunk_usage, **more)]
@@ -141,7 +141,7 @@ class CompletionStream(ReplyStream[Completion]):
         )
 
     def _echo(self, index: int) -> tuple[str, CompletionLogprobs | None]:
-        """Return the prompt as the beginning of a choice's text, once; empty where it is not wanted."""
+        """Return the prompt as the beginning of a choice's text, once; empty if not requested."""
         if not self._plan.echoed:
             return "", None
         number, rows = index // self._plan.num_samples, self._rows[index]
@@ -152,7 +152,7 @@ class CompletionStream(ReplyStream[Completion]):
         return text, rows.push(state.prompt_token_ids, state.prompt_logprobs)
 
     def _read(self, delta: CompletionDelta) -> tuple[str, CompletionLogprobs | None]:
-        """Return new text and its logprobs; nothing of either where only the prompt was wanted."""
+        """Return new text and its logprobs; empty if only the prompt was requested."""
         if not self._plan.has_output:
             return "", None
         rows = self._rows[delta.index]
@@ -165,7 +165,7 @@ class CompletionStream(ReplyStream[Completion]):
         return delta.finish_reason if self._plan.has_output else "length"
 
     def _usage(self) -> Usage:
-        """Return the tokens so far, without the one that is computed where only the prompt was wanted."""
+        """Return the tokens so far, without the one computed when only the prompt was requested."""
         usage = super()._usage()
         if self._plan.has_output:
             return usage

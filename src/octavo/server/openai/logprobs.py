@@ -1,4 +1,4 @@
-"""Logprobs in the two shapes of the API: rows of objects for chats, four lists for completions."""
+"""Logprobs in the API's two formats: rows of objects for chats, four lists for completions."""
 
 import codecs
 from collections import deque
@@ -8,7 +8,7 @@ from octavo.outputs import Logprob
 from octavo.server.openai.replies import CompletionLogprobs, TokenRow, TopLogprob
 from octavo.tokenizer.tokenizer import Tokenizer
 
-_LEAST = -9999.0  # JSON has no infinity; a masked token gets this
+_LEAST = -9999.0  # JSON has no infinity; used for masked tokens
 
 Table = Mapping[int, Logprob]  # of one position: the chosen token first, then the most likely
 
@@ -28,11 +28,11 @@ class TokenNames:
         return token_id in self._tokenizer.special_token_ids
 
     def readable(self, token_id: int) -> str:
-        """Return readable text; half a character shows as U+FFFD."""
+        """Return readable text; an incomplete character appears as U+FFFD."""
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
     def unique(self, token_id: int) -> str:
-        """Return unique text, for keys of a map; half a character shows as `bytes:\\xe2\\x80`."""
+        """Return unique text, for keys of a map; an incomplete character appears as `bytes:\\xe2\\x80`."""
         if self._as_ids:
             return f"token_id:{token_id}"
         data = self.bytes_of(token_id)
@@ -43,7 +43,7 @@ class TokenNames:
 
 
 class ChatRows:
-    """The rows of one chat answer. A row appears with its text: what a stop string removes never does."""
+    """The rows of one chat answer. A row is sent with its text, so text removed by a stop string never appears."""
 
     def __init__(self, names: TokenNames, num_top: int, *, skips_special_tokens: bool) -> None:
         self._names = names
@@ -54,7 +54,7 @@ class ChatRows:
         self._num_text_bytes = 0
 
     def push(self, token_ids: Sequence[int], tables: Sequence[Table], text: str) -> list[TokenRow]:
-        """Take new tokens and text; return the rows of the text shown so far."""
+        """Add new tokens and text; return the rows of the text sent so far."""
         for token_id, table in zip(token_ids, tables, strict=True):
             self._waiting.append((self._num_row_bytes, self._row(token_id, table)))
             if not (self._skips_special_tokens and self._names.is_special(token_id)):
@@ -88,7 +88,7 @@ class ChatRows:
 
 
 class CompletionRows:
-    """The lists of one completion, with an entry for every token, the one that ended it included."""
+    """The lists of one completion, with an entry for every token, including the one that ended it."""
 
     def __init__(self, names: TokenNames, num_top: int) -> None:
         self._names = names
@@ -97,7 +97,7 @@ class CompletionRows:
         self._num_characters = 0
 
     def push(self, token_ids: Sequence[int], tables: Sequence[Table | None]) -> CompletionLogprobs:
-        """Return the entries of further tokens."""
+        """Return the entries of new tokens."""
         rated = [
             None if table is None else finite(table[token_id].logprob)
             for token_id, table in zip(token_ids, tables, strict=True)

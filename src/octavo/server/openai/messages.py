@@ -1,4 +1,4 @@
-"""Messages as chat templates read them: text only, earlier calls as objects, reasoning under one name."""
+"""Converts messages for chat templates: text only, earlier calls as objects, reasoning under one name."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ def prompt_end(request: ChatCompletionRequest | TokenizeRequest) -> dict[str, ob
     """Return how the chat template is to end the prompt.
 
     Raises:
-        ApiError: 400; both ways at once.
+        ApiError: 400; both options at once.
     """
     if request.continue_final_message and request.add_generation_prompt:
         raise bad_request("Only one of 'add_generation_prompt' and 'continue_final_message'.", "continue_final_message")
@@ -28,7 +28,7 @@ def template_messages(messages: Sequence[ChatMessage], tokenizer: Tokenizer) -> 
     """Return the conversation for `ChatTemplate.render`; a template without a role `developer` gets `system`.
 
     Raises:
-        ApiError: 400; a part of a message that is not text.
+        ApiError: 400; a message part that is not text.
     """
     template = tokenizer.chat_template
     knows_developer = template is not None and "developer" in template.source
@@ -48,7 +48,7 @@ def _template_message(message: ChatMessage, path: str, knows_developer: bool) ->
         plain["reasoning_content"] = reasoning
     plain.pop("tool_calls", None)
     calls = [_template_call(call) for call in message.tool_calls or ()]
-    return plain | {"tool_calls": calls} if calls else plain  # templates ask whether there is such a field
+    return plain | {"tool_calls": calls} if calls else plain  # templates test whether the field exists
 
 
 def _text_of(content: str | list[ContentPart] | None, path: str) -> str | None:
@@ -56,7 +56,7 @@ def _text_of(content: str | list[ContentPart] | None, path: str) -> str | None:
         return content
     for index, part in enumerate(content):
         if part.type not in ("text", "refusal"):
-            text = f"This model reads text only, not '{part.type}'."
+            text = f"This model accepts only text, not '{part.type}'."
             raise bad_request(text, f"{path}[{index}].type", "unsupported_content")
         if (part.text or part.refusal) is None:
             missing = f"{path}[{index}].{part.type}"
@@ -65,7 +65,7 @@ def _text_of(content: str | list[ContentPart] | None, path: str) -> str | None:
 
 
 def _template_call(call: ToolCall) -> dict[str, object]:
-    """Templates write arguments with `tojson`, so they need the object; text that is none stays text."""
+    """Templates apply `tojson` to arguments, so they need the object; text that is not one stays text."""
     plain: dict[str, object] = msgspec.to_builtins(call)
     plain["type"] = "function"
     plain["function"] = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}

@@ -1,4 +1,4 @@
-"""The names under which clients find the model."""
+"""The model's names for clients."""
 
 import time
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelNames:
-    """The one model under all its names. Any of them finds it, and the last part of each, in any case: `qwen3-0.6b`
-    finds `Qwen/Qwen3-0.6B`.
+    """All names of the model. A name matches in any case, as does its last part: `qwen3-0.6b` finds
+    `Qwen/Qwen3-0.6B`.
     """
 
     def __init__(self, model_name: str, aliases: Sequence[str], max_model_len: int) -> None:
@@ -45,7 +45,7 @@ class ModelNames:
                 self._by_key.setdefault(key, name if name in self.names else self.names[0])
 
     def find(self, name: str | None) -> str:
-        """Return the model's name for replies; None finds the model served.
+        """Return the model's name for replies; None means the served model.
 
         Raises:
             ApiError: 404, listing the known names.
@@ -55,7 +55,7 @@ class ModelNames:
         found = self._by_key.get(name.casefold())
         if found is None:
             shown = name if len(name) <= 100 else name[:100] + "..."
-            text = f"The model '{shown}' does not exist. This server has: {', '.join(self.names)}."
+            text = f"The model '{shown}' does not exist. Available: {', '.join(self.names)}."
             raise ApiError(404, text, param="model", code="model_not_found")
         return found
 

@@ -1,4 +1,4 @@
-"""What a request asks for: sampling parameters, a constraint on the output, response options, the prompts.
+"""Reads a request's sampling parameters, output constraint, response options and prompts.
 
 OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` are three ways to give a constraint.
 """
@@ -31,13 +31,13 @@ Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResponseOptions:
-    """What replies carry besides the text, whole or streamed."""
+    """What replies contain besides the text, whether complete or streamed."""
 
-    include_usage: bool  # a last chunk that reports it; whole replies always do
+    include_usage: bool  # a final chunk reports it; complete replies always do
     continuous_usage: bool  # every chunk reports it
     token_ids: bool
     tokens_as_ids: bool  # tokens in logprobs are named `token_id:N`
-    prompt_logprobs: bool  # as a field of their own
+    prompt_logprobs: bool  # in a separate field
 
     @classmethod
     def of(cls, request: GenerationRequest) -> Self:
@@ -56,7 +56,7 @@ class ResponseOptions:
 
 
 def chat_params(request: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """Return what a chat request asks for; without a cap it may run to the end of the context."""
+    """Return the parameters of a chat request; without a limit, it may use the rest of the context."""
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     cap = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -65,7 +65,7 @@ def chat_params(request: ChatCompletionRequest, defaults: SamplingParams) -> Sam
 
 
 def completion_params(request: CompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """Return what a completion request asks for; a cap of 0 computes one token, which the reply leaves out."""
+    """Return the parameters of a completion request; a limit of 0 computes one token, which the reply omits."""
     cap = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     given = _given(request)
     if request.echo and request.logprobs is not None and request.prompt_logprobs is None:
@@ -74,7 +74,7 @@ def completion_params(request: CompletionRequest, defaults: SamplingParams) -> S
 
 
 def wire_names(request: GenerationRequest) -> dict[str, str]:
-    """Return the wire names of `SamplingParams` fields that have another name there, for errors found later."""
+    """Return the wire names of `SamplingParams` fields whose names differ, for errors found later."""
     constraints = {f"structured_output.{field}": path for field, _, path in _constraints(request)}
     if not isinstance(request, ChatCompletionRequest):
         return {"prompt_token_ids": "prompt"} | constraints
@@ -86,15 +86,15 @@ def wire_names(request: GenerationRequest) -> dict[str, str]:
 def _given(request: GenerationRequest) -> dict[str, Any]:
     """Return the fields that the client gave."""
     if request.use_beam_search:
-        raise bad_request("Beam search is not offered.", "use_beam_search", "unsupported_parameter")
+        raise bad_request("Beam search is not supported.", "use_beam_search", "unsupported_parameter")
     values = {name: getattr(request, name) for name in _SAME} | {"structured_output": requested_constraint(request)}
     if request.seed is not None and -(2 ** (SEED_BITS - 1)) <= request.seed < 0:
-        values["seed"] = request.seed + 2**SEED_BITS  # signed integers of 64 bits are seeds too
+        values["seed"] = request.seed + 2**SEED_BITS  # negative 64-bit integers are valid seeds, too
     return {name: value for name, value in values.items() if value is not None}
 
 
 def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
-    """Return the one constraint that a request gives, None for free text.
+    """Return a request's constraint; None for free text.
 
     Raises:
         ApiError: 400; several constraints, an unknown one, a schema that is missing or malformed.
@@ -113,7 +113,7 @@ def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
 
 
 def needs_grammar(request: GenerationRequest) -> bool:
-    """Whether a schema, pattern or grammar may have to be checked, which may take a while."""
+    """Whether a schema, pattern or grammar may need validation, which may take a while."""
     if getattr(request, "tools", None):
         return True
     given = (request.response_format, request.structured_outputs, request.guided_json, request.guided_regex)
@@ -180,10 +180,10 @@ def split_prompts(given: str | list[str | int | list[int]], limit: int) -> list[
 
 
 def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt:
-    """Return the last `max_tokens` tokens of a prompt; all without a limit.
+    """Return the last `max_tokens` tokens of a prompt; all if there is no limit.
 
     Raises:
-        ApiError: 400; a limit that leaves nothing.
+        ApiError: 400; a limit below 1.
     """
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"truncate_prompt_tokens={max_tokens}: at least 1", "truncate_prompt_tokens")

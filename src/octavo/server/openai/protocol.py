@@ -1,4 +1,4 @@
-"""Requests as they come over the wire: OpenAI's fields, and the extras that vLLM's and SGLang's clients send.
+"""Requests on the wire: OpenAI's fields, and extensions sent by clients of vLLM and SGLang.
 
 Unknown fields are ignored, as official clients send more with every version. `null` means "not given" everywhere.
 `decode` checks types; values are checked where they are used.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of a message. Text is supported; other types are refused."""
+    """A part of a message. Only text is supported."""
 
     type: str
     text: str | None = None
@@ -239,7 +239,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """Return a request.
 
     Raises:
-        ApiError: 400; malformed JSON, too many levels of it, a field that is missing or has another type.
+        ApiError: 400; malformed or too deeply nested JSON, a missing field or one of the wrong type.
     """
     if _is_too_deep(body):
         raise bad_request(f"The request's JSON is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")

@@ -1,4 +1,4 @@
-"""Whole replies as they go over the wire. `reply_stream.py` encodes the chunks of streams."""
+"""Complete replies on the wire. `reply_stream.py` encodes the chunks of streams."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One token of a chat answer; joined, the bytes of all rows are the text."""
+    """One token of a chat answer; the bytes of all rows concatenate to the text."""
 
     token: str
     logprob: float
@@ -67,7 +67,7 @@ class AnswerCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's message. Reasoning goes under both names that clients look for."""
+    """The assistant's message. Reasoning is sent under both names that clients look for."""
 
     content: str | None
     role: str = "assistant"
@@ -89,7 +89,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `POST /v1/chat/completions`."""
+    """The response of `POST /v1/chat/completions`."""
 
     id: str
     created: int
@@ -126,7 +126,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `POST /v1/completions`."""
+    """The response of `POST /v1/completions`."""
 
     id: str
     created: int
@@ -138,7 +138,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `POST /tokenize`."""
+    """The response of `POST /tokenize`."""
 
     count: int
     max_model_len: int
@@ -147,7 +147,7 @@ class TokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetokenizeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `POST /detokenize`."""
+    """The response of `POST /detokenize`."""
 
     prompt: str
 

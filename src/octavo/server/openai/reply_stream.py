@@ -1,6 +1,6 @@
-"""`ReplyStream`: one reply while it is generated, from deltas of the engine's samples to frames or to a whole reply.
+"""`ReplyStream`: one reply while it is generated, from deltas of the engine's samples to frames or a complete reply.
 
-Most of a chunk never changes, so it is encoded once per stream: a token costs a join.
+Most of a chunk is constant, so it is encoded once per stream: a token costs a join.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that a whole reply and all chunks of a stream open with."""
+    """The leading fields of a complete reply and of all chunks of a stream."""
 
     id: str
     model: str
@@ -37,7 +37,7 @@ class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def new(cls, prefix: str, model: str, fingerprint: str | None, own_id: str | None = None) -> "ReplyHead":
-        """Draw an id unless the client brings its own."""
+        """Generate an id unless the client sends its own."""
         return cls(
             id=f"{prefix}-{own_id or uuid.uuid4().hex}",
             model=model,
@@ -48,7 +48,7 @@ class ReplyHead(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyPlan:
-    """One valid request, ready to run: what chats and completions share."""
+    """One validated request: what chats and completions share."""
 
     head: ReplyHead
     prompts: Sequence[ProcessedRequest]
@@ -63,7 +63,7 @@ class ReplyPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether chunks carry text and nothing else."""
+        """Whether chunks contain text and nothing else."""
         return self.num_top is None and not (self.options.continuous_usage or self.options.token_ids)
 
 
@@ -75,7 +75,7 @@ class Chunks:
 
     kind: ClassVar[str]
     content_key: ClassVar[str]  # of a choice
-    text_opening: ClassVar[bytes]  # of the content, where it is text and nothing else
+    text_opening: ClassVar[bytes]  # of the content if it is text and nothing else
     text_closing: ClassVar[bytes]
 
     def __init__(self, head: ReplyHead, num_choices: int, *, include_usage: bool) -> None:
@@ -89,7 +89,7 @@ class Chunks:
         self._text_closing = self.text_closing + b',"logprobs":null,"finish_reason":null}' + self._closing
 
     def text(self, index: int, text: str) -> bytes:
-        """Return a chunk with text and nothing else, which nearly all are."""
+        """Return a chunk with text and nothing else, the usual case."""
         return self._text_openings[index] + encode(text) + self._text_closing
 
     def piece(
@@ -112,11 +112,11 @@ class Chunks:
 
 
 class ReplyStream(ABC, Generic[WholeReply]):
-    """The requests behind one reply, one for each prompt, and what becomes of their deltas.
+    """The engine requests of one reply, one per prompt, and the processing of their deltas.
 
-    Streamed: `start` it, then `take` the frames at each notification. Whole: `whole` takes all deltas at once, after
-    the end, and folds what is read of them; both forms read them in the same way. Close it in any case: requests that
-    have not ended are aborted.
+    Streamed: `start` it, then `take` the frames at each notification. Complete: `whole` takes all deltas at once at the
+    end and merges what is read from them; both read deltas in the same way. Always close it: unfinished requests are
+    aborted.
     """
 
     def __init__(self, engine: AsyncLLMEngine, plan: ReplyPlan, chunks: Chunks) -> None:
@@ -124,7 +124,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self._prompts, self._options = plan.prompts, plan.options
         self._chunks = chunks
         self._lives: list[LiveRequest] = []
-        self._unfinished: dict[int, CompletionState] = {}  # samples whose end is not taken yet, by index of the choice
+        self._unfinished: dict[int, CompletionState] = {}  # samples whose end is not taken yet, by choice index
         self.is_over = False
 
     def start(self, notify: Callable[[], None]) -> None:
@@ -134,10 +134,10 @@ class ReplyStream(ABC, Generic[WholeReply]):
         self._unfinished = dict(enumerate(sample for live in self._lives for sample in live.samples))
 
     def take(self) -> bytes:
-        """Return the frames of all that is new. Steps that were not looked at are merged.
+        """Return the frames of everything new; several steps are merged.
 
         Raises:
-            ApiError, EngineDeadError: a sample failed or was aborted; the engine is gone.
+            ApiError, EngineDeadError: a sample failed or was aborted; the engine is dead.
         """
         if self.is_over:
             return b""
@@ -152,7 +152,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
         return b"".join(frames)
 
     async def whole(self) -> WholeReply:
-        """Wait for all samples and return the whole reply. Raises as `take`."""
+        """Wait for all samples and return the complete reply. Raises as `take`."""
         settled = asyncio.Event()
 
         def wake_at_the_end() -> None:
@@ -163,7 +163,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
             self.start(wake_at_the_end)
             await settled.wait()
             deltas: list[CompletionDelta] = []
-            while self._unfinished:  # a second time only if the engine is dead, which raises
+            while self._unfinished:  # repeats only if the engine is dead, which raises
                 deltas += self._new_deltas()
             return self._fold(deltas)
         finally:
@@ -180,11 +180,11 @@ class ReplyStream(ABC, Generic[WholeReply]):
 
     @abstractmethod
     def _frames(self, delta: CompletionDelta) -> list[bytes]:
-        """Return the chunks of what is new of one choice."""
+        """Return the chunks for new output of one choice."""
 
     @abstractmethod
     def _fold(self, deltas: Sequence[CompletionDelta]) -> WholeReply:
-        """Return the whole reply, given the one delta of each choice, in order."""
+        """Return the complete reply, given one delta per choice, in order."""
 
     @property
     def _num_reasoning_tokens(self) -> int:
@@ -201,7 +201,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
         return self._usage() if self._options.continuous_usage else None
 
     def _ending(self, delta: CompletionDelta, content: object, finish_reason: str) -> bytes:
-        """Return the chunk that says how a choice ended."""
+        """Return the chunk with the finish reason of a choice."""
         return self._chunks.piece(
             delta.index,
             content,
@@ -211,7 +211,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
         )
 
     def _about_prompt(self, number: int) -> dict[str, Any]:
-        """Return the fields that tell the client about one of its prompts."""
+        """Return the fields about one prompt."""
         state = self._lives[number].state
         about: dict[str, Any] = {}
         if self._options.token_ids:
@@ -221,7 +221,7 @@ class ReplyStream(ABC, Generic[WholeReply]):
         return about
 
     def _new_deltas(self) -> list[CompletionDelta]:
-        """Return what is new, by the index of the choice: prompt by prompt, sample by sample. Raises as `take`."""
+        """Return new output by choice index: prompt by prompt, sample by sample. Raises as `take`."""
         deltas = [delta for index, sample in self._unfinished.items() if (delta := sample.take(index)) is not None]
         for delta in deltas:
             if delta.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""`OpenAICompatibleService`: the one place that turns wire requests into engine requests and back."""
+"""`OpenAICompatibleService`: converts wire requests to engine requests and back."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,10 +36,10 @@ _MAX_ID_CHARACTERS = 128
 
 
 class OpenAICompatibleService:
-    """Built once, when the engine is ready.
+    """Created once the engine is ready.
 
     `is_large` marks a body so long that processing it in the event loop would stall the streams. All methods raise
-    ApiError; errors of a stream that only show while it runs are raised by its `take`.
+    ApiError; errors that occur while a stream runs are raised by its `take`.
     """
 
     def __init__(self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs) -> None:
@@ -56,14 +56,14 @@ class OpenAICompatibleService:
     async def chat_completions(
         self, request: ChatCompletionRequest, *, is_large: bool = False
     ) -> ChatCompletion | ChatStream:
-        """Answer a conversation: with a whole reply, or a stream that has yet to start."""
+        """Complete a conversation: a complete reply, or a stream that has not started."""
         head = self._begin(request, "chatcmpl")
         plan = await _settle(partial(plan_chat, request, head, self._engine.front, self._formats), request, is_large)
         stream = ChatStream(self._engine, plan)
         return stream if request.stream else await stream.whole()
 
     async def completions(self, request: CompletionRequest, *, is_large: bool = False) -> Completion | CompletionStream:
-        """Continue one prompt or many: with a whole reply, or a stream that has yet to start."""
+        """Complete one prompt or many: a complete reply, or a stream that has not started."""
         head = self._begin(request, "cmpl")
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
         work = partial(plan_completion, request, head, self._engine.front, max_prompts=self._args.max_prompts)
@@ -72,12 +72,12 @@ class OpenAICompatibleService:
         return stream if request.stream else await stream.whole()
 
     async def tokenize(self, request: TokenizeRequest, *, is_large: bool = False) -> TokenizeReply:
-        """Return the ids of a text or of a conversation."""
+        """Return the token ids of a text or of a conversation."""
         self.models.find(request.model)
         return await _settle(partial(tokenize, request, self._engine.front), request, is_large)
 
     async def detokenize(self, request: DetokenizeRequest, *, is_large: bool = False) -> DetokenizeReply:
-        """Return the text of ids."""
+        """Return the text of token ids."""
         self.models.find(request.model)
         return await _settle(partial(detokenize, request, self._engine.front), request, is_large)
 
@@ -90,7 +90,7 @@ class OpenAICompatibleService:
 
 
 async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
-    """Do what comes before the engine: render, tokenize, validate. What may take a while leaves the event loop."""
+    """Prepare a request: render, tokenize, validate. Slow work leaves the event loop."""
     is_slow = is_large or (isinstance(request, GenerationRequest) and needs_grammar(request))
     try:
         return await asyncio.to_thread(work) if is_slow else work()
@@ -100,9 +100,9 @@ async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
 
 
 def tokenize(request: TokenizeRequest, front: EngineFront) -> TokenizeReply:
-    """Return the ids of a text, or of a conversation as the model's chat template writes it."""
+    """Return the ids of a text, or of a conversation rendered by the model's chat template."""
     if (request.prompt is None) == (request.messages is None):
-        raise bad_request("Exactly one of 'prompt' and 'messages' is needed.", "prompt")
+        raise bad_request("Exactly one of 'prompt' and 'messages' is required.", "prompt")
     tokenizer = front.tokenizer
     if request.messages is not None:
         tools = None if request.tools is None else [msgspec.to_builtins(tool) for tool in request.tools]

@@ -1,7 +1,7 @@
-"""The tools of a chat request: checks, and what follows for prompt, grammar and parser.
+"""The tools of a chat request: validation, and their effects on prompt, grammar and parser.
 
 Formats that write arguments as JSON can be constrained to any schema; the others (`pythonic`, `qwen3_coder`) to most.
-Where one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` says which it is.
+If one cannot, and the model must call, it calls in the format of `hermes`: `forced_parser` decides.
 """
 
 import logging
@@ -33,16 +33,16 @@ _PARAM = "tool_choice"
 class ToolUse:
     """The tools of a request, validated."""
 
-    prompt_tools: Sequence[Mapping[str, object]]  # as chat templates read them
-    schemas: Mapping[str, Mapping[str, Any]]  # of those that may be called, by name
+    prompt_tools: Sequence[Mapping[str, object]]  # as chat templates expect them
+    schemas: Mapping[str, Mapping[str, Any]]  # of the allowed tools, by name
     strict: frozenset[str]  # names of tools whose calls must match their schemas
     is_required: bool
     is_subset: bool  # the prompt shows more tools, which must not be called
     is_parallel: bool  # whether one answer may call more than once
-    own_parser: type[ToolCallParser]  # of the model
+    own_parser: type[ToolCallParser]  # the model's own
 
     def constraint(self, answer: StructuredOutput | None) -> StructuredOutput | None:
-        """Return the constraint on the whole answer; `answer` is the one on replies that are not calls.
+        """Return the constraint on the whole answer; `answer` is the one on replies without calls.
 
         Raises:
             InvalidParameterError: a schema is too large, too deep or no JSON.
@@ -57,7 +57,7 @@ class ToolUse:
             return None
         constraint = may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
         if constraint is None and not is_free:
-            logger.warning("%s cannot hold calls in free text to these schemas", self.own_parser.__name__)
+            logger.warning("%s cannot constrain calls in free text to these schemas", self.own_parser.__name__)
         return constraint
 
     def parser(self, params: SamplingParams) -> type[ToolCallParser]:
@@ -71,7 +71,7 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
     """Check the tools of a request; return None if none may be called.
 
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400, names the field.
     """
     tools = request.tools or []
     schemas = _checked_schemas(tools)
@@ -79,7 +79,7 @@ def tool_use(request: ChatCompletionRequest, own_parser: type[ToolCallParser] | 
     if not tools or choice.mode == "none":
         return None
     if own_parser is None:
-        text = "How this model calls tools is not known from its chat template; see the server's --tool-call-parser."
+        text = "No tool call format is known for this model; see the server's --tool-call-parser."
         raise bad_request(text, "tools", "unsupported_parameter")
     return ToolUse(
         prompt_tools=[_prompt_tool(tool) for tool in tools],
@@ -97,16 +97,16 @@ class ToolChoice:
     """The resolved `tool_choice`; its names are those of existing tools."""
 
     mode: Literal["auto", "none", "required"]
-    names: tuple[str, ...]  # that may be called
+    names: tuple[str, ...]  # the allowed tools
     is_subset: bool = False  # of the tools shown to the model
     is_named: bool = False  # one named call must be made
 
 
 def tool_choice(request: ChatCompletionRequest, names: Sequence[str]) -> ToolChoice:
-    """Return the choice that a request makes among the tools called `names`.
+    """Return a request's choice among the tools called `names`.
 
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400, names the field.
     """
     choice = request.tool_choice
     if isinstance(choice, ToolChoiceObject):
@@ -114,7 +114,7 @@ def tool_choice(request: ChatCompletionRequest, names: Sequence[str]) -> ToolCho
     if choice not in (None, *_WORDS):
         raise bad_request(f"tool_choice must be one of {', '.join(_WORDS)}, or an object.", _PARAM)
     if choice == "required" and not names:
-        raise bad_request("'tool_choice' needs 'tools' to choose from.", _PARAM)
+        raise bad_request("'tool_choice' requires 'tools'.", _PARAM)
     return ToolChoice(mode=_mode(choice, _PARAM), names=tuple(names))
 
 
@@ -148,7 +148,7 @@ def _mode(mode: str | None, param: str) -> Literal["auto", "none", "required"]:
 
 
 def _prompt_tool(tool: ToolDefinition) -> dict[str, object]:
-    """Return a tool as models saw it in training: always with parameters, and without `strict`."""
+    """Return a tool in the form seen in training: always with parameters, and without `strict`."""
     parameters = tool.function.parameters or {"type": "object", "properties": {}}
     function = msgspec.structs.replace(tool.function, strict=None, parameters=parameters)
     plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(tool, function=function))
@@ -162,7 +162,7 @@ def _checked_schemas(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, 
     for index, tool in enumerate(tools):
         _check_tool(tool, f"tools[{index}]")
         if tool.function.name in schemas:
-            raise bad_request(f"Two tools are called '{tool.function.name}'.", f"tools[{index}].function.name")
+            raise bad_request(f"Two tools are named '{tool.function.name}'.", f"tools[{index}].function.name")
         schemas[tool.function.name] = tool.function.parameters or {}
     return schemas
 
@@ -190,7 +190,7 @@ def _schema_of(answer: StructuredOutput) -> str | None:
 
 
 def tool_wire_names(request: ChatCompletionRequest) -> dict[str, str]:
-    """Return the wire names of what the engine may refuse about tools: a tag's schema is that of a tool."""
+    """Return the wire names of tool fields that the engine may reject: a tag's schema is that of a tool."""
     names = [tool.function.name for tool in request.tools or []]
     try:
         chosen: Sequence[str] = tool_choice(request, names).names

@@ -1,4 +1,4 @@
-"""Deltas, the typed pieces of an answer, and parsers that wrap or filter others."""
+"""Deltas, the typed pieces of an answer, and parsers that wrap or combine others."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -21,7 +21,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """A call begins. `index` counts the calls of one answer from 0; `id` is new."""
+    """A call starts. `index` counts the calls of one answer from 0; `id` is new."""
 
     index: int
     id: str
@@ -39,9 +39,9 @@ Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 
 class OutputParser(Protocol):
-    """Parses one answer. However its text is cut into pieces, the joined deltas are the same.
+    """Parses one answer. The joined deltas do not depend on how its text is split.
 
-    Text is held back only while it may still turn out to be something else; `finish` returns what is left.
+    Text is held back only while it may still become something else; `finish` returns what is left.
     """
 
     def push(self, text: str) -> Sequence[Delta]: ...
@@ -61,7 +61,7 @@ class ContentOnly:
 
 @dataclass(slots=True)
 class ParsedCall:
-    """A whole call."""
+    """A complete call."""
 
     id: str
     name: str
@@ -70,7 +70,7 @@ class ParsedCall:
 
 @dataclass(slots=True)
 class ParsedMessage:
-    """A whole answer."""
+    """A complete answer."""
 
     content: str = ""
     reasoning: str = ""
@@ -91,7 +91,7 @@ class ParsedMessage:
 
 
 def parse_all(parser: OutputParser, text: str) -> ParsedMessage:
-    """Return the message that `parser` reads from a whole text."""
+    """Return the message that `parser` reads from a complete text."""
     message = ParsedMessage()
     message.add(parser.push(text))
     message.add(parser.finish())
@@ -99,7 +99,7 @@ def parse_all(parser: OutputParser, text: str) -> ParsedMessage:
 
 
 class Chain:
-    """`second` reads what `first` leaves as content: reasoning first, then tool calls."""
+    """`second` parses what `first` leaves as content: reasoning first, then tool calls."""
 
     def __init__(self, first: OutputParser, second: OutputParser) -> None:
         self._first, self._second = first, second
@@ -121,7 +121,7 @@ class Chain:
 
 
 class CallLimit:
-    """Drops the calls of `parser` beyond the first `max_calls`."""
+    """Drops calls of `parser` beyond the first `max_calls`."""
 
     def __init__(self, parser: OutputParser, max_calls: int) -> None:
         self._parser, self._max_calls = parser, max_calls
@@ -142,9 +142,9 @@ class CallLimit:
 class SpecialTokenFilter:
     """Drops the special tokens in `hidden`, of which there may be thousands, from text.
 
-    Usually the detokenizer does that. But a model may have made the marks of its calls or reasoning special tokens
-    (`[TOOL_CALLS]`, `<|python_tag|>`): then the engine shows all of them, and this filter, ahead of the parsers, drops
-    those that are not marks. Of two that overlap the first counts, of two that begin alike the longer.
+    Usually the detokenizer does that. But the markers of calls or reasoning may be special tokens (`[TOOL_CALLS]`,
+    `<|python_tag|>`): then the engine emits all special tokens, and this filter, before the parsers, drops those that
+    are not markers. Of overlapping matches the first wins, of those with the same start the longest.
     """
 
     def __init__(self, hidden: Collection[str]) -> None:

@@ -12,7 +12,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolCallParser):
-    """Parses text with calls in tags. A call may lack its end tag."""
+    """Parses text with calls in tags. A call's end tag is optional."""
 
     markers = (BEGIN, END)
     separator = "\n"

@@ -1,7 +1,7 @@
-"""Reads JSON in text that is still arriving: values, and calls as `{"name": "f", "arguments": {...}}`.
+"""Parses streaming JSON: values, and calls as `{"name": "f", "arguments": {...}}`.
 
-Lenient where models are careless and it does no harm (a line break inside a string), strict where a mistake must not
-swallow what follows: brackets match, and outside strings only characters that JSON has there are allowed.
+Lenient where models are careless and it is harmless (a line break inside a string), strict where an error must not
+swallow what follows: brackets match, and outside strings only characters of JSON syntax are allowed.
 """
 
 import json
@@ -21,12 +21,12 @@ _CLOSING = {"{": "}", "[": "]"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallSink:
-    """Where a call goes, and what makes it valid."""
+    """The receiver of a call, and what makes it valid."""
 
     start: Callable[[str], None]  # takes the name
     arguments: Emit
-    allows: Callable[[str], object] = str.isprintable  # whether a name can be that of a call
-    is_strict: bool = False  # for calls without a tag: other keys, or no arguments, and it is none
+    allows: Callable[[str], object] = str.isprintable  # whether this can be the name of a call
+    is_strict: bool = False  # for calls without a tag: extra keys or missing arguments make it plain JSON
 
 
 def read_json_call(reader: TextReader, sink: CallSink) -> Steps[bool]:
@@ -35,7 +35,7 @@ def read_json_call(reader: TextReader, sink: CallSink) -> Steps[bool]:
     Returns whether they were complete; if not, the malformed part comes next.
 
     Raises:
-        MalformedError: when it is no call; never after `sink.start`.
+        MalformedError: it is not a call; never after `sink.start`.
     """
     yield from reader.expect("{")
     name: str | None = None
@@ -70,7 +70,7 @@ def _stream_arguments(reader: TextReader, sink: CallSink, name: str) -> Steps[bo
             yield from _read_key(reader, sink)
             yield from read_json_text(reader)
     except MalformedError:
-        reader.rewind()  # the call is complete; its malformed end stays in the text
+        reader.rewind()  # the call is complete; a malformed end stays in the text
     reader.unmark()
     return True
 
@@ -101,7 +101,7 @@ def _has_more_keys(reader: TextReader) -> Steps[bool]:
 
 
 def _arguments_text(arguments: str | None, are_needed: bool) -> str:
-    """Return the arguments as an object's JSON: some models write it as a string, or leave it out."""
+    """Return the arguments as a JSON object: some models write it as a string, or omit it."""
     if arguments is None or arguments == "null":
         if are_needed:
             raise MalformedError("arguments")
@@ -117,19 +117,19 @@ def _arguments_text(arguments: str | None, are_needed: bool) -> str:
 
 
 class JsonScanner:
-    """Follows one object, array or string to its end: `complete` there, `broken` at what cannot be JSON."""
+    """Scans one object, array or string: `complete` at its end, `broken` at what cannot be JSON."""
 
     __slots__ = ("_awaited", "_escaped", "_in_string", "broken", "complete")
 
     def __init__(self) -> None:
-        self._awaited: list[str] = []  # the brackets that are still to be closed
+        self._awaited: list[str] = []  # brackets still open
         self._in_string = False
         self._escaped = False
         self.complete = False
         self.broken = False
 
     def scan(self, text: str) -> int:
-        """Return how many characters of `text`, which continues the last, belong to the value."""
+        """Return how many characters of `text`, the next piece, belong to the value."""
         position = 0
         while position < len(text):
             if self._escaped:
@@ -177,7 +177,7 @@ def copy_json(reader: TextReader, emit: Emit) -> Steps[bool]:
 
 
 def read_json_text(reader: TextReader) -> Steps[str]:
-    """Return the text of the value that begins here, of any type.
+    """Return the text of the value of any type that begins here.
 
     Raises:
         MalformedError: when there is none, or it does not end.
@@ -194,7 +194,7 @@ def read_json_text(reader: TextReader) -> Steps[str]:
 
 
 def read_string(reader: TextReader) -> Steps[str]:
-    """Return the string that the JSON string here stands for.
+    """Return the value of the JSON string that begins here.
 
     Raises:
         MalformedError: when there is no valid one.

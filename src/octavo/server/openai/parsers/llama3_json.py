@@ -24,7 +24,7 @@ class Llama3JsonParser(ToolCallParser):
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
-        """See `ToolCallParser.tag`. Without a tag, only the whole beginning tells a call from other JSON."""
+        """See `ToolCallParser.tag`. Without a tag, only the whole beginning distinguishes a call from other JSON."""
         begin = f'{{"name": {json.dumps(name)}, "parameters": '
         return json_tag(begin, schema, "}", trigger=begin)
 

@@ -1,7 +1,7 @@
 """Calls of Mistral models, after `[TOOL_CALLS]`: a JSON list of `{"name": ..., "arguments": ...}`, or, in newer ones,
-`name[ARGS]{...}`, each call with a mark of its own.
+`name[ARGS]{...}`, each call with its own marker.
 
-Their chat templates insist on ids of nine letters and digits.
+Their chat templates require ids of nine letters and digits.
 """
 
 import json
@@ -25,7 +25,7 @@ def new_mistral_id() -> str:
 
 
 class MistralParser(ToolCallParser):
-    """Parses text with calls after marks."""
+    """Parses text with calls after markers."""
 
     markers = (BEGIN, CALL_ID, ARGS)
 
@@ -80,7 +80,7 @@ class MistralParser(ToolCallParser):
 
 
 class MistralArgsParser(MistralParser):
-    """The same for newer models, which write calls with `[ARGS]`; both forms are parsed."""
+    """Newer models, which write calls with `[ARGS]`; both formats are parsed."""
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:

@@ -1,7 +1,7 @@
-"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, perhaps between tags.
+"""Calls as Python lists: `[f(a=1), g(b="x")]`, of Llama 4 and others, optionally between tags.
 
-Values become JSON, so a call is shown once it is complete. Without a tag, an answer is a call only if it begins as one
-and names a tool of the request.
+Values are converted to JSON, so a call is emitted once it is complete. Without a tag, an answer is a call only if it
+begins as one and names a tool of the request.
 """
 
 import ast
@@ -102,7 +102,7 @@ def _is_argument_name(name: str) -> bool:
 
 
 def _list_of(num_arguments: int, num_required: int) -> str:
-    """Return the grammar of arguments a0, a1, ... with commas between those that are there; the first are required."""
+    """Return the grammar of arguments a0, a1, ... separated by commas; the first are required."""
     optional = [f'(", " a{index})?' for index in range(num_required, num_arguments)]
     if num_required:
         return ' ", " '.join(f"a{index}" for index in range(num_required)) + " " + " ".join(optional)

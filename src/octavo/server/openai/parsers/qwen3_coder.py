@@ -2,8 +2,8 @@
 
     <tool_call><function=f><parameter=a>text</parameter></function></tool_call>
 
-One line break at either end of a value belongs to the tags. Values have no type: those that the tool's schema calls
-strings are taken verbatim (and stream), others are parsed as JSON if possible.
+One line break at either end of a value belongs to the tags. Values have no type: those declared as strings by the
+tool's schema are taken verbatim (and streamed), others are parsed as JSON if possible.
 """
 
 import json

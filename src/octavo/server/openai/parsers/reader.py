@@ -1,8 +1,8 @@
-"""Reads text that is still arriving, as if all of it were there.
+"""Parses streaming text as if all of it had arrived.
 
-A format is a generator over a `TextReader`, written top down like a parser of whole texts. Where it needs a character
-that has not arrived yet it yields, and the next piece resumes it there. It sees the text and never the cuts, so they
-cannot change the result.
+A format is a generator over a `TextReader`, written top-down like a parser of complete texts. If it needs a character
+that has not arrived yet, it yields, and resumes with the next piece. It never sees where the text was split, so that
+cannot affect the result.
 """
 
 import re
@@ -22,13 +22,13 @@ class MalformedError(Exception):
 
 
 class TextReader:
-    """Text that has arrived but is not read yet, with one position to go back to."""
+    """Text that has arrived but is not read yet, with one position to rewind to."""
 
     __slots__ = ("_closed", "_mark", "_position", "_text")
 
     def __init__(self) -> None:
         self._text = ""
-        self._position = 0  # the first character that is not read
+        self._position = 0  # the first unread character
         self._mark: int | None = None  # at most `_position`
         self._closed = False
 
@@ -43,7 +43,7 @@ class TextReader:
         return self._text[self._position :]
 
     def feed(self, text: str) -> None:
-        """Add text at the end."""
+        """Append text."""
         first_kept = self._position if self._mark is None else self._mark
         self._text = self._text[first_kept:] + text
         self._position -= first_kept
@@ -54,7 +54,7 @@ class TextReader:
         self._closed = True
 
     def skip(self, num_characters: int) -> None:
-        """Count characters of `rest` as read."""
+        """Consume characters of `rest`."""
         self._position += num_characters
 
     def mark(self) -> None:
@@ -62,7 +62,7 @@ class TextReader:
         self._mark = self._position
 
     def unmark(self) -> None:
-        """Forget the position, so that the text before need not be kept."""
+        """Drop the mark, so that earlier text need not be kept."""
         self._mark = None
 
     def rewind(self) -> None:
@@ -113,7 +113,7 @@ class TextReader:
 
 
 class GeneratorParser(ABC):
-    """Implements `OutputParser` by the generator `_read`, which appends to `_deltas`."""
+    """Implements `OutputParser` with the generator `_read`, which appends to `_deltas`."""
 
     def __init__(self) -> None:
         self._reader = TextReader()
@@ -171,7 +171,7 @@ def copy_rest(reader: TextReader, emit: Emit) -> Steps[None]:
 
 
 def read_while(reader: TextReader, characters: re.Pattern[str]) -> Steps[str]:
-    """Return the longest text from here on that consists of `characters`, a pattern of any number of them."""
+    """Return the longest match of `characters`, a pattern for any number of them, from here on."""
     pieces: list[str] = []
     while (yield from reader.peek()):
         found = characters.match(reader.rest)

@@ -1,7 +1,7 @@
 """Separates a model's reasoning, between two tags at the beginning of its answer, from the answer itself.
 
-White space on either side of a tag belongs to the tag. Many chat templates put the opening tag into the prompt: then
-the answer starts inside. Reasoning comes once, first: a tag further on is text.
+White space around a tag belongs to the tag. Many chat templates put the opening tag into the prompt: then the answer
+starts inside reasoning. Reasoning comes once, first: later tags are text.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from octavo.server.openai.parsers.reader import GeneratorParser, Steps, copy_unt
 
 
 class ReasoningParser(GeneratorParser):
-    """Reads one answer of a model that reasons between `begin` and `end`."""
+    """Parses one answer of a model that reasons between `begin` and `end`."""
 
     def __init__(self, begin: str, end: str, *, starts_inside: bool) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class ReasoningFormat:
     always_starts_inside: bool = False  # with or without an opening tag
 
     def starts_inside(self, prompt: str) -> bool | None:
-        """Return whether the answer to `prompt` starts inside reasoning; None when the prompt has closed it already."""
+        """Return whether the answer to `prompt` starts inside reasoning; None if the prompt has closed it already."""
         ending = prompt.rstrip()
         if ending.endswith(self.end):
             return None
         return self.always_starts_inside or ending.endswith(self.begin)
 
     def parser(self, *, starts_inside: bool) -> ReasoningParser:
-        """Return what reads one answer."""
+        """Return the parser of one answer."""
         return ReasoningParser(self.begin, self.end, starts_inside=starts_inside)

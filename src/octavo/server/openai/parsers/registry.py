@@ -1,7 +1,7 @@
-"""The formats that Octavo reads, by the names that `--tool-call-parser` and `--reasoning-parser` take.
+"""Supported formats, by their names in `--tool-call-parser` and `--reasoning-parser`.
 
-A chat template shows a model's format: it writes earlier calls as the model was trained to write them. Formats that
-Octavo does not read are listed too, so that they are not mistaken for one that it does.
+A chat template reveals a model's format: it renders earlier calls as the model was trained to write them. Unsupported
+formats are listed, too, so that they are not mistaken for supported ones.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from octavo.server.openai.parsers.tool_calls import ToolCallParser
 
 T = TypeVar("T")
 
-AUTO, NONE = "auto", "none"  # what the chat template shows; no parser at all
+AUTO, NONE = "auto", "none"  # detected from the chat template; no parser
 
 TOOL_CALL_PARSERS: Mapping[str, type[ToolCallParser]] = {
     "hermes": HermesParser,
@@ -36,7 +36,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "mistral": ReasoningFormat(begin="[THINK]", end="[/THINK]"),
 }
 
-# The first line that fits wins: all marks of a line must be in the template.
+# The first entry that matches wins: all of its markers must be in the template.
 _TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (NONE, ("<arg_key>",)),  # GLM
     (NONE, ("<tool_call>", "<tool_sep>")),  # Hunyuan
@@ -44,7 +44,7 @@ _TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hermes", ("<tool_call>", "arguments")),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral", ("[TOOL_CALLS]",)),
-    ("pythonic", ("[func_name1(",)),  # Llama 3.2 and 4, when told to
+    ("pythonic", ("[func_name1(",)),  # Llama 3.2 and 4, on request
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
     ("llama3_json", ("<|header_start|>", '"parameters"')),  # Llama 4
     ("pythonic", ("<|python_start|>",)),  # Llama 4
@@ -53,22 +53,22 @@ _TOOL_CALL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 _REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("think", ("<think>",)),
-    ("think", ("</think>",)),  # cuts earlier reasoning off; the model opens its own
+    ("think", ("</think>",)),  # drops earlier reasoning; the model opens its own
     ("mistral", ("[THINK]",)),
 )
 
 
 def tool_call_parser(name: str) -> type[ToolCallParser] | None:
-    """Return the parser called `name`; None for `none`.
+    """Return the parser named `name`; None for `none`.
 
     Raises:
-        UnknownOptionError: which offers the nearest name.
+        UnknownOptionError: the message suggests the closest name.
     """
     return _look_up("tool call parser", name, TOOL_CALL_PARSERS)
 
 
 def reasoning_format(name: str) -> ReasoningFormat | None:
-    """Return the format called `name`; None for `none`. Raises as `tool_call_parser`."""
+    """Return the format named `name`; None for `none`. Raises as `tool_call_parser`."""
     return _look_up("reasoning parser", name, REASONING_FORMATS)
 
 

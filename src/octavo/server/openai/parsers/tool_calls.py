@@ -1,7 +1,7 @@
-"""`ToolCallParser`, which all tool-calling formats share, and the parameters of tools for formats other than JSON.
+"""`ToolCallParser`, the base of all tool-calling formats, and the parameters of tools for formats other than JSON.
 
-A call is announced once its name is certain and its arguments have begun; from then on its arguments stream. Text that
-turns out not to be a call before that is content. A call that breaks off later keeps what was streamed of it.
+A call is emitted once its name is certain and its arguments have started; from then on its arguments stream. Text that
+turns out earlier not to be a call is content. A call that breaks off later keeps what was streamed of it.
 """
 
 import json
@@ -19,7 +19,7 @@ from octavo.structured_output import StructuralTag
 _REMARKS = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
 _UNDERSTOOD = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _PLAIN_STRING = _REMARKS | {"type", "enum", "const"}
-MAX_OPTIONAL = 64  # grammars with commas grow with the square of it
+MAX_OPTIONAL = 64  # grammars with commas grow quadratically
 _NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
 
@@ -35,9 +35,9 @@ def json_tag(begin: str, schema: Mapping[str, object], end: str, *, trigger: str
 
 
 class ToolCallParser(GeneratorParser):
-    """Parses one answer; a subclass is one format."""
+    """Parses one answer; each subclass is one format."""
 
-    markers: ClassVar[tuple[str, ...]] = ()  # strings of the format that may be special tokens of the model
+    markers: ClassVar[tuple[str, ...]] = ()  # markers that may be special tokens of the model
     separator: ClassVar[str] = ""  # between two calls
     writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
 
@@ -57,7 +57,7 @@ class ToolCallParser(GeneratorParser):
         """
 
     def _start(self, name: str, call_id: str | None = None) -> None:
-        """Announce a call; from here on there is no backtracking."""
+        """Emit the start of a call; from here on there is no backtracking."""
         self._reader.unmark()
         self._deltas.append(ToolCallStart(self._num_calls, call_id or self._new_id(), name))
         self._num_calls += 1
@@ -67,7 +67,7 @@ class ToolCallParser(GeneratorParser):
             self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Try to read a call; if it is malformed, go back to where it began and return False."""
+        """Try to read a call; if it is malformed, rewind to its start and return False."""
         self._reader.mark()
         try:
             yield from call
@@ -78,7 +78,7 @@ class ToolCallParser(GeneratorParser):
         return True
 
     def _pass_over(self, *markers: str) -> None:
-        """Emit the marker that opened no call, and the white space before it, as content."""
+        """Emit a marker that did not open a call, and the white space before it, as content."""
         text = self._reader.rest
         end, _ = min((text.index(marker) + len(marker), marker) for marker in markers if marker in text)
         self._content(text[:end])
@@ -94,7 +94,7 @@ class ToolCallParser(GeneratorParser):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One parameter; `schema` is self-contained, with all definitions that it may refer to."""
+    """One parameter; `schema` is self-contained, with all definitions it refers to."""
 
     name: str
     schema: Mapping[str, object]
@@ -107,7 +107,7 @@ class Parameter:
 
     @property
     def strings(self) -> list[str] | None:
-        """The strings allowed; empty if any is, None if that cannot be told."""
+        """The allowed strings; empty if any, None if unknown."""
         if not self.is_string or set(self.schema) - _PLAIN_STRING - {"$defs", "definitions"}:
             return None
         values = self.schema.get("enum", [])
