@@ -93,7 +93,7 @@ def _recur(
     mixed = conv[:, 0] * CONV_WEIGHTS[0] + conv[:, 1] * CONV_WEIGHTS[1] + value
     matrix = matrix * DECAY + key * mixed
     answer = (matrix / (1 + matrix.abs())).unsqueeze(2)  # [R, G, 1, E]
-    out = query.unflatten(1, (key.shape[1], -1)) * answer  # [R, G, H / G, E]
+    out = query.view(len(query), key.shape[1], -1, key.shape[2]) * answer  # [R, G, H / G, E]
     return out.flatten(1, 2).to(query.dtype), torch.stack((conv[:, 1], value), dim=1), matrix
 
 
