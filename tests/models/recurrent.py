@@ -2,7 +2,7 @@
 
 Every op is elementwise and exactly rounded, so a token's bits depend on the tokens before it alone, and on their order.
 
-Legend: T = tokens, H = query heads, G = kv heads, E = head size.
+Legend: T = tokens, R = requests, H = query heads, G = kv heads, E = head size.
 """
 
 from collections.abc import Callable
@@ -58,23 +58,42 @@ class RecurrentMixer(Qwen3Attention):
         num_heads, num_kv_heads, size = self._sizes
         heads = qkv.view(len(qkv), -1, size)  # [T, H + 2 * G, E]
         query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        out = torch.empty_like(query)  # [T, H, E]
-        starts = batch.query_start_loc_list
         assert batch.state_slots is not None
+        if len(qkv) == len(batch.state_slots):  # a token each, all at once: as a graph on a device takes it
+            conv, matrix = states.conv[batch.state_slots], states.matrix[batch.state_slots]  # of slot -1: anything
+            begins = (batch.state_slots < 0)[:, None, None]
+            out, conv, matrix = _recur(
+                query, key, value, conv.masked_fill(begins[:, None], 0), matrix.masked_fill(begins, 0)
+            )
+            states.conv[batch.slot_mapping], states.matrix[batch.slot_mapping] = conv, matrix
+            return out.flatten(1)
+        outs: dict[int, torch.Tensor] = {}
+        starts, targets = batch.query_start_loc_list, batch.slot_mapping.tolist()
         # The last request first: no state may depend on another request of the same step.
-        for request in reversed(range(len(starts) - 1)):
-            slot = int(batch.state_slots[request])
-            conv = states.conv[slot].clone() if slot >= 0 else torch.zeros_like(states.conv[0])  # [2, G, E]
-            matrix = states.matrix[slot].clone() if slot >= 0 else torch.zeros_like(states.matrix[0])  # [G, E]
+        for request, slot in reversed(list(enumerate(batch.state_slots.tolist()))):
+            conv = states.conv[slot : slot + 1].clone() if slot >= 0 else torch.zeros_like(states.conv[:1])
+            matrix = states.matrix[slot : slot + 1].clone() if slot >= 0 else torch.zeros_like(states.matrix[:1])
             for token in range(starts[request], starts[request + 1]):
-                mixed = conv[0] * CONV_WEIGHTS[0] + conv[1] * CONV_WEIGHTS[1] + value[token]
-                conv = torch.stack((conv[1], value[token]))
-                matrix = matrix * DECAY + key[token] * mixed
-                answer = (matrix / (1 + matrix.abs())).repeat_interleave(num_heads // num_kv_heads, dim=0)
-                out[token] = query[token] * answer
-                if (target := int(batch.slot_mapping[token])) >= 0:
-                    states.conv[target], states.matrix[target] = conv, matrix
-        return out.flatten(1)
+                at = slice(token, token + 1)
+                outs[token], conv, matrix = _recur(query[at], key[at], value[at], conv, matrix)
+                if targets[token] >= 0:
+                    states.conv[targets[token]], states.matrix[targets[token]] = conv[0], matrix[0]
+        return torch.cat([outs[token] for token in range(len(qkv))]).flatten(1)
+
+
+def _recur(
+    query: torch.Tensor,  # [R, H, E]
+    key: torch.Tensor,  # [R, G, E]
+    value: torch.Tensor,  # [R, G, E]
+    conv: torch.Tensor,  # [R, 2, G, E]
+    matrix: torch.Tensor,  # [R, G, E]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute a token of each of R requests; return what comes out, and both parts of the states behind it."""
+    mixed = conv[:, 0] * CONV_WEIGHTS[0] + conv[:, 1] * CONV_WEIGHTS[1] + value
+    matrix = matrix * DECAY + key * mixed
+    answer = (matrix / (1 + matrix.abs())).unsqueeze(2)  # [R, G, 1, E]
+    out = query.view(len(query), key.shape[1], -1, key.shape[2]) * answer  # [R, G, H / G, E]
+    return out.flatten(1, 2).to(query.dtype), torch.stack((conv[:, 1], value), dim=1), matrix
 
 
 class RecurrentForCausalLM(Qwen3):

@@ -52,9 +52,15 @@ FAULTS = [
         tests="scheduler/test_block_hash.py scheduler/test_prefix_reuse.py",
     ),
     Fault(
+        name="a recurrent state is begun from in the step that leaves it",
+        right="None if (group, block_id) in unwritten else block_id",
+        wrong="block_id",
+        tests="scheduler/test_recurrent.py scheduler/test_random_schedules.py",
+    ),
+    Fault(
         name="a preempted request is computed again from a block too far",
-        right="            num_cached_tokens=prefix.num_tokens,\n",
-        wrong="            num_cached_tokens=prefix.num_tokens + (request.num_preemptions > 0) * self._blocks.block_size,\n",
+        right="self.num_hashed[row] = num_cached_tokens\n",
+        wrong="self.num_hashed[row] = num_cached_tokens + (request.num_preemptions > 0) * self._block_size\n",
         tests="scheduler/test_preemption.py scheduler/test_random_schedules.py",
     ),
     # -- worker, attention, kernels
