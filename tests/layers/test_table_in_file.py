@@ -80,7 +80,7 @@ def test_a_file_that_is_cut_off_is_an_error_that_names_it(path: Path) -> None:
     table = table_of(path)
     with path.open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(CheckpointError, match=r"blanks\.safetensors: 0 bytes where there were 48: cut off"):
+    with pytest.raises(CheckpointError, match=r"blanks\.safetensors: 0 bytes instead of 48: truncated"):
         table.rows(IDS)
 
 

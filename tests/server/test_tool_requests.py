@@ -225,7 +225,7 @@ def test_a_format_that_cannot_tell_a_schema_stays_free_with_auto(parser: str, ca
     assert single.params.structured_output is None
     assert not caplog.records
     assert plan(parser=parser, tools=tools(odd | {"strict": True})).params.structured_output is None
-    assert "cannot hold calls" in caplog.text
+    assert "cannot constrain calls" in caplog.text
     assert plan(parser=parser, tools=tools(WEATHER | {"strict": True})).params.structured_output is not None
 
 
