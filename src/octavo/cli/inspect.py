@@ -86,7 +86,7 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
         return
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{path}: no *.safetensors")
+        raise CheckpointError(f"{path}: no *.safetensors; only headers of safetensors and GGUF files are read")
     for file in files:
         yield from _header(file)
 
