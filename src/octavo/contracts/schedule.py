@@ -32,8 +32,11 @@ class NewRequestData:
     num_computed_tokens: int  # found in the prefix cache
 
 
+_NONE: Int32Array = np.zeros(0, dtype=np.int32)
+
+
 def _none() -> Int32Array:
-    return np.zeros(0, dtype=np.int32)
+    return _NONE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
