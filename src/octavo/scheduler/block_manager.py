@@ -186,10 +186,13 @@ class BlockManager:
         theirs, as (group, block): where an equal block was first, that one does.
         """
         hashes, hashed = list(chain_hashes(parent, token_ids, self.block_size)), []
-        for group, (pool, size, table) in enumerate(zip(self.pools, self.block_sizes, block_tables, strict=True)):
-            step = size // self.block_size  # every so manieth hash is one of this group's
-            first_end = step - 1 - start // self.block_size % step
-            for block_id, block_hash in zip(table[start // size :], hashes[first_end::step], strict=False):
+        for group, pool in enumerate(self.pools):
+            size = self.block_sizes[group]
+            ends = hashes
+            if size > self.block_size:  # a recurrent group: only some of the hashes end a block
+                step = size // self.block_size
+                ends = hashes[step - 1 - start // self.block_size % step :: step]
+            for block_id, block_hash in zip(block_tables[group][start // size :], ends, strict=False):
                 if pool.set_hash(block_id, block_hash):
                     hashed.append((group, block_id))
         return hashes[-1], hashed
