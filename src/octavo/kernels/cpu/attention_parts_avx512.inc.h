@@ -43,7 +43,7 @@ struct Step<bf16> {
   static constexpr std::int64_t kCount = 32;
   static __m512 load(const bf16* part, std::int64_t step, std::int64_t half) {
     const __m512i pairs = _mm512_loadu_si512(part + half * kTileElements + step / 2 * 32);
-    const __m512i shifted = _mm512_sll_epi32(pairs, _mm_cvtsi64_si128(step % 2 ? 0 : 16));  // the even k is in the lower half
+    const __m512i shifted = _mm512_sll_epi32(pairs, _mm_cvtsi64_si128(step % 2 ? 0 : 16));  // even k: lower half
     return (__m512)_mm512_and_si512(shifted, _mm512_set1_epi32(-0x10000));
   }
   static __m512 add(__m512 sum, __m512 left, __m512 right) { return _mm512_fmadd_ps(left, right, sum); }
