@@ -1,4 +1,4 @@
-"""These tests run thousands of tiny ops; threads would only wait for one another."""
+"""These tests run thousands of tiny ops: with more threads they would be slower."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Steps of made-up requests for attention backends, and what attention is, in float64.
+"""Synthetic steps for attention backends, and a float64 reference.
 
 Legend: T = tokens of the step, H = query heads, G = kv heads, D = head size, C = context positions.
 """

@@ -1,4 +1,4 @@
-"""Every backend computes attention as it is defined, whatever the shape, the batch and the blocks."""
+"""Every backend matches the reference for any shape, batch and block layout."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,6 +1,6 @@
-"""What layers of some models add to attention: caps on scores, sinks, rotation of a part of each head, or of none.
+"""Optional features of attention layers: soft caps, sinks, partial or no rotation.
 
-Legend: H = query heads, G = kv heads, D = head size, C = context positions, A = pairs of elements that are rotated.
+Legend: H = query heads, G = kv heads, D = head size, C = context positions, A = rotated pairs of elements.
 """
 
 import math

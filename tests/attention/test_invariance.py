@@ -1,4 +1,4 @@
-"""Batch-invariant backends: a request has the same bits, whatever else is in the step and however it is cut."""
+"""Batch-invariant backends: a request has the same bits in any batch and with any chunking."""
 
 from dataclasses import replace
 from random import Random

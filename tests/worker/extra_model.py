@@ -1,6 +1,6 @@
-"""A Llama that reads what a step may bring beyond tokens: adapters, embeddings, and rows, for a state of each request.
+"""A Llama that reads a step's extra inputs: adapters, embeddings, and rows, for per-request state.
 
-Its name is that of the model it stands in for: the registry looks it up here.
+It has the name of the model it replaces: the registry looks it up here.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Attention that a device could capture: its launches depend on shapes alone. Written for tests, in float64, plainly.
+"""Capturable attention for tests, in plain float64: its launches depend only on shapes.
 
 Legend: T = tokens, H = query heads, G = kv heads, E = head size, C = positions up to the longest context's bound.
 """

@@ -1,4 +1,4 @@
-"""When a graph is captured, and what the double of a device refuses: what a device would."""
+"""When graphs are captured; the device double rejects the same ops as a real device."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The record of a decoding step: what was sent is read where it lies, and the rest of a bucket is padding."""
+"""The record of a decode step: columns are read back at fixed addresses, and the rest of a bucket is padding."""
 
 import numpy as np
 import torch

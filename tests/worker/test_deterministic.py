@@ -1,4 +1,4 @@
-"""`deterministic` is held: taken where kernels are batch-invariant already, refused where they are not."""
+"""`deterministic` is accepted if kernels are batch-invariant and rejected otherwise."""
 
 import logging
 

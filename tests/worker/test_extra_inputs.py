@@ -1,4 +1,4 @@
-"""Adapters, embeddings, rotary positions of three axes: alone, batched, in chunks, preempted, in stages, replayed."""
+"""Adapters, embeddings, three-axis rotary positions: alone, batched, chunked, preempted, pipelined, replayed."""
 
 import random
 from collections.abc import Callable

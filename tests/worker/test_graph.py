@@ -1,4 +1,4 @@
-"""The recorded step computes what the model does op by op, bit for bit, for any number of tokens."""
+"""Recorded steps are bit-equal to running op by op, for any number of tokens."""
 
 from pathlib import Path
 from typing import Any

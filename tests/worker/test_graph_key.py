@@ -1,4 +1,4 @@
-"""Buckets: every size fits its own, none is much larger than it has to be."""
+"""Buckets: every size fits into its bucket, and no bucket is much larger than needed."""
 
 from tests.breadth import each
 

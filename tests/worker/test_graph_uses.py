@@ -1,4 +1,4 @@
-"""The list of graphs on disk: what is written comes back in the order of use; a bad file costs a log line."""
+"""The list of graphs on disk: entries are read back by number of uses; a corrupt file only causes a log line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Of a step, only the tokens whose hidden state somebody wants go further than the last layer's attention."""
+"""After the last layer's attention, only tokens whose hidden state is needed are computed."""
 
 from typing import Any
 

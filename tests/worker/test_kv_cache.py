@@ -1,4 +1,4 @@
-"""KV memory is brought in ahead of its use: how far, in which order, and what if the system does not."""
+"""Prefaulting of KV memory: how far ahead, in which order, and without support from the system."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Room for the edits of a step: what fits is read where it lies, and what was there before is gone."""
+"""The record of a step's logits processors: what fits is read back in place and replaces the previous step's."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The arithmetic of memory: what is refused before loading, and how many blocks come of what is left."""
+"""Memory estimates: models rejected before loading, and the number of blocks that fit."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The public `ModelRunner`: logits and KV handles for programs that schedule by themselves."""
+"""The public `ModelRunner`: logits and KV handles for programs with their own scheduling."""
 
 import gc
 

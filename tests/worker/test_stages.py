@@ -1,4 +1,4 @@
-"""How a model is divided into stages: shares of the weights, and what each stage reads of a checkpoint."""
+"""Division of a model into stages: balance of weights, and what each stage reads from a checkpoint."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Where a step finds and leaves the states of recurrent layers, against a plain loop; and that a graph can hold it."""
+"""Slots from which a step reads and to which it writes recurrent states, compared with a plain loop; also in graphs."""
 
 import random
 

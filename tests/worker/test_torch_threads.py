@@ -1,4 +1,4 @@
-"""torch keeps to one thread in steps of native calls, and to the user's number everywhere else."""
+"""torch uses one thread in steps of native calls, and the user's number elsewhere."""
 
 from collections.abc import Iterator
 from typing import Any

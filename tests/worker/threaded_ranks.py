@@ -1,4 +1,4 @@
-"""An executor whose ranks are threads of this process: real workers and groups, and no start-up to pay for."""
+"""An executor whose ranks are threads of this process: real workers and groups, without startup cost."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

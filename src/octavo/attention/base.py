@@ -1,4 +1,4 @@
-"""What an attention backend is, and what it is told of a layer.
+"""The interface of attention backends, and the description of a layer that they take.
 
 Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size.
 """
@@ -12,14 +12,14 @@ import torch
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.errors import UnsupportedModelError
 
-# A backend's own work list for one step, made once and shared by all layers. Opaque to everyone else.
+# A backend's own work list for one step, built once and shared by all layers. Opaque to other code.
 PlanT = TypeVar("PlanT")
-AttentionFeature = Literal["soft_cap", "sinks"]  # fields of `AttentionLayer` that not every backend must know
+AttentionFeature = Literal["soft_cap", "sinks"]  # fields of `AttentionLayer` that backends may lack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadNorms:
-    """Norms over each head of queries and keys, taken before rotation; one weight for all heads of a kind."""
+    """Per-head norms of queries and keys, applied before rotation; one weight shared by all heads of a kind."""
 
     query: torch.Tensor  # [E] float32
     key: torch.Tensor  # [E] float32
@@ -28,26 +28,26 @@ class HeadNorms:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AttentionLayer:
-    """What one layer's attention is, the same in every step. Each is equal to itself only."""
+    """One layer's attention parameters, the same in every step. Compared by identity."""
 
     num_heads: int  # H
     num_kv_heads: int  # G
     head_dim: int  # E
     sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
     norms: HeadNorms | None = None
-    rotary: int | None = 0  # which table of `AttentionMetadata.rotary` turns queries and keys; None: none does
-    scale: float | None = None  # the factor on products of queries and keys; None: 1 / sqrt(head_dim)
-    soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap) before any are masked
-    sinks: torch.Tensor | None = None  # [H] float32, one more logit of each head in its softmax, which has no value
-    kv_group: int = 0  # whose block table and slots are this layer's, see `ForwardBatch.of_group`
-    computes_kept_only: bool = False  # only the answers to `ForwardBatch.kept_indices` are read; others may be anything
+    rotary: int | None = 0  # index into `AttentionMetadata.rotary`; None: no rotation
+    scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
+    soft_cap: float | None = None  # scaled scores s become soft_cap * tanh(s / soft_cap) before masking
+    sinks: torch.Tensor | None = None  # [H] float32, one extra softmax logit per head, without a value
+    kv_group: int = 0  # which block table and slots to use, see `ForwardBatch.of_group`
+    computes_kept_only: bool = False  # only outputs at `ForwardBatch.kept_indices` are read; the rest are undefined
     index: int = 0  # in the model
 
     def __post_init__(self) -> None:
-        """Check what a model says of itself.
+        """Validate the fields.
 
         Raises:
-            UnsupportedModelError: a cap that is none, or sinks of other heads.
+            UnsupportedModelError: a soft cap that is not positive, or sinks of another dtype or number of heads.
         """
         if self.soft_cap is not None and not self.soft_cap > 0:
             raise UnsupportedModelError(f"layer {self.index}: soft_cap={self.soft_cap}: must be above 0")
@@ -57,15 +57,15 @@ class AttentionLayer:
 
     @property
     def softmax_scale(self) -> float:
-        """The factor on products of queries and keys."""
+        """The factor on the products of queries and keys."""
         return float(self.head_dim**-0.5) if self.scale is None else self.scale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVLayout:
-    """What a token's key, or its value, takes in a layer's pool: `head_size` elements of `dtype` for each kv head.
+    """The memory of a token's key, or value, in a layer's pool: `head_size` elements of `dtype` for each kv head.
 
-    In what order they lie is the backend's own business, except that one block's are together, and blocks in a row.
+    Their order is up to the backend, but each block is contiguous, and blocks follow one another.
     """
 
     head_size: int
@@ -79,26 +79,26 @@ class AttentionBackend(ABC, Generic[PlanT]):
     """
 
     name: str
-    is_batch_invariant: bool  # a token's result has the same bits in any batch, and however its request is chunked
-    # One new token each for a number of requests takes the same launches whatever the tensors hold: then the batch's
-    # `seq_lens_list` may be upper bounds, and nothing waits for the device.
+    is_batch_invariant: bool  # a token's result has the same bits in any batch and with any chunking of its request
+    # Launches of a pure decode step depend only on the number of requests, not on tensor contents: the batch's
+    # `seq_lens_list` may then be upper bounds, and nothing synchronizes with the device.
     is_capturable: bool = False
-    records_calls: bool = False  # a CPU's step can be recorded with it: `worker/graph.py`
+    records_calls: bool = False  # supports recording CPU steps: `worker/graph.py`
     features: ClassVar[frozenset[AttentionFeature]] = frozenset()
 
     @abstractmethod
     def kv_layout(self, head_dim: int) -> KVLayout:
-        """Say what the pool must hold for heads of this size."""
+        """Return the layout of the pool for heads of this size."""
 
     @abstractmethod
     def plan(self, batch: ForwardBatch) -> PlanT:
-        """Derive from the batch what every layer of its KV group needs."""
+        """Compute from the batch what all layers of its KV group share."""
 
     def check(self, layer: AttentionLayer) -> None:
-        """Say whether the backend computes what the layer is.
+        """Check that the backend supports the layer's features.
 
         Raises:
-            UnsupportedModelError: it lacks a feature.
+            UnsupportedModelError: it lacks one.
         """
         asked: dict[AttentionFeature, bool] = {
             "soft_cap": layer.soft_cap is not None,
@@ -124,7 +124,7 @@ class AttentionBackend(ABC, Generic[PlanT]):
     ) -> torch.Tensor:
         """Normalize and rotate queries and keys, store keys and values; return queries [T, H, E].
 
-        A backend whose `attend` does all of it takes the projection as it is.
+        By default, the projection is returned as is: for backends whose `attend` does everything.
         """
         return qkv
 
@@ -132,4 +132,4 @@ class AttentionBackend(ABC, Generic[PlanT]):
     def attend(
         self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
     ) -> torch.Tensor:
-        """Return what the queries of `write_kv` find in their contexts, [T, H * E]."""
+        """Return the attention output [T, H * E] of the queries returned by `write_kv`."""

@@ -1,8 +1,8 @@
-"""`ForwardBatch`: one step as tensors. Made by the worker, passed as an argument, dropped after the step.
+"""`ForwardBatch`: one step as tensors. Built by the worker, passed as an argument, dropped after the step.
 
 Legend: T = tokens computed in this step, R = requests in it, B = most blocks any of them holds, L = rows that get
 logits, E = tokens whose embedding is replaced, W = tokens that are kept after the last layer's attention, D = hidden
-size, A = pairs of elements of a head that a rotary table turns.
+size, A = pairs of elements of a head that a rotary table rotates.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ RotaryTable = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the step's tok
 class LayerKVCache:
     """One layer's keys and values. Slot `block_id * block_size + offset` holds one token.
 
-    `KVLayout` gives head size and dtype. A backend may arrange the elements of one block as it likes. A latent layer
-    has one kv head, whose values are a view of its keys.
+    `KVLayout` gives head size and dtype. The order of elements within a block is up to the backend. A latent layer has
+    one kv head, whose values are a view of its keys.
     """
 
     key: torch.Tensor  # [num_slots, num_kv_heads, head_size]
@@ -29,13 +29,13 @@ class LayerKVCache:
 
     @property
     def pools(self) -> tuple[torch.Tensor, ...]:
-        """The memory, each part once."""
+        """The distinct tensors: one, if values are a view of keys."""
         return (self.key,) if self.value.data_ptr() == self.key.data_ptr() else (self.key, self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentStates:
-    """One recurrent layer's states, a block each. A state has one part for a convolution, one for the recurrence."""
+    """One recurrent layer's states, one per block. Each consists of a convolution state and a matrix state."""
 
     conv: torch.Tensor  # [num_blocks, *conv_shape]
     matrix: torch.Tensor  # [num_blocks, *matrix_shape] float32
@@ -45,7 +45,7 @@ LayerCache = LayerKVCache | RecurrentStates
 
 
 class GroupSlots(NamedTuple):
-    """What differs between the KV groups of a step: the fields of `ForwardBatch` with these names."""
+    """The fields of `ForwardBatch` that differ between the KV groups of a step."""
 
     slot_mapping: torch.Tensor
     block_table: torch.Tensor
@@ -54,7 +54,7 @@ class GroupSlots(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputEmbeds:
-    """Embeddings that replace those of E tokens."""
+    """Embeddings that replace the token embeddings of E tokens."""
 
     indices: torch.Tensor  # [E] int64, in T
     values: torch.Tensor  # [E, D] float32
@@ -66,19 +66,19 @@ class InputEmbeds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardBatch:
-    """The tokens of request r stand at `query_start_loc[r] : query_start_loc[r + 1]` of every [T] tensor.
+    """The tokens of request r are at `query_start_loc[r] : query_start_loc[r + 1]` of every [T] tensor.
 
     They are the last tokens of its context: positions `seq_lens[r] - query_len` up to `seq_lens[r] - 1`. Keys and
     values of all T tokens are written before any of them is read, so requests of one step may share blocks.
     The `_list` twins are the same numbers on the host, for backends that plan there.
 
-    Of a prompt, only the last token's hidden state is wanted, as a rule. The others go into the last layer to leave
-    their keys and values, and no further: behind its attention there are W tokens. At least one, so that no op has to
-    do with none; where no token gets logits, its hidden state is for nobody.
+    Of a prompt, usually only the last token's hidden state is needed. The others enter the last layer just to write
+    their keys and values: after its attention, W tokens are left. At least one, so that ops need not handle empty
+    tensors; if no token gets logits, its hidden state is unused.
 
-    Layers that keep different parts of a context (KV groups) have different block tables. Those of the first group are
-    in this batch; `other_groups` are the same batch as the layers of each other group see it. A recurrent layer reads
-    the state at `state_slots` before a request's first token, and stores the state behind each token that has a slot.
+    Layers that keep different parts of a context (KV groups) have different block tables. This batch has those of the
+    first group; `other_groups` has the same batch for the layers of each other group. A recurrent layer reads the state
+    at `state_slots` before a request's first token, and stores the state after each token that has a slot.
     """
 
     input_ids: torch.Tensor  # [T] int64
@@ -92,41 +92,41 @@ class ForwardBatch:
     block_size: int
     query_start_loc_list: list[int]  # [R + 1]
     seq_lens_list: list[int]  # [R]
-    rows: torch.Tensor | None = None  # [R] int64, where each request is while it runs; None: no requests run
-    adapter_ids: torch.Tensor | None = None  # [T] int64, -1 without one; None: no token has one
+    rows: torch.Tensor | None = None  # [R] int64, each request's stable row; None: there are no requests
+    adapter_ids: torch.Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
     mrope_positions: torch.Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
     inputs_embeds: InputEmbeds | None = None
-    state_slots: torch.Tensor | None = None  # [R] int64, -1: no token is before. None: no recurrent group
+    state_slots: torch.Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
     other_groups: tuple[Self, ...] = ()
 
     def of_group(self, kv_group: int) -> Self:
-        """Return the batch as layers of a KV group see it."""
+        """Return the batch for the layers of a KV group."""
         return self.other_groups[kv_group - 1] if kv_group else self
 
     @property
     def rotary_positions(self) -> torch.Tensor:
-        """What rotary embeddings turn by: [T], or [3, T]."""
+        """The positions for rotary embeddings: [T], or [3, T]."""
         return self.positions if self.mrope_positions is None else self.mrope_positions
 
     @property
     def groups(self) -> tuple[Self, ...]:
-        """The batch as each KV group sees it."""
+        """The batch for each KV group."""
         return self, *self.other_groups
 
     def with_groups(self, groups: Sequence[GroupSlots]) -> Self:
-        """Return the batch as several KV groups see it."""
+        """Return the batch for several KV groups."""
         first, *others = (replace(self, **slots._asdict()) for slots in groups)
         return replace(first, other_groups=tuple(others)) if others else first
 
     def shared_by(self, groups: Sequence[KVGroup]) -> Self:
-        """Return the batch for groups that have the same block table; recurrent ones begin anew and store nothing."""
+        """Return the batch for groups that share a block table; recurrent ones start from scratch and store nothing."""
         nowhere = torch.full_like(self.slot_mapping, -1)
         begins = GroupSlots(nowhere, self.block_table, nowhere.new_full((len(self.seq_lens),), -1))
         same = GroupSlots(self.slot_mapping, self.block_table)
         return self.with_groups([begins if group.kind == "recurrent" else same for group in groups])
 
     def of_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows that get logits, [L, D], of what the last stage made of the step, [T, D] or [W, D]."""
+        """Return the rows [L, D] that get logits, out of the last stage's hidden states [T, D] or [W, D]."""
         if self.kept_indices is None and len(self.logits_indices) < len(hidden):
             return hidden[self.logits_indices]
         return hidden[: len(self.logits_indices)]
@@ -134,8 +134,8 @@ class ForwardBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionMetadata:
-    """What all layers of one step share; made once per step by the model."""
+    """Data shared by all layers of one step; built once per step by the model."""
 
     batch: ForwardBatch
-    plans: tuple[Any, ...]  # of the attention backend, one for each KV group
-    rotary: tuple[RotaryTable, ...]  # of which a layer names its own
+    plans: tuple[Any, ...]  # of the attention backend, one per KV group
+    rotary: tuple[RotaryTable, ...]  # indexed by `AttentionLayer.rotary`

@@ -1,6 +1,6 @@
 """Attention by Octavo's own C++ kernels: norms, rotation, KV memory and attention in one call. Batch-invariant.
 
-Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept behind the
+Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, W = tokens kept after the
 last layer's attention, S = spans of rows, N = row blocks. A row is one query head of one token; a row block is up to 32
 rows of one request, computed together for each kv head.
 """
@@ -19,17 +19,17 @@ from octavo.kernels.native import NativeKernels
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
 
-_HEAD_PADDING = 32  # elements: a tile of keys or values is made of parts of 32 by 32
-_INT8_SCALE_SIZE = 4  # bytes, beside each head of a key or value kept as int8
+_HEAD_PADDING = 32  # elements: tiles of keys and values consist of 32 x 32 parts
+_INT8_SCALE_SIZE = 4  # bytes, stored with each head of an int8 key or value
 _MAX_HEAD_DIM = 256
 _MAX_ROTARY_TABLES = 4
 _ROWS_PER_BLOCK = 32
-_TALL_ROWS = 16  # a block of more rows than this belongs to a prompt
+_TALL_ROWS = 16  # a block of more rows than this is part of a prompt
 _NO_ADDRESS = 0
 
 
 class NativePlan:
-    """One step for the kernels. The first layer completes it; it holds what the addresses in `step` belong to."""
+    """One step for the kernels. The first layer completes it; it owns the memory that `step` points to."""
 
     def __init__(self, batch: ForwardBatch) -> None:
         self.batch = batch
@@ -56,7 +56,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
         """See `AttentionBackend.kv_layout`.
 
         Raises:
-            UnsupportedModelError: heads larger than these kernels take.
+            UnsupportedModelError: heads are larger than these kernels support.
         """
         if head_dim > _MAX_HEAD_DIM:
             raise UnsupportedModelError(
@@ -82,7 +82,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
     def attend(
         self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`. One call does it all, from the projection [T, (H + 2 * G) * E]."""
+        """See `AttentionBackend.attend`. One call does everything, from the projection [T, (H + 2 * G) * E]."""
         plan: NativePlan = step.plans[layer.kv_group]
         if plan.step is None:
             plan.step = self.make_step(plan, step.rotary, layer.num_heads // layer.num_kv_heads)
@@ -96,9 +96,9 @@ class NativeAttention(AttentionBackend[NativePlan]):
         return out
 
     def make_step(self, plan: NativePlan, rotary: tuple[RotaryTable, ...], group_size: int) -> "_cpu.AttentionStep":
-        """Describe a step to the kernels, where a kv head serves `group_size` query heads.
+        """Return the kernels' description of a step with `group_size` query heads per kv head.
 
-        What it names by address lives as long as the plan.
+        The memory it points to lives as long as the plan.
         """
         batch, num_tokens = plan.batch, len(plan.batch.positions)
         all_blocks = kept_blocks = cut_into_row_blocks(batch, group_size)  # [N, 3]
@@ -149,7 +149,7 @@ def cut_into_row_blocks(
 ) -> npt.NDArray[np.int32]:
     """Return [N, 3] of request, first row and number of rows: tall blocks first, then by longest context.
 
-    Of all tokens, or of those at `kept` [W]. A span is what there is to cut: a request, or one kept token.
+    Of all tokens, or of those at `kept` [W]. What is cut is a span: a request, or one kept token.
     """
     num_requests = len(batch.seq_lens_list)
     if kept is None and batch.query_start_loc_list[-1] == num_requests and group_size <= _ROWS_PER_BLOCK:
@@ -169,6 +169,6 @@ def cut_into_row_blocks(
     within = (np.arange(len(spans)) - np.repeat(np.cumsum(counts) - counts, counts)) * _ROWS_PER_BLOCK  # [N]
     requests, rows = request_of[spans], first_rows[spans] + within
     heights = np.minimum(_ROWS_PER_BLOCK, sizes[spans] - within)
-    unseen = (num_rows[requests] - rows - heights) // group_size  # [N] tokens behind the block's last
+    unseen = (num_rows[requests] - rows - heights) // group_size  # [N] tokens after the block's last
     order = np.lexsort((unseen - np.asarray(batch.seq_lens_list)[requests], heights <= _TALL_ROWS))
     return np.stack((requests, rows, heights), axis=1)[order].astype(np.int32)

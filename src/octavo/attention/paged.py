@@ -1,4 +1,4 @@
-"""What the torch backends share: heads of queries, keys and values, and a request's context in paged memory.
+"""Shared by the torch backends: heads of queries, keys and values, and a request's context in paged memory.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, C = context positions.
 """
@@ -11,7 +11,7 @@ from octavo.kernels.reference import Kernels
 
 
 class TorchAttention(AttentionBackend[PlanT]):
-    """A backend that keeps keys and values as they are and computes with torch's ops."""
+    """A backend that stores keys and values unchanged and computes with torch ops."""
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype) -> None:
         self._kernels, self._dtype = kernels, dtype
@@ -50,8 +50,8 @@ def split_heads(
 def context_slots(batch: ForwardBatch, requests: torch.Tensor, length: int) -> torch.Tensor:
     """Return the slots [R, length] of positions 0 ... length - 1 of `requests` [R].
 
-    Positions past a request's context repeat its last one: a slot of someone else's is never read, so nothing in it,
-    not even a NaN, can show.
+    Positions past a request's context repeat its last one: slots of other requests are never read, so nothing in them,
+    not even a NaN, has an effect.
     """
     last = (batch.seq_lens[requests].long() - 1).unsqueeze(1)  # [R, 1]
     positions = torch.arange(length, device=last.device).minimum(last)  # [R, C]

@@ -1,4 +1,4 @@
-"""The choice of an attention backend: a registry, so that only the one chosen is imported."""
+"""Selects an attention backend from a registry, so that only the selected one is imported."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -27,13 +27,13 @@ _FIRST_WITH_FP8 = (8, 9)  # compute capability
 def select_attention(
     device: torch.device, dtype: torch.dtype, name: str = "auto", kv_cache_dtype: KVCacheDType = "auto"
 ) -> AttentionBackend[Any]:
-    """Return the backend called `name`. "auto": batch-invariant where the rest of the model is, otherwise the fastest.
+    """Return the backend called `name`. "auto": batch-invariant if the rest of the model is, otherwise the fastest.
 
-    Keys and values are kept in the model's dtype ("auto"), or in the one that `kv_cache_dtype` names.
+    Keys and values are stored in the model's dtype ("auto") or in `kv_cache_dtype`.
 
     Raises:
-        UnknownOptionError: no such backend here; the message names those there are.
-        InvalidParameterError: the backend does not keep keys and values so.
+        UnknownOptionError: no such backend here; the message lists the available ones.
+        InvalidParameterError: the backend does not support this `kv_cache_dtype`.
     """
     native, has_triton = _native_kernels(device, dtype), uses_triton(device, dtype)
     is_here = {"native": native is not None, "triton": has_triton}
@@ -71,7 +71,7 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _native_kernels(device: torch.device, dtype: torch.dtype) -> "NativeKernels | None":
-    """Return the C++ kernels where they compute attention in this dtype."""
+    """Return the C++ kernels if they support attention in this dtype."""
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32):
         return None
     from octavo.kernels.native_level import native_kernels

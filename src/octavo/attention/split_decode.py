@@ -1,8 +1,8 @@
 """Decoding over a long context on a CPU: attend to its tiles as a batch, then merge them by their sums of weights.
 
-torch's fused kernel walks one kv head's slots after the other. They lie G * D values apart, and past some 500 positions
-those lines push one another out of the caches. Tiles of 64 positions as one batch took two thirds of the time from
-1,000 positions on, and as long as one walk at 500 (one core, bfloat16, G * D = 1024).
+torch's fused kernel walks the slots of one kv head after another. They are G * D values apart, and beyond some 500
+positions their cache lines evict each other. Tiles of 64 positions as one batch took two thirds of the time from 1,000
+positions on, and the same time at 500 (one core, bfloat16, G * D = 1024).
 
 Source of the merge: Dao et al. 2023, Flash-Decoding; Rabe and Staats 2021, arXiv:2112.05682.
 
@@ -16,7 +16,7 @@ _SHORTEST_CONTEXT = 640
 
 
 def is_worthwhile(query: torch.Tensor, context_len: int) -> bool:
-    """Say whether tiles are faster for this query and a context of so many positions."""
+    """Return whether tiles are faster for this query and context length."""
     return query.device.type == "cpu" and context_len >= _SHORTEST_CONTEXT
 
 
@@ -27,12 +27,12 @@ def attend_in_tiles(query: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     if num_tiled < keys.shape[2]:
         rest = _attend(query, keys[:, :, num_tiled:], values[:, :, num_tiled:], scale)
         outs, log_sums = torch.cat((outs, rest[0])), torch.cat((log_sums, rest[1]))
-    shares = log_sums.softmax(dim=0).unsqueeze(-1)  # [N, H, 1, 1], each tile's part of all weights
+    shares = log_sums.softmax(dim=0).unsqueeze(-1)  # [N, H, 1, 1], each tile's share of the weights
     return (outs * shares).sum(dim=0, keepdim=True).to(query.dtype)
 
 
 def _tiles(kv: torch.Tensor, num_tiled: int) -> torch.Tensor:
-    """Show the first N * W positions of [1, G, C, D] as [N, G, W, D]."""
+    """Return the first N * W positions of [1, G, C, D] as a view [N, G, W, D]."""
     slots_first = kv[0].transpose(0, 1)[:num_tiled]  # [N * W, G, D]
     return slots_first.view(-1, _TILE_WIDTH, *slots_first.shape[1:]).transpose(1, 2)
 
@@ -42,6 +42,6 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend to each of N tiles [N, G, W, D]; return [N, H, 1, D] and the logarithms of summed weights [N, H, 1]."""
     queries = query.expand(len(keys), -1, -1, -1)
-    # The op behind scaled_dot_product_attention, which keeps the sums to itself.
+    # The op that implements scaled_dot_product_attention, which does not return the sums.
     outs, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, values, scale=scale)
     return outs, log_sums

@@ -1,11 +1,11 @@
-"""Attention by torch's own fused kernel, request by request. Fast, not batch-invariant.
+"""Attention by torch's fused kernel, request by request. Fast, not batch-invariant.
 
-That kernel knows neither caps on scores nor sinks: layers with one are computed as they are defined, at the cost of
-all scores in memory.
+The kernel supports neither soft caps nor sinks: layers with either are computed op by op, which materializes all
+scores.
 
-A request whose blocks are neighbors in the pool is read where it lies; any other context is gathered, once per layer.
-On one core contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered they take
-1.2 to 3 times as long, and padded to one call for all requests, 3 to 5 times.
+A request whose blocks are contiguous in the pool is read in place; other contexts are gathered, once per layer. On one
+core, contexts of 160 to 520 positions read in place take 20 us plus their bytes at 10 GB/s; gathered, they take 1.2 to
+3 times as long, and padded to one call for all requests, 3 to 5 times.
 
 Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, D = head size, Q = new tokens of one
 request, C = its context positions.
@@ -21,7 +21,7 @@ from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCa
 from octavo.attention.paged import TorchAttention, context_slots
 from octavo.attention.split_decode import attend_in_tiles, is_worthwhile
 
-_MAX_SCORES = 1 << 24  # of a pass over a request's tokens, 64 MiB
+_MAX_SCORES = 1 << 24  # per pass over a request's tokens: 64 MiB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +31,8 @@ class RequestSpan:
     num_queries: int  # Q
     context_len: int  # C
     first_slot: int
-    slots: torch.Tensor | None  # [C] int64; None: those from `first_slot` on, in one piece
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, made by the first layer
+    slots: torch.Tensor | None  # [C] int64; None: contiguous, from `first_slot` on
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, built by the first layer
 
     def start(self, sliding_window: int | None) -> int:
         """Return the first position that any of the new tokens sees."""
@@ -42,7 +42,7 @@ class RequestSpan:
         """Return positions `start` ... of the context, [1, G, C - start, D], out of pool [1, G, num_slots, D]."""
         if self.slots is None:
             return pool.narrow(2, self.first_slot + start, self.context_len - start)
-        # Whole slots, G * D values each, which lie together: three times as fast as to gather for each kv head.
+        # Whole slots of G * D contiguous values: three times as fast as gathering per kv head.
         slots_first = pool[0].transpose(0, 1)  # [num_slots, G, D]
         return slots_first.index_select(0, self.slots[start:]).transpose(0, 1).unsqueeze(0)
 
@@ -66,11 +66,11 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
     features = frozenset({"soft_cap", "sinks"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestSpan]:
-        """Find where each request's context lies."""
+        """Locate each request's context."""
         starts, lens = batch.query_start_loc_list, batch.seq_lens_list
         blocks = batch.block_table.cpu()  # [R, B]
         first_blocks = blocks[:, 0].tolist()  # [R]
-        neighbors = (blocks.diff(dim=1) == 1).cumprod(dim=1).sum(dim=1).tolist()  # [R], in a row behind the first
+        neighbors = (blocks.diff(dim=1) == 1).cumprod(dim=1).sum(dim=1).tolist()  # [R], contiguous after the first
         in_pieces = [
             request for request in range(len(lens)) if (neighbors[request] + 1) * batch.block_size < lens[request]
         ]
@@ -138,7 +138,7 @@ def _attend_as_defined(
     span: RequestSpan,
     layer: AttentionLayer,
 ) -> torch.Tensor:  # [1, Q, H, D]
-    """Attend in float32, a pass of tokens at a time: scaled scores, cap, mask, softmax with the sinks, mean."""
+    """Attend in float32, one pass of tokens at a time: scaled scores, soft cap, mask, softmax with sinks, mean."""
     start, num_groups = span.start(layer.sliding_window), keys.shape[1]
     context_keys, context_values = (span.read(pool, start)[0].float() for pool in (keys, values))  # [G, C - start, D]
     hidden = ~span.mask(layer.sliding_window, query.device)  # [Q, C - start]

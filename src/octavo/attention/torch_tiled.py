@@ -1,10 +1,10 @@
 """Batch-invariant attention in plain torch: a token's result has the same bits in any batch and any chunking.
 
-Three things make it so. The context is cut into tiles at absolute positions, whatever the block size, and tiles are
-summed in order; a tile that a row may not see adds an exact zero. Every matmul has the same shape, 16 rows by one tile,
-and only their number varies, which is at least 2: MKL gave other bits for other numbers of rows, or for one matmul
-alone (measured on its AVX-512, AVX2 and SSE4.2 code with 1 to 3 threads). And exp is the only transcendental function:
-torch computes it alike in the middle of an array and at its ends, unlike sigmoid and silu.
+For three reasons. The context is cut into tiles at absolute positions, whatever the block size, and tiles are summed in
+order; a masked tile adds an exact zero. All matmuls have the same shape, 16 rows by one tile, and only their number
+varies, which is at least 2: MKL gave other bits for other numbers of rows, or for a single matmul (measured on its
+AVX-512, AVX2 and SSE4.2 code with 1 to 3 threads). And exp is the only transcendental function: torch computes it alike
+in the middle of an array and at its ends, unlike sigmoid and silu.
 
 Legend: T = tokens of the step, R = requests of a group, Q = new tokens of each, H = query heads, G = kv heads,
 D = head size, N = context tiles, W = tile width, S = sets of 16 query rows.
@@ -21,13 +21,13 @@ from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCa
 from octavo.attention.paged import TorchAttention, context_slots
 
 _TILE_WIDTH = 64  # context positions
-_MAX_POSITIONS = 1 << 14  # of a group; bounds what is gathered, to 128 MiB with 8 kv heads of 128
+_MAX_POSITIONS = 1 << 14  # per group; limits gathered memory to 128 MiB with 8 kv heads of 128
 _NUM_ROWS = 16  # query rows of one matmul: all query heads of one kv head, of one or more tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestGroup:
-    """Requests with as many new tokens and about as many tiles, computed together."""
+    """Requests with equally many new tokens and about as many tiles, computed together."""
 
     tokens: torch.Tensor  # [R, Q] int64, rows of the flat [T]
     positions: torch.Tensor  # [R, Q] int64, in the context
@@ -36,7 +36,7 @@ class RequestGroup:
     last_position: int  # greatest of positions[:, 0]
 
     def tiles_seen(self, tokens: range, sliding_window: int | None) -> slice:
-        """Return the tiles that hold all that these tokens of each request may see."""
+        """Return the tiles that cover every position visible to these tokens."""
         first = 0 if sliding_window is None else max(0, self.first_position + tokens.start - sliding_window + 1)
         return slice(first // _TILE_WIDTH, (self.last_position + tokens.stop - 1) // _TILE_WIDTH + 1)
 
@@ -49,7 +49,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
     features = frozenset({"soft_cap", "sinks"})
 
     def plan(self, batch: ForwardBatch) -> list[RequestGroup]:
-        """Group the step's requests by number of new tokens and by length of context."""
+        """Group the step's requests by number of new tokens and context length."""
         starts = batch.query_start_loc_list
 
         def shape_of(request: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
 
 
 def _rounded_tiles(seq_len: int) -> int:
-    """Return the tiles that hold a context, rounded up in steps of an eighth to a quarter, so that requests group."""
+    """Return the number of tiles of a context, rounded up in steps of an eighth to a quarter, to form larger groups."""
     num_tiles = -(-seq_len // _TILE_WIDTH)
     step = 1 << max(0, num_tiles.bit_length() - 3)
     return -(-num_tiles // step) * step
@@ -112,7 +112,7 @@ def _gather_tiles(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _hidden(positions: torch.Tensor, tiles: slice, sliding_window: int | None) -> torch.Tensor:
-    """Say what tokens at positions [R, Q] may not see of these tiles: [R, N, Q, W] bool."""
+    """Return the mask [R, N, Q, W] bool: True where tokens at `positions` [R, Q] may not see these tiles' positions."""
     keys = torch.arange(tiles.start * _TILE_WIDTH, tiles.stop * _TILE_WIDTH, device=positions.device)
     keys, queries = keys.view(1, -1, 1, _TILE_WIDTH), positions[:, None, :, None]  # [1, N, 1, W], [R, 1, Q, 1]
     hidden = keys > queries
@@ -143,7 +143,7 @@ def _attend(
         sinks = sinks.view(1, num_kv_heads, 1, -1, 1)
         most = most.maximum(sinks)
     scores -= most
-    weights = scores.exp_()  # hidden ones are exact zeros
+    weights = scores.exp_()  # masked ones are exact zeros
     mixed = _sum_in_order(_matmul_tiles(weights, values))  # [R, G, S * 16, D]
     total = _sum_in_order(weights.sum(-1, keepdim=True))  # [R, G, S * 16, 1]
     if layer.sinks is not None:
@@ -154,13 +154,13 @@ def _attend(
 
 
 def _hyperbolic_tangent(x: torch.Tensor) -> torch.Tensor:
-    """Return tanh(x), to some 1e-7, by exp alone: torch computes its own tanh otherwise at the ends of an array."""
+    """Return tanh(x), to some 1e-7, using only exp: torch's own tanh differs at the ends of an array."""
     powers = (x.abs() * -2.0).exp_()
     return ((1.0 - powers) / (1.0 + powers)).copysign_(x)
 
 
 def _matmul_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply [R, G, N or 1, S * 16, K] by [R, G, N, K, L] in matmuls of 16 rows, at least two of them."""
+    """Multiply [R, G, N or 1, S * 16, K] by [R, G, N, K, L] in at least two matmuls of 16 rows."""
     batch, num_sets = right.shape[:3], left.shape[3] // _NUM_ROWS
     left = left.expand(*batch, *left.shape[3:]).reshape(-1, _NUM_ROWS, left.shape[4])  # [R * G * N * S, 16, K]
     right = right.unsqueeze(3).expand(*batch, num_sets, *right.shape[3:]).flatten(0, 3)  # a copy only where S > 1

@@ -30,7 +30,7 @@ _Items = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """A step dealt out to programs."""
+    """A step's work, assigned to programs."""
 
     few: FewRows | None
     many: torch.Tensor | None  # [N, 3] int32, see `attend_many`
@@ -38,21 +38,21 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TritonPlan:
-    """One step; the first layer of each ratio of heads deals it out."""
+    """One step; the first layer with a given ratio of heads assigns the work."""
 
     batch: ForwardBatch
     context: PagedContext
-    work: dict[int, Work] = field(default_factory=dict)  # by query heads of a kv head
+    work: dict[int, Work] = field(default_factory=dict)  # by query heads per kv head
 
 
 class TritonAttention(AttentionBackend[TritonPlan]):
-    """See `AttentionBackend`. Keys and values in the model's dtype, or in 8 bits (e4m3) that are widened when read.
+    """See `AttentionBackend`. Keys and values in the model's dtype, or in e4m3, widened when read.
 
     With the tilings `EXACT` and `EXACT_FLOAT32`, the default, a token has the same bits in any batch and chunking. With
-    `FASTEST` it has them in any batch of decodes; tokens of prompts are computed in another order.
+    `FASTEST`, this holds for batches of decodes only; prompt tokens are summed in another order.
 
-    A step of one token a request reads nothing from the host but the number of requests and of splits: a launch of it
-    that was captured is right for any such step whose contexts need no more splits.
+    A step of one token per request reads from the host only the number of requests and splits: a captured launch is
+    valid for any such step whose contexts need no more splits.
     """
 
     is_capturable = True
@@ -113,7 +113,7 @@ class TritonAttention(AttentionBackend[TritonPlan]):
 
 
 def assign_programs(batch: ForwardBatch, group_size: int, tiling: Tiling) -> Work:
-    """Deal out a step where a kv head serves `group_size` query heads. Requests with few rows go by splits."""
+    """Assign a step with `group_size` query heads per kv head. Requests with few rows are split."""
     device = batch.seq_lens.device
     num_tokens = np.diff(batch.query_start_loc_list)  # [R]
     is_few = (num_tokens == 1) | (num_tokens * group_size <= tiling.few_rows)  # [R]
@@ -135,7 +135,7 @@ def assign_programs(batch: ForwardBatch, group_size: int, tiling: Tiling) -> Wor
 
 
 def num_splits(seq_len: int) -> int:
-    """Return the splits of a context of this length, at least one."""
+    """Return the number of splits for a context of this length, at least one."""
     return max(1, -(-seq_len // SPLIT_SIZE))
 
 
@@ -156,7 +156,7 @@ def _assign_few(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size
 
 
 def _assign_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_size: int, tiling: Tiling) -> torch.Tensor:
-    """Return items [N, 3], those with the longest contexts first: a program that ends late should begin early."""
+    """Return items [N, 3], longest contexts first: long-running programs should start early."""
     num_tokens = np.diff(batch.query_start_loc_list)[requests]
     items = _cut(requests, num_tokens * group_size, np.zeros_like(requests), tiling.many_rows)
     firsts = np.asarray(batch.seq_lens_list) - np.diff(batch.query_start_loc_list)  # [R], positions
@@ -167,8 +167,8 @@ def _assign_many(batch: ForwardBatch, requests: npt.NDArray[np.int64], group_siz
 def _cut(
     requests: npt.NDArray[np.int64], num_rows: npt.NDArray[np.int64], parts: npt.NDArray[np.int64], size: int
 ) -> _Items:
-    """Return [N, 3] of request, first row and part: each request's rows, `size` at a time."""
+    """Return [N, 3] of request, first row and part: each request's rows, in chunks of `size`."""
     counts = -(-num_rows // size)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [N], of its request
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # [N], in its request
     columns = np.repeat(requests, counts), within * size, np.repeat(parts, counts)
     return np.stack(columns, axis=1).astype(np.int32)

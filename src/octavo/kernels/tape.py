@@ -1,7 +1,7 @@
-"""A tape: the native calls of a forward, noted down once and made again in one go, without Python between them.
+"""A tape: the native calls of a forward pass, recorded once and replayed in one call, without Python in between.
 
-What Python does between two calls costs more than its instructions. Every call streams megabytes of weights through
-the caches, so the interpreter comes back to cold memory: 30 us a call, 5 ms a step of Qwen3-0.6B.
+Python between two calls costs more than its instructions. Every call streams megabytes of weights through the caches,
+so the interpreter always resumes with cold caches: 30 us per call, 5 ms per step of Qwen3-0.6B.
 
 Legend: T = tokens.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TapeBuffers:
-    """Memory for the results that a tape's calls write. A result's memory serves another once its tensor is gone."""
+    """Memory for the results of a tape's calls. A result's memory is reused once its tensor is freed."""
 
     def __init__(self) -> None:
         self._all: list[torch.Tensor] = []
@@ -28,7 +28,7 @@ class TapeBuffers:
         return sum(buffer.numel() for buffer in self._all)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor of this shape; its contents are anything."""
+        """Return an uninitialized tensor of this shape."""
         size = math.prod(shape) * dtype.itemsize
         free = self._free.setdefault(size, [])
         buffer = free.pop() if free else self._new(size)
@@ -43,7 +43,7 @@ class TapeBuffers:
 
 
 class Tape:
-    """The calls, and the memory that they name. For any number of tokens up to that of the recording."""
+    """The calls and the memory they use. Replays take any number of tokens up to that of the recording."""
 
     def __init__(self, native: "_cpu.Kernels") -> None:
         from octavo.kernels.cpu import _cpu
@@ -53,5 +53,5 @@ class Tape:
         self.buffers = TapeBuffers()
 
     def replay(self, num_tokens: int, steps: "list[_cpu.AttentionStep]") -> None:
-        """Make all calls for the first T rows of every tensor, with this step's attention, as each KV group sees it."""
+        """Make all calls for the first T rows of every tensor, with this step's attention for each KV group."""
         self._native.replay(self.calls, num_tokens, steps)

@@ -1,4 +1,4 @@
-"""Attention of one layer: hand the projection to the backend with all that it needs to know.
+"""Attention of one layer: passes the projection and the layer's parameters to the backend.
 
 Legend: T = tokens, H = query heads, G = kv heads, E = head size.
 """
@@ -17,7 +17,7 @@ from octavo.layers.weight_owner import WeightOwner
 
 
 class HeadNormWeights(WeightOwner):
-    """The weights of norms over each head of queries and keys; `values` is what a backend reads."""
+    """The weights of per-head query and key norms; backends read `values`."""
 
     def __init__(self, head_dim: int, eps: float, *, context: BuildContext) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class HeadNormWeights(WeightOwner):
 
 
 class SinkWeights(WeightOwner):
-    """A logit of each query head, which takes weight from its positions; `values` are those of this rank's heads."""
+    """Attention sinks: one logit per query head that absorbs softmax weight; `values` are this rank's heads."""
 
     def __init__(self, heads: Share, *, context: BuildContext) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings.
 
-Legend: T = tokens, P = positions in the table, D = how many elements of a head are rotated.
+Legend: T = tokens, P = positions in the table, D = rotated elements of a head.
 """
 
 import math
@@ -14,14 +14,14 @@ from octavo.config.model import RopeConfig
 class RotaryEmbedding(nn.Module):
     """cos and sin of every position, computed once.
 
-    A table, because torch computes the ends of an array by other instructions than its middle: computed per step, the
-    last bit could depend on the batch. Angles are float32, as models are trained; cos and sin are taken in float64, so
-    that rounding them to float32 gives the same bits whatever the number of threads.
+    A table, because torch computes the ends of an array with other instructions than its middle: computed per step, the
+    last bit could depend on the batch. Angles are float32, as in training; cos and sin are computed in float64, so that
+    rounding them to float32 gives the same bits for any number of threads.
     """
 
     def __init__(self, rope: RopeConfig, rotary_dim: int, num_positions: int, *, device: torch.device) -> None:
         super().__init__()
-        # Of a model without memory no table is computed.
+        # A model on the meta device computes no table.
         with torch.device("meta" if device.type == "meta" else "cpu"):
             frequencies, attention_factor = inverse_frequencies(rope, rotary_dim)
             positions = torch.arange(num_positions, dtype=torch.float32)
@@ -31,13 +31,13 @@ class RotaryEmbedding(nn.Module):
         self._sin = (angles.sin().float() * attention_factor).to(device)  # [P, D / 2]
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin, each [T, D / 2] float32, of positions [T], or [3, T] where the model has sections."""
+        """Return cos and sin, each [T, D / 2] float32, of positions [T], or [3, T] if the model has sections."""
         if positions.dim() > 1:
             return self._of_sections(self._cos, positions), self._of_sections(self._sin, positions)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _of_sections(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return [T, D / 2], of whose columns each section is looked up by its own row of `positions` [3, T]."""
+        """Return [T, D / 2]: each section of columns is looked up with its own row of `positions` [3, T]."""
         parts = zip(torch.split(table, self._sections, dim=1), positions, strict=True)
         return torch.cat([part.index_select(0, of_axis) for part, of_axis in parts], dim=1)
 
@@ -45,7 +45,7 @@ class RotaryEmbedding(nn.Module):
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
     """Return radians per position [D / 2] (float32) and the factor on cos and sin.
 
-    dynamic is the plain embedding, as it is served up to its original length only.
+    "dynamic" is the plain embedding: it is served up to its original length only.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim  # [D / 2]
     periods = rope.theta**exponents  # [D / 2], positions per radian
@@ -59,7 +59,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Slow the long waves down by `factor`, keep the short ones, blend between (Llama 3.1 model card)."""
+    """Slow long wavelengths down by `factor`, keep short ones, blend in between (Llama 3.1 model card)."""
     assert rope.original_max_position is not None
     waves_in_context = rope.original_max_position * frequencies / (2 * math.pi)  # [D / 2]
     blend = (waves_in_context - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -76,7 +76,7 @@ def _yarn(rope: RopeConfig, periods: torch.Tensor, rotary_dim: int) -> torch.Ten
 
 
 def _yarn_blend_range(rope: RopeConfig, rotary_dim: int) -> tuple[float, float]:
-    """Return the dimension indices where blending begins and ends: those of beta_fast and beta_slow rotations."""
+    """Return the dimension indices between which to blend: those with beta_fast and beta_slow rotations."""
     original = rope.original_max_position
     assert original is not None
 
@@ -91,7 +91,7 @@ def _yarn_blend_range(rope: RopeConfig, rotary_dim: int) -> tuple[float, float]:
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
-    """YaRN's temperature (section 3.3), on queries and keys alike; the mscale pair is DeepSeek's form of it."""
+    """YaRN's temperature (section 3.3), for queries and keys alike; the mscale pair is DeepSeek's variant."""
     if rope.attention_factor is not None:
         return rope.attention_factor
 

@@ -1,7 +1,7 @@
-"""Captured graphs of decoding: which one serves a step, when it is made, and what is known of it at the next start.
+"""Captured graphs of decoding: which one runs a step, when it is captured, and use counts kept across restarts.
 
-Sizes are in buckets, so that a few graphs serve all steps. A graph is made at its key's second use: a first one may be
-the only one, as a prompt's last moments are, or an odd number of rows on the way to another.
+Sizes are bucketed, so that a few graphs cover all steps. A graph is captured at its key's second use: a key may be used
+only once, for example while the number of rows is changing.
 """
 
 import hashlib
@@ -30,15 +30,15 @@ _LARGE_STEP = 16
 _SHORTEST_CONTEXT = 512  # tokens
 
 _USES_BEFORE_CAPTURE = 1
-MAX_GRAPHS = 64  # held at once; each takes memory of the driver beside the pool that all share
+MAX_GRAPHS = 64  # held at once; each takes driver memory in addition to the shared pool
 _BYTES_PER_GRAPH = 2 << 20  # of a few hundred launches; an estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a step ends with: the largest logit of each row, or a token drawn for each row.
+    """How a step ends: argmax per row, or a sampled token per row.
 
-    A draw has parts, which cost nothing where no row of a step wants them.
+    Sampling has optional parts, which cost nothing unless a row of the step uses them.
     """
 
     kind: _Kind
@@ -47,19 +47,19 @@ class Ending:
     is_rated: bool = False  # with log-probabilities
 
     def words(self) -> list[str]:
-        """Return the kind and the parts: what `of_words` reads."""
+        """Return the kind and the parts, as read by `of_words`."""
         return [self.kind, *(part for part in _PARTS if getattr(self, part))]
 
     @classmethod
     def of_words(cls, words: list[str]) -> Self:
-        """Return the ending of these words.
+        """Parse the output of `words`.
 
         Raises:
-            ValueError, TypeError: it is none.
+            ValueError, TypeError: the words are invalid.
         """
         kind, *parts = words
         if kind not in get_args(_Kind) or not set(parts) <= set(_PARTS):
-            raise ValueError(f"{words} is no ending")
+            raise ValueError(f"{words} is not an ending")
         return cls(cast(_Kind, kind), **dict.fromkeys(parts, True))
 
 
@@ -68,7 +68,7 @@ ARGMAX = Ending("argmax")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphKey:
-    """One graph: for up to `num_rows` rows, whose contexts have up to `max_context` tokens."""
+    """One graph: for up to `num_rows` rows with contexts of up to `max_context` tokens."""
 
     num_rows: int
     max_context: int
@@ -76,7 +76,7 @@ class GraphKey:
 
 
 def row_bucket(num_rows: int) -> int:
-    """Return how many rows a step of `num_rows` is padded to: 1, 2, 4, then steps of 8, past 128 of 16."""
+    """Return the number of rows that a step of `num_rows` is padded to: 1, 2, 4, multiples of 8, above 128 of 16."""
     for size in _FEW:
         if num_rows <= size:
             return size
@@ -85,10 +85,10 @@ def row_bucket(num_rows: int) -> int:
 
 
 def context_bucket(num_tokens: int, max_model_len: int) -> int:
-    """Return the bound on contexts that a graph is made for: 512 times a power of two, at most the model's own.
+    """Return the context bound of a graph: 512 times a power of two, at most `max_model_len`.
 
-    Kernels that split a context launch for the bound, and what lies behind a row's own end stops at once. A single
-    bound would launch for a context that hardly any request has.
+    Kernels that split contexts launch for the bound; programs past a row's end exit immediately. A single bound would
+    launch for contexts that hardly any request has.
     """
     bound = _SHORTEST_CONTEXT
     while bound < num_tokens:
@@ -97,15 +97,15 @@ def context_bucket(num_tokens: int, max_model_len: int) -> int:
 
 
 def graph_bytes(decode_peak: int) -> int:
-    """Return what graphs may take: their own pool, as large as the largest step of decoding, and the driver's part."""
+    """Return the memory that graphs may take: their pool, as large as the largest decode step, and the driver's."""
     return decode_peak + MAX_GRAPHS * _BYTES_PER_GRAPH
 
 
 class GraphUses:
     """Counts by key, in one small JSON file: `[num_rows, max_context, ending, uses]` each.
 
-    The file is a hint: one that is missing or unreadable costs captures later on, and nothing else. It is written when
-    a graph is captured, and whenever the counts have doubled.
+    The file is a hint: if missing or unreadable, graphs are captured later, nothing else. It is written when a graph is
+    captured and whenever the counts have doubled.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,22 +115,22 @@ class GraphUses:
 
     @classmethod
     def of(cls, *facts: object) -> "GraphUses":
-        """Return the counts of engines of which all these facts hold: model, device, options."""
+        """Return the counts of engines with these facts: model, device, options."""
         digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
         return cls(cache_folder("graphs") / f"{digest}.json")
 
     def count(self, key: GraphKey) -> None:
-        """Note one use."""
+        """Count one use."""
         self._counts[key] += 1
         if self._counts.total() >= 2 * max(self._num_saved, 512):
             self.save()
 
     def most_used(self, most: int) -> list[GraphKey]:
-        """Return the keys that were used, most used first."""
+        """Return the keys used, most used first."""
         return [key for key, _ in self._counts.most_common(most)]
 
     def save(self) -> None:
-        """Write the file. Where that cannot be done, a log line says why."""
+        """Write the file; on failure, log the reason."""
         self._num_saved = self._counts.total()
         entries = [
             [key.num_rows, key.max_context, key.ending.words(), uses] for key, uses in self._counts.most_common()
@@ -150,24 +150,24 @@ def _read(path: Path) -> Counter[GraphKey]:
     except FileNotFoundError:
         return Counter()
     except (OSError, ValueError, TypeError) as error:
-        logger.warning("%s is unreadable and will be made again: %s", path, error)
+        logger.warning("%s is unreadable and will be recreated: %s", path, error)
         return Counter()
 
 
 def _parse(entry: list[Any]) -> tuple[GraphKey, int]:
-    """Read one entry of the file.
+    """Parse one entry of the file.
 
     Raises:
-        ValueError, TypeError: it is none.
+        ValueError, TypeError: the entry is invalid.
     """
     num_rows, max_context, ending, uses = entry
     if not all(type(n) is int and n > 0 for n in (num_rows, max_context, uses)):
-        raise ValueError(f"{entry} is no graph")
+        raise ValueError(f"{entry} is not a graph")
     return GraphKey(num_rows=num_rows, max_context=max_context, ending=Ending.of_words(ending)), uses
 
 
 class DecodeGraphs:
-    """Owned by a runner, which makes the step of a key: `make_step` returns what launches it on its static tensors."""
+    """Owned by a runner. `make_step` returns a function that launches the step of a key on static tensors."""
 
     def __init__(
         self,
@@ -187,9 +187,9 @@ class DecodeGraphs:
         return len(self._replays)
 
     def find(self, key: GraphKey, prepare: Callable[[], None]) -> Callable[[], None] | None:
-        """Return what replays the step of `key`, captured now if it is time; None: compute it op by op.
+        """Return a function that replays the step of `key`, captured now if due; None: compute it op by op.
 
-        `prepare` makes the static tensors harmless, which a capture wants.
+        `prepare` makes the static tensors harmless, which a capture requires.
         """
         self._uses.count(key)
         replay = self._replays.get(key)
@@ -200,7 +200,7 @@ class DecodeGraphs:
         return self._capture(key, prepare) if is_due and key not in self._refused else None
 
     def capture_known(self, prepare: Callable[[], None]) -> None:
-        """Capture what an engine like this one used before, most used first. For warm-up."""
+        """Capture the graphs that engines like this one used before, most used first. For warm-up."""
         start_s = time.perf_counter()
         for key in self._uses.most_used(MAX_GRAPHS):
             self._capture(key, prepare)
@@ -211,7 +211,7 @@ class DecodeGraphs:
         prepare()
         try:
             replay = self._queue.capture(self._make_step(key))
-        except RuntimeError:  # torch's word for whatever a device refuses
+        except RuntimeError:  # torch raises it for all device errors
             logger.exception("no graph of %s: such steps are computed op by op", key)
             self._refused.add(key)
             return None

@@ -1,7 +1,7 @@
-"""What the host says of one step of decoding, in memory that stays where it is: written by the host, read by graphs.
+"""The host's inputs of one decode step, at fixed addresses: written by the host, read by graphs.
 
 Legend: C = capacity in rows, N = rows of a bucket, R = rows of the step, W = words of a mask, B = most biases of a
-step, M = masks of the step.
+step, M = masks in the step.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from octavo.sampling.device_logits_processors import Arrays, LogitsProcessorTens
 
 _INTEGERS = (
     "rows",  # [N] in the worker's rows
-    "positions",  # [N] of the one token that each computes
+    "positions",  # [N] of each row's one token
     "grown_rows",  # [N] rows whose block table changes in this step
-    "grown_groups",  # [N] in the table of which KV group
-    "grown_columns",  # [N] where in their tables
-    "grown_blocks",  # [N] which
+    "grown_groups",  # [N] KV group of the table
+    "grown_columns",  # [N] column in the table
+    "grown_blocks",  # [N] the new block ids
     *INTEGER_COLUMNS,  # [N] each
 )
 _FLOATS = FLOAT_COLUMNS  # [N] each
@@ -31,8 +31,8 @@ _WORD_BYTES = 8
 class DecodeRecord:
     """Columns of C words on the device, at the same addresses in every step.
 
-    What a step leaves of a bucket is filled with a scratch row at position 0, whose table leads to a scratch block:
-    padded rows compute as all others do, and write nowhere else.
+    The rest of a bucket is padded with a scratch row at position 0, whose table points to a scratch block: padded rows
+    compute like all others and write nowhere else.
     """
 
     def __init__(self, capacity: int, scratch_row: int, scratch_block: int, device: torch.device) -> None:
@@ -50,20 +50,20 @@ class DecodeRecord:
         self._place = {name: index for index, name in enumerate((*_INTEGERS, *_FLOATS))}
 
     def integers(self, name: str, size: int) -> torch.Tensor:
-        """Return the first `size` entries of a column, int64, where they lie."""
+        """Return a view of the first `size` entries of a column, int64."""
         return self._words[self._place[name], :size]
 
     def floats(self, name: str, size: int) -> torch.Tensor:
-        """Return the first `size` entries of a column, float64, where they lie."""
+        """Return a view of the first `size` entries of a column, float64."""
         return self.integers(name, size).view(torch.float64)
 
     def metadata(self, size: int) -> SamplingMetadata:
-        """Return the first `size` entries of what rows want of their logits."""
+        """Return the sampling metadata of the first `size` rows."""
         columns = {name: self.integers(name, size) for name in INTEGER_COLUMNS}
         return SamplingMetadata(**columns, **{name: self.floats(name, size) for name in FLOAT_COLUMNS})
 
     def send(self, queue: DeviceQueue, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Begin to copy a step: `columns` [R] each, shorter ones padded. Those not named are padding alone."""
+        """Start copying a step: `columns` [R] each, padded. Missing columns are all padding."""
         host = queue.host_bytes(self._words.numel() * _WORD_BYTES).view(torch.int64).view_as(self._words)
         words = host.numpy()
         for name, place in self._place.items():
@@ -74,7 +74,7 @@ class DecodeRecord:
         self._words.copy_(host, non_blocking=True)
 
     def send_padding(self, queue: DeviceQueue) -> None:
-        """Begin to copy a step of no rows."""
+        """Start copying a step without rows."""
         self.send(queue, {})
 
 
@@ -82,7 +82,7 @@ _MAX_BIASES = 4096
 
 
 class LogitsProcessorRecord:
-    """Room for a mask per row, and for biases. Bad words of several tokens have none: such steps take no graph."""
+    """Space for a mask per row, and for biases. Bad words of several tokens do not fit: such steps use no graph."""
 
     def __init__(self, capacity: int, vocab_size: int, device: torch.device) -> None:
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
@@ -98,11 +98,11 @@ class LogitsProcessorRecord:
 
     @staticmethod
     def fits(arrays: Arrays) -> bool:
-        """Say whether these edits of a step, or none, find room."""
+        """Return whether a step's logits processors, if any, fit."""
         return not arrays or (len(arrays["biased"]) <= _MAX_BIASES and not len(arrays["banned"]))
 
     def send(self, queue: DeviceQueue, arrays: Arrays) -> None:
-        """Begin to copy the edits of a step: masks [M, W], and biases with what is left set to 0."""
+        """Start copying a step's logits processors: masks [M, W], and biases padded with 0."""
         num_masks = len(arrays["masks"])
         if num_masks:
             _copy(queue, self.processors.masks[:num_masks], arrays["masks"])

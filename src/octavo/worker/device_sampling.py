@@ -1,4 +1,4 @@
-"""Sampling on the device: what the rows of a step want of their logits, their tokens, and what the host reads of them.
+"""Sampling on the device: a step's sampling metadata, its sampled tokens, and the results that the host reads.
 
 Legend: L = rows of logits, V = vocabulary size, R = requests in the step.
 """
@@ -35,15 +35,15 @@ _SAME_NAMES = ("seed_low", "seed_high", "num_logprobs", *_FILTERS, *_PENALTIES) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSamplingMetadata:
-    """Of one step. Nothing is said of rows that want their largest logit alone."""
+    """Sampling metadata of one step. Empty if all rows are plain argmax."""
 
     ending: Ending
     columns: Arrays = field(default_factory=dict)  # [S] each, of `SamplingMetadata`
-    processors: Arrays = field(default_factory=dict)  # of `LogitsProcessorTensors`, where the step is edited
+    processors: Arrays = field(default_factory=dict)  # of `LogitsProcessorTensors`, if the step has any
 
     @classmethod
     def of(cls, scheduler_output: SchedulerOutput, logits_rows: LogitsRows, rows: RequestRows) -> Self:
-        """Gather from the rows of an order that it samples."""
+        """Gather it for the rows that sample."""
         chosen = logits_rows.rows
         records = rows.sampling.records(chosen)
         is_drawn = records["temperature"] != 0.0
@@ -61,7 +61,7 @@ class StepSamplingMetadata:
         if ending.has_processors:
             processors = processor_arrays(rows.sampling, chosen, output_indices, scheduler_output.token_masks)
         columns = {
-            "temperatures": records["temperature"].copy(),  # copies: torch does not read the strides of a field
+            "temperatures": records["temperature"].copy(),  # copies: torch cannot read the strides of a field
             "output_indices": output_indices,
             "num_prompt_tokens": num_prompt_tokens,
             "mask_indices": processors.pop("mask_indices", np.full(len(chosen), -1)),
@@ -70,16 +70,16 @@ class StepSamplingMetadata:
         return cls(ending=ending, columns=columns, processors=processors)
 
     def metadata_on_device(self, rows: RequestRows) -> SamplingMetadata:
-        """Send the columns."""
+        """Copy the columns to the device."""
         return SamplingMetadata(**dict(zip(self.columns, rows.send(*self.columns.values()), strict=True)))
 
     def processors_on_device(self, rows: RequestRows) -> LogitsProcessorTensors | None:
-        """Send the edits, of a step that has some."""
+        """Copy the logits processors to the device, if the step has any."""
         return LogitsProcessorTensors.of(self.processors, rows.send) if self.processors else None
 
 
 def context_on_device(logits_rows: LogitsRows, rows: RequestRows) -> Context:
-    """Return what the rows of a step know, drafts included, without what it samples."""
+    """Return the tokens known to the rows of a step: drafts included, newly sampled tokens excluded."""
     num_tokens = logits_rows.ends.astype(np.int64)
     row_ids, on_device = rows.send(logits_rows.rows.astype(np.int64), num_tokens)
     return Context(
@@ -93,16 +93,16 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """What came of L rows, on the device."""
+    """Results of L rows, on the device."""
 
     token_ids: torch.Tensor  # [L] int64
     max_logit: torch.Tensor  # [L] float32, of the model's logits
-    max_processed_logit: torch.Tensor  # [L] float32, of those after edits
+    max_processed_logit: torch.Tensor  # [L] float32, of the processed logits
     ratings: torch.Tensor | None = None  # [L, .] int64, see `rate_on_device`
 
     @classmethod
     def of_argmax(cls, max_logit: torch.Tensor, token_ids: torch.Tensor) -> Self:
-        """Take the largest logits [L] of rows, and whose they are [L]."""
+        """Wrap the rows' largest logits [L] and their token ids [L]."""
         return cls(token_ids=token_ids, max_logit=max_logit, max_processed_logit=max_logit)
 
     def results(self) -> torch.Tensor:
@@ -118,10 +118,10 @@ def sample(
     context: Context,
     processors: LogitsProcessorTensors | None,
 ) -> Sampled:
-    """Draw a token for each row of logits [L, V] float32; edit and rate it where the ending says so."""
+    """Sample a token for each row of logits [L, V] float32; process logits and compute logprobs as `ending` says."""
     left = logits
     if ending.has_processors:
-        assert processors is not None, "an edited step brings its edits"
+        assert processors is not None, "the step has logits processors"
         left = process_logits_on_device(logits, metadata, context, processors)
     max_processed_logit, token_ids = draw_on_device(left, metadata, is_filtered=ending.is_filtered)
     max_logit = logits.amax(-1) if ending.has_processors else max_processed_logit
@@ -130,7 +130,7 @@ def sample(
 
 
 class SampledOnHost:
-    """Reads the results of a step when they have come."""
+    """Reads the results of a step once they have arrived."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class SampledOnHost:
         queue: DeviceQueue,
         vocab_size: int,
     ) -> None:
-        """Begin to copy `results` [L, 3] and `ratings` [L, .] of an order, whose rows want `num_logprobs` [L]."""
+        """Start copying `results` [L, 3] and `ratings` [L, .] of a step; its rows have `num_logprobs` [L]."""
         self._scheduler_output, self._logits_rows = scheduler_output, logits_rows
         self._num_logprobs, self._vocab_size = num_logprobs, vocab_size
         self._results = _begin_copy(results, queue)
@@ -150,7 +150,7 @@ class SampledOnHost:
         self._wait = queue.mark()
 
     def model_output(self, prompts: PromptLogprobsUpdate) -> ModelRunnerOutput:
-        """Wait, and answer the order."""
+        """Wait, and return the model output."""
         self._wait()
         token_ids, *bits = self._results.numpy().T  # [L] each
         max_logit, max_processed_logit = (np.ascontiguousarray(column).view(np.float64) for column in bits)
@@ -161,7 +161,7 @@ class SampledOnHost:
         )
 
     def _logprobs(self, max_logit: NDArray[np.float64]) -> dict[int, TokenLogprobs]:
-        """Return those of rows that want some, by their place in L."""
+        """Return those of rows that asked for some, by index in L."""
         if self._ratings is None:
             return {}
         ratings = self._ratings.numpy()
@@ -172,7 +172,7 @@ class SampledOnHost:
 
 
 def _errors(max_logit: NDArray[np.float64], max_processed_logit: NDArray[np.float64]) -> dict[int, str]:
-    """Say why rows of logits failed, by place in L: the model's own logits first, then what edits left of them."""
+    """Return why rows of logits failed, by index in L: the model's own logits first, then the processed ones."""
     errors: dict[int, str] = {}
     for values in (max_processed_logit, max_logit):
         errors |= {at: why_not(float(values[at])) for at in (~np.isfinite(values)).nonzero()[0].tolist()}

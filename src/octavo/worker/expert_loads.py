@@ -1,4 +1,4 @@
-"""What the mixtures of experts of a rank have counted, in one place, so that a step reads them once."""
+"""The expert load counters of all mixtures of a rank in one table, so that a step reads them once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from octavo.models.interfaces import CausalLM
 
 
 class ExpertLoads:
-    """Gives each mixture a row of one table to count in. Made before steps are recorded: they name its memory."""
+    """Gives each mixture a row of one table to count in. Created before steps are recorded: they hold its address."""
 
     def __init__(self, mixtures: list[MixtureOfExperts]) -> None:
         self._mixtures = mixtures
@@ -24,16 +24,16 @@ class ExpertLoads:
 
     @classmethod
     def of(cls, model: CausalLM) -> Self | None:
-        """Return None where the model has no experts, or none on this stage."""
+        """Return None if the model has no experts, or none on this stage."""
         mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
         return cls(mixtures) if mixtures else None
 
     def totals(self) -> ExpertLoad:
-        """Return what has been counted since the start."""
+        """Return the counts since the start."""
         return ExpertLoad(layers=self._layers, counts=self._table.cpu().numpy().tobytes())
 
     def begin_totals(self, queue: DeviceQueue) -> Callable[[], ExpertLoad]:
-        """Begin to copy what has been counted when the device comes here; return what waits for it."""
+        """Enqueue a copy of the counts; return a function that waits for it."""
         host = queue.host_bytes(self._table.nbytes)
         host.copy_(self._table.view(torch.uint8).flatten(), non_blocking=True)
         wait = queue.mark()
@@ -46,7 +46,7 @@ class ExpertLoads:
 
     @contextmanager
     def counting(self, is_counted: torch.Tensor) -> Iterator[None]:
-        """Count only tokens where `is_counted` [T] int64 is 1, in a step that is launched meanwhile."""
+        """Count only tokens where `is_counted` [T] int64 is 1, in a step launched inside this context."""
         for mixture in self._mixtures:
             mixture.is_counted = is_counted
         try:
@@ -56,5 +56,5 @@ class ExpertLoads:
                 mixture.is_counted = None
 
     def reset(self) -> None:
-        """Forget what has been counted."""
+        """Reset the counts to zero."""
         self._table.zero_()

@@ -1,4 +1,4 @@
-"""What requests bring alongside their tokens, as tensors of a step: adapters, rotary positions, embeddings.
+"""Inputs of requests other than tokens, as tensors of a step: adapters, rotary positions, embeddings.
 
 Legend: T = tokens of the step, R = requests in it, P = tokens of a prompt, D = hidden size.
 """
@@ -18,14 +18,14 @@ from octavo.contracts.schedule import Int32Array, SchedulerOutput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RowInputs:
-    """Of one row."""
+    """The extra inputs of one row."""
 
     adapter_id: int | None
     rotary: Int32Array | None  # [3, P]
     spans: list[tuple[int, torch.Tensor]]  # first position, and embeddings [., D] float32
 
     def rotary_positions(self, positions: NDArray[Any]) -> NDArray[Any]:
-        """Return by what `positions` [.], in a row, turn: [3, .]. Behind the prompt it goes on from the largest."""
+        """Return rotary positions [3, .] of consecutive `positions` [.]; past the prompt, they follow the largest."""
         if self.rotary is None:
             return np.broadcast_to(positions, (3, len(positions)))
         num_prompt = self.rotary.shape[1]
@@ -35,7 +35,7 @@ class _RowInputs:
 
 
 class ExtraRows:
-    """By row, of those that have some. `send` copies arrays to the device."""
+    """Extra inputs by row, for rows that have any. `send` copies arrays to the device."""
 
     def __init__(self, send: Callable[..., list[torch.Tensor]]) -> None:
         self._rows: dict[int, _RowInputs] = {}
@@ -45,7 +45,7 @@ class ExtraRows:
         return bool(self._rows)
 
     def add(self, row: int, extra: ExtraInputs) -> None:
-        """Take what a request brings."""
+        """Store a request's extra inputs."""
         rotary, spans = None, []
         if extra.rotary_positions is not None:
             rotary = np.frombuffer(extra.rotary_positions, dtype=np.int32).reshape(3, -1)
@@ -55,18 +55,18 @@ class ExtraRows:
         self._rows[row] = _RowInputs(adapter_id=extra.adapter_id, rotary=rotary, spans=spans)
 
     def remove(self, row: int) -> None:
-        """Forget what a row brought, if anything."""
+        """Drop a row's extra inputs, if any."""
         self._rows.pop(row, None)
 
     def concern_decoding(self, rows: Int32Array) -> bool:
-        """Say whether a step that only decodes `rows` [R] differs by what any of them brought."""
+        """Return whether a pure decode step of `rows` [R] depends on any of their extra inputs."""
         found = [self._rows[row] for row in rows.tolist() if row in self._rows]
         return any(each.adapter_id is not None or each.rotary is not None for each in found)
 
     def of_step(self, scheduler_output: SchedulerOutput, starts: Int32Array, positions: NDArray[Any]) -> dict[str, Any]:
-        """Return fields of `ForwardBatch`, those that the step has a use for.
+        """Return the fields of `ForwardBatch` that the step needs.
 
-        Request r has the tokens from `starts[r]` [R + 1] on, and they stand at `positions` [T] of their contexts.
+        The tokens of request r start at `starts[r]` [R + 1]; `positions` [T] are positions in their contexts.
         """
         parts = [
             (self._rows[row], slice(starts[at], starts[at + 1]))
@@ -91,7 +91,7 @@ class ExtraRows:
 
 
 def _pieces(of: _RowInputs, first_token: int, positions: NDArray[Any]) -> list[tuple[NDArray[np.int64], torch.Tensor]]:
-    """Return which tokens of a step [.] get which embeddings [., D]: a row has `positions`, from `first_token` on."""
+    """Return pairs of token indices [.] and their embeddings [., D]: a row has `positions`, from `first_token` on."""
     first, end = int(positions[0]), int(positions[-1]) + 1
     pieces = []
     for start, embeds in of.spans:

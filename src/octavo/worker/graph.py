@@ -1,6 +1,6 @@
 """The CPU's captured graph: all layers of a step as one native call. Recorded once, replayed for every step.
 
-A guard refuses torch ops while layers are recorded: one would compute once, and be missing from every replay.
+A guard rejects torch ops while layers are recorded: they would run once and be missing from every replay.
 
 Legend: T = tokens of the step, D = hidden size.
 """
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode  # a TorchDispatchMode sees more, but imports Triton at start
+from torch.overrides import TorchFunctionMode  # a TorchDispatchMode sees more, but imports Triton at startup
 
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerCache
 from octavo.attention.native import NativeAttention, NativePlan
@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class StepGraph:
-    """Does what `model.run_stage` does, for up to `max_tokens` tokens, with the same bits."""
+    """Replays `model.run_stage` for up to `max_tokens` tokens, with the same bits."""
 
     def __init__(
         self,
         model: CausalLM,
         tape: Tape,
-        x: torch.Tensor,  # [max_tokens, D] what the first call reads
-        residual: torch.Tensor | None,  # [max_tokens, D] the stream from the stage before
-        result: IntermediateTensors,  # [max_tokens, D] each, what the last call writes
+        x: torch.Tensor,  # [max_tokens, D] input of the first call
+        residual: torch.Tensor | None,  # [max_tokens, D] residual stream from the previous stage
+        result: IntermediateTensors,  # [max_tokens, D] each, output of the last call
     ) -> None:
         self._model, self._tape = model, tape
         self._x, self._residual, self._result = x, residual, result
@@ -43,17 +43,17 @@ class StepGraph:
 
     @classmethod
     def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
-        """Record the layers; None, said in the log, where they cannot be. Nothing is computed or written.
+        """Record the layers, without computing anything; None, and a log line, if they cannot be recorded.
 
         Raises:
-            RecordingError: a layer does something that a recording would miss.
+            RecordingError: a layer runs an op that a recording would miss.
         """
         if (obstacle := model.recording_obstacle) is not None:
             logger.info("steps run op by op: %s", obstacle)
             return None
         kernels, attention = model.context.kernels, model.context.attention
-        assert isinstance(kernels, NativeKernels), "no others record"
-        assert isinstance(attention, NativeAttention), "no other is recorded"
+        assert isinstance(kernels, NativeKernels), "only these kernels record"
+        assert isinstance(attention, NativeAttention), "only this backend is recorded"
         x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
         residual = None if model.stage.is_first else torch.empty_like(x)
         with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
@@ -62,12 +62,12 @@ class StepGraph:
         return cls(model, tape, x, residual, result)
 
     def run(self, batch: ForwardBatch, incoming: IntermediateTensors | None) -> IntermediateTensors:
-        """Return what the stage makes of the step; the next run overwrites it."""
+        """Run the stage and return its output; the next run overwrites it."""
         num_tokens = len(batch.input_ids)
         if incoming is None:
             self._x[:num_tokens] = self._model.embed(batch)
         else:
-            assert self._residual is not None, "the first stage gets nothing"
+            assert self._residual is not None, "the first stage has no incoming tensors"
             self._x[:num_tokens], self._residual[:num_tokens] = incoming.hidden, incoming.residual
         step = self._model.attention_step(batch)
         assert isinstance(self._attention, NativeAttention)
@@ -80,7 +80,7 @@ class StepGraph:
 
 
 def _blank_step(attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...]) -> AttentionMetadata:
-    """Return a step of no tokens, for the recording: each replay brings its own."""
+    """Return a step without tokens, for recording: each replay supplies its own."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = ForwardBatch(
         input_ids=nothing,
@@ -101,11 +101,11 @@ def _blank_step(attention: NativeAttention, block_size: int, groups: tuple[KVGro
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Keep torch's ops on the calling thread, for steps whose layers are native calls.
+    """Run torch ops on the calling thread, for steps whose layers are native calls.
 
-    What is left to torch is small, but from 32,768 elements on it is shared among OpenMP's threads, which then spin for
-    a millisecond on cores that the kernels' own threads want. Setting and restoring takes 0.3 us. It is not set for
-    good: a program around the engine may use torch itself, and prefers its own number.
+    Torch's remaining ops are small, but from 32,768 elements on they use OpenMP threads, which then spin for a
+    millisecond on cores that the kernels' own threads need. Setting and restoring takes 0.3 us. It is not set
+    permanently: a program that embeds the engine may use torch itself, with its own number of threads.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -122,12 +122,12 @@ _WRITES = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itrue
 
 @contextmanager
 def refuse_torch_ops(model: nn.Module) -> Iterator[None]:
-    """Allow torch to make memory and views of it, and nothing else.
+    """Allow torch to allocate memory and create views of it, and nothing else.
 
     Raises:
-        RecordingError: another op was called; the message names it, and the innermost layer that was running.
+        RecordingError: another op was called; the message names it and the innermost running layer.
     """
-    inside = [type(model).__name__]  # layers that are running, the innermost last
+    inside = [type(model).__name__]  # running layers, innermost last
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -144,7 +144,7 @@ def _leave(inside: list[str]) -> None:
 
 
 class _Refusal(TorchFunctionMode):
-    """Allows what allocates, and what returns a view of its arguments or no tensor at all."""
+    """Allows ops that allocate, return a view of their arguments, or return no tensor at all."""
 
     def __init__(self, inside: list[str]) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class _Refusal(TorchFunctionMode):
         if name not in _ALLOCATIONS and (_touches_values(name, kwargs) or not _is_view(result, (args, kwargs))):
             raise RecordingError(
                 f"{name} in {self._inside[-1]}: a recording of the step would miss it; "
-                "compute by the kernels, or set is_recordable = False on the layer, whose model then runs op by op"
+                "use a kernel, or set is_recordable = False on the layer: its model then runs op by op"
             )
         return result
 
@@ -173,7 +173,7 @@ def _touches_values(name: str, kwargs: dict[str, Any]) -> bool:
 
 
 def _is_view(result: Any, arguments: Any) -> bool:
-    """Say whether all tensors in `result` lie in memory of the tensors in `arguments`."""
+    """Return whether all tensors in `result` are in the memory of tensors in `arguments`."""
     known = {tensor.untyped_storage().data_ptr() for tensor in _tensors(arguments)}
     return all(tensor.untyped_storage().data_ptr() in known for tensor in _tensors(result))
 

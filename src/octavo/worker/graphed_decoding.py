@@ -1,7 +1,7 @@
-"""Steps of pure decoding as captured graphs: what a graph computes, which one fits a step, and the record it reads.
+"""Pure decode steps as captured graphs: what a graph computes, which one fits a step, and the record it reads.
 
-Everything that differs between steps is read from the `DecodeRecord` and the rows' own tables, on the device: tokens,
-block tables, slots, sampling metadata. The sampled ids go back to the rows' tokens, so the next step finds them.
+Everything that differs between steps is read from the `DecodeRecord` and the rows' tables, on the device: tokens, block
+tables, slots, sampling metadata. Sampled ids are written to the rows' tokens, where the next step reads them.
 
 Legend: C = capacity in rows, N = rows of a bucket, R = requests of the step, D = hidden size,
 B = blocks of a bucket's longest context.
@@ -31,7 +31,7 @@ from octavo.worker.request_rows import RequestRows
 
 
 class DecodeStep:
-    """Computes a bucket of rows, one token each. Which of the results is written goes by the key's ending."""
+    """Computes a bucket of rows, one token each. The key's ending decides which results are written."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class DecodeStep:
         self._starts = self._places.to(torch.int32)  # [C + 1]
 
     def of_key(self, key: GraphKey) -> Callable[[], None]:
-        """Return what launches the step of `key`."""
+        """Return a function that launches the step of `key`."""
         return partial(self._run, key)
 
     def _run(self, key: GraphKey) -> None:
@@ -69,11 +69,11 @@ class DecodeStep:
             self.ratings[:size] = sampled.ratings
 
     def outcome(self, num_rows: int, ending: Ending) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what the last replay left: results [R, 3], and ratings [R, .] where the step was rated."""
+        """Return the last replay's results [R, 3], and ratings [R, .] if it had logprobs."""
         return self.results[:num_rows], self.ratings[:num_rows] if ending.is_rated else None
 
     def _counting(self, rows: torch.Tensor) -> AbstractContextManager[None]:
-        """Leave padding out of the loads of experts."""
+        """Exclude padding from the expert load counters."""
         if self._loads is None:
             return nullcontext()
         return self._loads.counting((rows != self.record.scratch_row).to(torch.int64))
@@ -100,7 +100,7 @@ class DecodeStep:
             logits_indices=self._places[:size],
             block_size=block_size,
             query_start_loc_list=list(range(size + 1)),
-            seq_lens_list=[key.max_context] * size,  # bounds, as a capturable backend takes them
+            seq_lens_list=[key.max_context] * size,  # bounds, which a capturable backend accepts
             rows=rows,
         ).with_groups(groups)
 
@@ -128,16 +128,16 @@ class GraphedDecoding:
         self._rows, self._queue, self._max_model_len = rows, queue, max_model_len
 
     def find(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> Callable[[], None] | None:
-        """Return what replays the step, once its record is sent; None where it has no graph, or is no pure decoding."""
+        """Return a function that replays the step once its record is sent; None without a graph or pure decoding."""
         key = (
             self._key_of(scheduler_output, metadata.ending) if LogitsProcessorRecord.fits(metadata.processors) else None
         )
         return None if key is None else self.captured.find(key, self._send_padding)
 
     def send(self, scheduler_output: SchedulerOutput, metadata: StepSamplingMetadata) -> None:
-        """Begin to copy what the host says of the step."""
+        """Start copying the host's inputs of the step."""
         tables = table_columns(scheduler_output)
-        if len(tables["grown_rows"]) > len(tables["rows"]):  # many blocks freed at once: more than the record holds
+        if len(tables["grown_rows"]) > len(tables["rows"]):  # many blocks freed at once: too many for the record
             self._rows.apply_tables(scheduler_output)
             tables = {name: tables[name] for name in ("rows", "positions")}
         self.step.record.send(self._queue, {**tables, **metadata.columns})
@@ -145,7 +145,7 @@ class GraphedDecoding:
             self.step.processors.send(self._queue, metadata.processors)
 
     def capture_known(self) -> None:
-        """Capture what engines like this one used before."""
+        """Capture the graphs that engines like this one used before."""
         with torch.inference_mode():
             self.captured.capture_known(self._send_padding)
 
@@ -167,7 +167,7 @@ class GraphedDecoding:
 
 
 def table_columns(scheduler_output: SchedulerOutput) -> dict[str, NDArray[Any]]:
-    """Return a decoding step's columns of the record about rows and their blocks."""
+    """Return the record's columns about a decode step's rows and their blocks."""
     grown = scheduler_output.scheduled_cached_reqs
     return {
         "rows": scheduler_output.rows,

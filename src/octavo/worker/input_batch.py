@@ -1,4 +1,4 @@
-"""From rows and a `SchedulerOutput` to the tensors of one step.
+"""Builds the tensors of one step from rows and a `SchedulerOutput`.
 
 Legend: T = tokens of the step, R = requests in it, N = rows, B = most blocks any of the R holds, S = rows that sample,
 L = rows of logits: S, and one more for each draft.
@@ -16,15 +16,15 @@ from octavo.worker.request_rows import RequestRows
 def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> ForwardBatch:
     """Gather the step's tokens from the rows. Vectorized: no Python per request or token.
 
-    A step of decoding comes behind as many megabytes of weights as the caches hold, so that every op of NumPy or torch
-    is read from memory again, 10 to 30 us each: there are few of them, and fewer where each request has one token.
+    The weights of the previous step have evicted everything else from the caches, so that each NumPy or torch op is
+    loaded from memory again, which takes 10 to 30 us: few ops are used, and fewer if each request has one token.
     """
     block_size, counts = rows.block_size, scheduler_output.num_scheduled_tokens
     ends = scheduler_output.num_computed_tokens + counts  # [R]
     starts = np.zeros(len(counts) + 1, dtype=np.int32)  # [R + 1]
     np.cumsum(counts, out=starts[1:])
     num_tokens = int(starts[-1])
-    # Token t of the flat batch belongs to row row_of[t] and stands at positions[t] of its context.
+    # Token t of the flat batch belongs to row row_of[t] and is at positions[t] of its context.
     row_of, positions = scheduler_output.rows, scheduler_output.num_computed_tokens  # [T] each
     if num_tokens > len(counts):
         request_of = np.repeat(np.arange(len(counts)), counts)
@@ -34,7 +34,7 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> 
         sampling = _with_drafts(
             sampling, scheduler_output.scheduled_spec_decode_tokens.counts[scheduler_output.samples]
         )  # [L]
-    columns, offsets = np.divmod(positions, block_size)  # [T] each, of its block in the table, and in its block
+    columns, offsets = np.divmod(positions, block_size)  # [T] each, in the block table and in the block
     integers = (row_of, positions, columns, offsets, scheduler_output.rows, sampling)
     sent = rows.send(*(array.astype(np.int64) for array in integers), starts, ends)
     at_rows, at_positions, at_columns, at_offsets, step_rows, logits_indices, query_start_loc, lens = sent
@@ -77,7 +77,7 @@ def state_slots(
     at_positions: torch.Tensor,  # [T]
     query_start_loc: torch.Tensor,  # [R + 1]
 ) -> GroupSlots:
-    """Say where states are: those that requests begin with, and those behind full blocks and each one's last token."""
+    """Return the slots of the states that requests start from, and of those after full blocks and last tokens."""
     firsts, lasts = query_start_loc[:-1].to(torch.int64), query_start_loc[1:].to(torch.int64) - 1  # [R] each, in T
     is_kept = ((at_positions + 1) % block_tokens == 0).index_fill(0, lasts, True)  # [T]
     slots = torch.where(is_kept, table[at_rows, at_positions // block_tokens], -1).to(torch.int64)
@@ -87,14 +87,14 @@ def state_slots(
 
 
 def _with_drafts(last: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the tokens from each row's last known one up to its last draft, which are at `last` [S]: [L]."""
+    """Return the tokens [L] from each row's last known one to its last draft, which is at `last` [S]."""
     widths = 1 + counts
     indices: NDArray[np.int32] = np.repeat(last + 1 - np.cumsum(widths), widths) + np.arange(int(widths.sum()))
     return indices
 
 
 def _kept(logits_indices: torch.Tensor, num_tokens: int, rows: RequestRows) -> torch.Tensor | None:
-    """Return `ForwardBatch.kept_indices`. Log-probabilities of prompts want all hidden states."""
+    """Return `ForwardBatch.kept_indices`. Prompt logprobs need all hidden states."""
     if rows.prompt_logprobs or len(logits_indices) == num_tokens:
         return None
     return logits_indices if len(logits_indices) else logits_indices.new_zeros(1)

@@ -1,4 +1,4 @@
-"""The KV tensors of a rank, and who brings their memory in before it is written."""
+"""The KV tensors of a rank, and the prefaulting of their memory."""
 
 import logging
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_larg
 
 logger = logging.getLogger(__name__)
 
-# How far memory is brought in ahead of its use: the least of these.
-_MAX_AHEAD_TOKENS = 1 << 14  # what a burst may write before the next quiet moment
+# How far ahead of its use memory is prefaulted: the least of these.
+_MAX_AHEAD_TOKENS = 1 << 14  # that a burst may write before the engine is idle again
 _MAX_AHEAD_BYTES = 2 << 30
-_MAX_AHEAD_SHARE = 16  # of the memory: on small machines others need it more
+_MAX_AHEAD_SHARE = 16  # of memory: on small machines other processes need it more
 
 
 def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: int, layout: KVLayout) -> KVCacheSpec:
-    """Say what these layers of a rank's part of a model keep; `layout` is of its attention layers.
+    """Return the KV cache spec of these layers of a rank's shard; `layout` is that of its attention layers.
 
     Raises:
-        InvalidParameterError: latent vectors in a dtype that is not the model's.
+        InvalidParameterError: latent vectors in another dtype than the model's.
     """
     group_of = [model.kv_group_of(layer) for layer in layers]
     return KVCacheSpec(
@@ -42,7 +42,7 @@ def make_kv_cache_spec(model: ModelConfig, layers: Sequence[int], block_size: in
 
 
 def attention_parts(num_kv_heads: int, layout: KVLayout) -> tuple[KVPart, ...]:
-    """Return what a token's key and value take."""
+    """Return the parts that a token's key and value consist of."""
     return (_part((num_kv_heads, layout.head_size), layout.dtype),) * 2
 
 
@@ -66,7 +66,7 @@ def _part(shape: tuple[int, ...], dtype: torch.dtype) -> KVPart:
 
 
 def allocate_kv_caches(spec: KVCacheSpec, num_blocks: Sequence[int], device: torch.device) -> list[LayerCache]:
-    """Return one cache per layer, of so many blocks of its group, zeroed, so that an unwritten slot is never a NaN."""
+    """Return one cache per layer, with `num_blocks` of its group, zeroed, so that unwritten slots are never NaN."""
     caches: dict[int, LayerCache] = {}
     for group, count in zip(spec.groups, num_blocks, strict=True):
         num_entries = count * group.entries_per_block(spec.block_size)
@@ -88,17 +88,17 @@ def _layer_cache(group: KVGroupSpec, pools: list[torch.Tensor]) -> LayerCache:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # Blocks never used cost no memory, and start-up no time. By small pages a first prompt of 1,024 tokens of
-    # Qwen3-0.6B took 28,000 faults. The block pool keeps requests close together, so that a large page serves several.
+    # Unused blocks cost no memory, and startup no time. With small pages, a first prompt of 1,024 tokens took 28,000
+    # page faults in Qwen3-0.6B. The block pool keeps requests close together, so that several share a large page.
     return zeros_on_large_pages(shape, dtype)
 
 
 class KVPrefault:
-    """Brings KV memory in while there is nothing to compute, one large page at a time, ahead of the blocks in use.
+    """Prefaults KV memory when the engine is idle, one large page at a time, ahead of the blocks in use.
 
-    The system finds a page when it is first written. That is 0.2 ms on a machine of one's own, but 6 ms on a virtual
-    one whose host has to find it as well: then the KV memory of a token takes as long as the token. One for each group:
-    its tensors advance together, as a block has a part in each of them.
+    The system allocates a page at its first write. That takes 0.2 ms on bare metal, but 6 ms on a virtual machine whose
+    host has to allocate it, too: then the KV memory of a token takes as long as the token. One per group: its tensors
+    advance together, as a block has a part in each of them.
     """
 
     def __init__(self, kv_caches: Sequence[LayerKVCache], num_blocks: int, device_bytes: int) -> None:
@@ -112,16 +112,16 @@ class KVPrefault:
         self._num_done = 0  # pages of all tensors, the first of each, then the second ...
 
     def step(self, num_reached_blocks: int) -> bool:
-        """Bring the next page in; False when all are there that the next requests may need.
+        """Prefault the next page; False if all pages that the next requests may need are present.
 
-        Some of the blocks 0 to `num_reached_blocks` - 1 have been in use, and none behind them.
+        Only blocks 0 to `num_reached_blocks` - 1 have ever been in use.
         """
         end = min(self._num_blocks, num_reached_blocks + self._max_ahead) * self._block_bytes
         if not self._tensors or self._start >= end:
             return False
         tensor = self._tensors[self._num_done % len(self._tensors)]
         if not prefault(tensor, self._start, min(LARGE_PAGE_BYTES, tensor.nbytes - self._start)):
-            logger.info("the system brings no memory in ahead of its use: first steps on new KV memory take longer")
+            logger.info("the system cannot prefault memory: first steps on new KV memory take longer")
             self._tensors = []
             return False
         self._num_done += 1
@@ -129,5 +129,5 @@ class KVPrefault:
 
     @property
     def _start(self) -> int:
-        """Where the next page begins in its tensor, in bytes."""
+        """Offset of the next page in its tensor, in bytes."""
         return self._num_done // len(self._tensors) * LARGE_PAGE_BYTES

@@ -1,4 +1,4 @@
-"""Which rows of logits a step samples, and how its answer comes of their tokens: drafts are kept or rejected here.
+"""The rows of logits that a step samples, and its output built from their tokens: drafts are verified here.
 
 Legend: R = requests in the step, S = those that sample, L = rows of logits: S, and one more for each draft, K = most
 tokens that one request may get, V = vocabulary.
@@ -19,13 +19,13 @@ from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsRows:
-    """Of one step. A request's are neighbors, in the order of its context."""
+    """The rows of logits of one step. Those of a request are adjacent, in order of position."""
 
     requests: NDArray[np.int64]  # [L] in R
     rows: Int32Array  # [L] of the worker
-    ends: Int32Array  # [L] tokens that stand before what is sampled: where that will stand
-    columns: NDArray[np.int64] | None = None  # [L] drafts before what is sampled; None: the step has no drafts
-    drafts_before: Mapping[int, Sequence[int]] = field(default_factory=dict)  # by place in L; those that have some
+    ends: Int32Array  # [L] tokens before the sampled one, that is, its position
+    columns: NDArray[np.int64] | None = None  # [L] drafts before the sampled one; None: the step has no drafts
+    drafts_before: Mapping[int, Sequence[int]] = field(default_factory=dict)  # by index in L, for rows that have any
 
     @classmethod
     def of(cls, scheduler_output: SchedulerOutput) -> Self:
@@ -59,11 +59,11 @@ class LogitsRows:
         errors: Mapping[int, str],
         prompts: PromptLogprobsUpdate,
     ) -> ModelRunnerOutput:
-        """Return the answer to `scheduler_output`, whose rows of logits got `token_ids` [L].
+        """Return the output of a step whose rows of logits got `token_ids` [L].
 
-        A request keeps what was sampled behind a draft only if all drafts up to there are what was sampled before them.
-        One whose first row of logits has an error fails; where a later one has, the request ends this step before it,
-        and meets the error in the next.
+        A token sampled after a draft is kept only if all drafts up to there equal the tokens sampled in their place. A
+        request fails if its first row of logits has an error; if a later row has one, the tokens before it are kept and
+        the error recurs in the next step.
         """
         failed = {
             scheduler_output.req_ids[self.requests[at]]: why for at, why in errors.items() if not self._column(at)
@@ -91,7 +91,7 @@ class LogitsRows:
         )
 
     def kept(self, model_output: ModelRunnerOutput) -> NDArray[np.bool_]:
-        """Return which of the sampled tokens [L] belong to their requests now."""
+        """Return which of the sampled tokens [L] are accepted."""
         columns: NDArray[np.int64] | int = 0 if self.columns is None else self.columns
         is_kept: NDArray[np.bool_] = columns < model_output.num_sampled[self.requests]
         return is_kept
@@ -102,10 +102,10 @@ class LogitsRows:
     def _num_kept(
         self, scheduler_output: SchedulerOutput, sampled: Int32Array, errors: Mapping[int, str]
     ) -> Int32Array:
-        """Return how many of `sampled` [R, K] each request keeps [R], of those that sample."""
+        """Return how many of `sampled` [R, K] each sampling request keeps, [R]."""
         drafts = scheduler_output.scheduled_spec_decode_tokens
         assert drafts is not None
-        table = np.full((len(sampled), sampled.shape[1]), -1, dtype=np.int32)  # [R, K] drafts, and none behind the last
+        table = np.full((len(sampled), sampled.shape[1]), -1, dtype=np.int32)  # [R, K] drafts, -1 after the last
         table[np.arange(sampled.shape[1]) < drafts.counts[:, None]] = drafts.token_ids
         num_kept: NDArray[np.int64] = np.logical_and.accumulate(table == sampled, axis=1).sum(1) + 1
         for at in errors:

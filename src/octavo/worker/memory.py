@@ -1,7 +1,7 @@
-"""How much memory there is for KV blocks. Arithmetic before loading, measurement after.
+"""Memory for KV blocks: estimated before loading, measured after.
 
-Everything is in bytes. The budget is `gpu_memory_utilization` of the device's whole memory, whatever the device, but
-never more than what is free: on a shared machine others were there first.
+Everything is in bytes. The budget is `gpu_memory_utilization` of the device's total memory, on any device, but never
+more than what is free: on a shared machine other processes may already hold memory.
 """
 
 import logging
@@ -23,17 +23,17 @@ from octavo.worker.parameters import num_weights, weights_bytes
 
 logger = logging.getLogger(__name__)
 
-# Kept free beside everything that is accounted for: allocator slack, thread stacks, Python.
+# Kept free in addition to everything accounted for: allocator slack, thread stacks, Python.
 _RESERVE_BYTES = 128 << 20
-# Blocks beyond what `max_num_seqs` full-length requests can hold only serve the prefix cache; as many again for it.
+# Blocks beyond those of `max_num_seqs` full-length requests only serve the prefix cache, which gets as many again.
 _PREFIX_CACHE_FACTOR = 2
 
 
 def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: bool = False) -> ModelConfig:
-    """Return the numbers of what one rank holds, as if that were a model: all arithmetic below can be about it.
+    """Return a rank's shard as a model config of its own, for the arithmetic below.
 
     Raises:
-        UnsupportedModelError: recurrent layers, which are whole on every rank.
+        UnsupportedModelError: recurrent layers, which cannot be sharded.
     """
     rank, size = place.tp_rank, place.tp_size
     if model.recurrent is not None and size > 1:
@@ -52,7 +52,7 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
 
 
 def _expert_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
-    """Whole experts; a token brings no more work to one rank than to a rank alone. Rows of routers go with experts."""
+    """Whole experts; a token never brings more work to a rank than to a single one. Router rows go with experts."""
     return replace(moe, num_experts=Share.of(moe.num_experts, rank, size).size)
 
 
@@ -68,12 +68,11 @@ def _tensor_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
 def activation_bytes(
     model: ModelConfig, stage: Stage, max_num_batched_tokens: int, max_num_seqs: int, dtype_bytes: int
 ) -> int:
-    """Return an upper estimate of what one step holds on a stage beside weights and KV.
+    """Return an upper bound on the memory of one step on a stage, in addition to weights and KV.
 
-    The widest moment of a layer: residual, normed input, gate and up, their product; then float32 logits of the rows
-    that sample, in the slices that the LM head and the sampler work in (64 rows, four copies). Of experts, all that a
-    token has chosen are held at once: input, gate and up, their product, answer. Between stages, what comes in and what
-    goes out.
+    The peak of a layer: residual, normed input, gate and up, their product; then float32 logits of the rows that
+    sample, in the slices used by the LM head and the sampler (64 rows, four copies). All experts of a token are held at
+    once: input, gate and up, their product, output. Between stages, incoming and outgoing tensors.
     """
     width = 3 * model.hidden_size + 3 * model.intermediate_size
     if model.moe is not None:
@@ -87,7 +86,7 @@ def activation_bytes(
 
 
 def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:
-    """Refuse before loading.
+    """Check before loading.
 
     Raises:
         InsufficientMemoryError: with both numbers.
@@ -96,19 +95,19 @@ def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, 
         raise InsufficientMemoryError(
             f"{model.model}: {num_weights / 1e6:,.0f} M weights in {model.dtype} need "
             f"{gib(weights_bytes)}, but Octavo may use {gib(budget_bytes)} of this device's memory; "
-            "raise gpu_memory_utilization or take a smaller model"
+            "raise gpu_memory_utilization or use a smaller model"
         )
 
 
 def choose_num_blocks(
     model: ModelConfig, cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, limits: SchedulerConfig
 ) -> list[int]:
-    """Return how many KV blocks of each group to make, and log what that is worth.
+    """Return how many KV blocks of each group to allocate, and log the capacity.
 
-    The groups' shares are such that the most requests of `max_model_len` tokens fit.
+    The groups' shares maximize the number of requests of `max_model_len` tokens that fit.
 
     Raises:
-        InsufficientMemoryError: when not even one request of `max_model_len` tokens fits.
+        InsufficientMemoryError: not even one request of `max_model_len` tokens fits.
     """
     peaks = _peak_blocks(spec, model.max_model_len, limits)
     num_blocks = _divide(cache, spec, memory, peaks)
@@ -139,13 +138,13 @@ def choose_num_blocks(
 
 
 def _peak_blocks(spec: KVCacheSpec, num_tokens: int, limits: SchedulerConfig) -> list[int]:
-    """Return the most blocks of each group that a request of so many tokens holds."""
+    """Return the peak number of blocks of each group held by a request of `num_tokens`."""
     chunk = limits.max_num_batched_tokens
     return [of.group.peak_blocks(num_tokens, spec.block_size, chunk) for of in spec.groups]
 
 
 def _divide(cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, peaks: list[int]) -> list[int]:
-    """Share the memory out in the ratio of what one request needs. `num_kv_blocks` is a number for each group."""
+    """Divide the memory in proportion to what one request needs. `num_kv_blocks` applies to each group."""
     if cache.num_kv_blocks:
         return [cache.num_kv_blocks] * len(peaks)
     return [memory.kv_bytes * peak // spec.num_bytes(peaks) for peak in peaks]
@@ -154,7 +153,7 @@ def _divide(cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, peaks: 
 def _longest_fitting(
     model: ModelConfig, cache: CacheConfig, spec: KVCacheSpec, memory: MemoryReport, limits: SchedulerConfig
 ) -> int:
-    """Return the most tokens of which one request fits."""
+    """Return the length of the longest request that fits."""
 
     def is_too_long(num_tokens: int) -> bool:
         peaks = _peak_blocks(spec, num_tokens, limits)
@@ -164,7 +163,7 @@ def _longest_fitting(
 
 
 def _listed(spec: KVCacheSpec, counts: list[int]) -> str:
-    """Name counts of blocks, those of recurrent groups as states."""
+    """Format counts of blocks; those of recurrent groups as states."""
     states = [count for count, of in zip(counts, spec.groups, strict=True) if of.group.kind == "recurrent"]
     blocks = [count for count, of in zip(counts, spec.groups, strict=True) if of.group.kind != "recurrent"]
     named = [f"{' and '.join(map(str, blocks))} blocks of {spec.block_size} tokens"] * bool(blocks)
@@ -172,19 +171,19 @@ def _listed(spec: KVCacheSpec, counts: list[int]) -> str:
 
 
 def kv_budget(memory_budget: int, free_now: int, weights_bytes: int, activations: int) -> int:
-    """Return the bytes that are left for KV once the weights are loaded; never negative."""
+    """Return the bytes left for KV after loading the weights; never negative."""
     by_share = memory_budget - weights_bytes - activations
     by_free = free_now - activations - _RESERVE_BYTES
     return max(0, min(by_share, by_free))
 
 
 def gib(num_bytes: int) -> str:
-    """Return a size for people."""
+    """Format a size in human-readable units."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 class RankMemory:
-    """Asked in front of loading whether the weights fit, and behind it what is left. `part` is what the rank holds."""
+    """Checks before loading that weights fit, and reports after it what is left. `part` is the rank's shard."""
 
     def __init__(
         self,
@@ -199,7 +198,7 @@ class RankMemory:
         self._dtype_bytes = dtype.itemsize
 
     def check_weights_fit(self, model: CausalLM) -> None:
-        """Refuse an empty model before its weights are loaded.
+        """Check an empty model before its weights are loaded.
 
         Raises:
             InsufficientMemoryError: with both numbers.
@@ -208,21 +207,21 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        """The device's memory, or this rank's part of it."""
+        """The device's memory, or this rank's share of it."""
         return self._device_memory.total_bytes
 
     @property
     def estimated_activations(self) -> int:
-        """An upper estimate of what a step takes beside weights and KV, in bytes."""
+        """An upper bound on the memory of a step in addition to weights and KV, in bytes."""
         limits = self._config.scheduler
         return activation_bytes(
             self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype_bytes
         )
 
     def report(self, model: CausalLM, *, activations: int, graphs: int, scratch: int) -> MemoryReport:
-        """Report, and log, the device's memory with the weights loaded and no KV yet.
+        """Report and log the device's memory with weights loaded and no KV yet.
 
-        In bytes: what a step takes, what graphs take, and KV blocks that only padding uses.
+        `activations`, `graphs` and `scratch`, the KV blocks of padding, are in bytes.
         """
         budget, memory = self._budget_bytes, self._device_memory
         weights = weights_bytes(model) - model.bytes_in_file
@@ -237,7 +236,7 @@ class RankMemory:
             kv_bytes=max(0, kv_bytes),
         )
         logger.info(
-            "memory: %s in all, %s for Octavo: weights %s, activations %s%s, KV up to %s",
+            "memory: %s total, %s for Octavo: weights %s, activations %s%s, KV up to %s",
             *map(gib, (memory.total_bytes, budget, weights, activations)),
             f", graphs {gib(graphs)}" if graphs else "",
             gib(report.kv_bytes),
@@ -246,13 +245,13 @@ class RankMemory:
 
     @property
     def _budget_bytes(self) -> int:
-        """What this rank may use of the device: the share asked for, or the device's own default."""
+        """This rank's share of the device's memory: as configured, or the device's default."""
         share = self._config.cache.gpu_memory_utilization or self._devices.default_memory_utilization
         return int(self._device_memory.total_bytes * share)
 
     @property
     def _device_memory(self) -> DeviceMemory:
-        """The device's memory; of one that all ranks compute in, an equal part."""
+        """The device's memory, divided equally if all ranks share it."""
         memory, parallel = self._devices.memory(), self._config.parallel
         num_ranks = parallel.world_size * parallel.data_parallel_size if self._devices.ranks_share_memory else 1
         return DeviceMemory(total_bytes=memory.total_bytes // num_ranks, free_bytes=memory.free_bytes // num_ranks)

@@ -1,6 +1,6 @@
 """The model runner: the only owner of model, KV tensors and persistent rows on a rank. One step in, one output out.
 
-Of a pipeline, every stage gets every step; only the last one samples, and only its output counts.
+With pipeline parallelism, every stage runs every step; only the last one samples, and only its output counts.
 
 Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidden size, V = vocabulary.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankModelRunner:
-    """Runs steps. Knows rows and tensors, never text, queues or blocks that it was not told of."""
+    """Runs steps. Handles rows and tensors only: no text, no queues, no allocation of blocks."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class RankModelRunner:
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Begin one step: update the rows, run the model over T tokens, sample the S rows that are complete.
 
-        Its result is to be asked for once, in the order of the steps. On a device without a queue it is there already.
+        Get the result once, in step order. On a device without a queue it is already done.
 
         Raises:
-            StepError: a stage before this one failed.
+            StepError: an earlier stage failed.
         """
         model_output, done = self._compute(scheduler_output), Future[ModelRunnerOutput]()
         if self.expert_loads is not None:
@@ -76,12 +76,12 @@ class RankModelRunner:
             batch = self._prepare(scheduler_output)
             if batch is None:
                 return empty_output()
-            hidden = self._run_stage(batch).hidden  # [T, D], or what is kept of it
+            hidden = self._run_stage(batch).hidden  # [T, D], or the kept rows
             if not self._prompt_logprobs.are_due:
                 return self._sample(scheduler_output, batch.of_logits(hidden), PromptLogprobsUpdate())
         prompts = self._prompt_logprobs.of_step(
             scheduler_output, batch, hidden
-        )  # rates all of the vocabulary: by all threads
+        )  # covers the whole vocabulary: uses all threads
         with self._torch_threads():
             return self._sample(scheduler_output, batch.of_logits(hidden), prompts)
 
@@ -89,10 +89,10 @@ class RankModelRunner:
         return nullcontext() if self.graph is None else one_torch_thread()
 
     def check(self, scheduler_output: SchedulerOutput) -> None:
-        """Refuse what this worker cannot do.
+        """Reject what this worker does not support.
 
         Raises:
-            InvalidParameterError: a request brings something that the model would not read.
+            InvalidParameterError: a request has an input that the model does not read.
         """
         if scheduler_output.scheduled_encoder_inputs:
             raise ValueError("this worker has no encoder")
@@ -108,7 +108,7 @@ class RankModelRunner:
             raise InvalidParameterError("rotary_positions", "positions of three axes", limit)
 
     def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
-        """Do this stage's part of a step. The next stage waits for it, so it is told of a failure, too."""
+        """Run this stage of a step. The next stage waits for it, so failures are passed on, too."""
         try:
             with self._torch_threads():
                 batch = self._prepare(scheduler_output)
@@ -120,7 +120,7 @@ class RankModelRunner:
         return empty_output()
 
     def _prepare(self, scheduler_output: SchedulerOutput) -> ForwardBatch | None:
-        """Update the rows and gather the batch, while the stage before may still compute. None: no tokens in it."""
+        """Update the rows and build the batch, while the previous stage may still compute. None: no tokens in it."""
         try:
             self.check(scheduler_output)
             self.rows.apply(scheduler_output)
@@ -129,7 +129,7 @@ class RankModelRunner:
             if self._links is not None and scheduler_output.req_ids:
                 self._links.receive(
                     scheduler_output.total_num_scheduled_tokens
-                )  # or the next step would find this one's tensors
+                )  # or the next step would receive this one's tensors
             raise
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
@@ -141,7 +141,7 @@ class RankModelRunner:
     def _sample(
         self, scheduler_output: SchedulerOutput, hidden: torch.Tensor, prompts: PromptLogprobsUpdate
     ) -> ModelRunnerOutput:
-        """Answer a step of which `hidden` [L, D] samples."""
+        """Sample from `hidden` [L, D] and return the step's output."""
         logits_rows = LogitsRows.of(scheduler_output)
         if not len(logits_rows.rows):
             return logits_rows.model_output(scheduler_output, np.zeros(0, dtype=np.int32), {}, {}, prompts)
@@ -158,7 +158,7 @@ class RankModelRunner:
     def _choose(
         self, scheduler_output: SchedulerOutput, logits_rows: LogitsRows, hidden: torch.Tensor
     ) -> SamplerOutput:
-        """Choose the token behind each of `hidden` [L, D]."""
+        """Sample the next token for each of `hidden` [L, D]."""
         rows = logits_rows.rows
         if self._sampler.needs_argmax_only(rows, scheduler_output.token_masks):
             return self._sampler.take_argmax(*self.model.logits_argmax(hidden))
@@ -170,7 +170,7 @@ class RankModelRunner:
 
 
 def empty_output() -> ModelRunnerOutput:
-    """Return the answer of a step without requests, or of a stage that does not sample."""
+    """Return the output of a step without requests, or of a stage that does not sample."""
     return ModelRunnerOutput(
         req_ids=(), sampled_token_ids=np.zeros((0, 1), dtype=np.int32), num_sampled=np.zeros(0, dtype=np.int32)
     )

@@ -1,7 +1,7 @@
-"""The runner of a device that works while the host goes on: a step is begun, and its output is read when it is wanted.
+"""The runner for asynchronous devices: a step is launched, and its output is read when needed.
 
-Sampled ids stay on the device, where the next step finds them; the host reads them a step late. So nothing between two
-steps waits, unless a prompt's own log-probabilities are wanted.
+Sampled ids stay on the device, where the next step reads them; the host reads them one step late. So nothing waits
+between two steps, unless prompt logprobs are requested.
 
 Legend: T = tokens of the step, R = requests in it, L = rows of logits, D = hidden size.
 """
@@ -29,11 +29,11 @@ from octavo.worker.model_runner import RankModelRunner, empty_output
 from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
 from octavo.worker.request_rows import RequestRows
 
-_Wait = Callable[[], ModelRunnerOutput]  # for the device; to be called once
+_Wait = Callable[[], ModelRunnerOutput]  # for the device; call it once
 
 
 class DeferredOutput(Future[ModelRunnerOutput]):
-    """The output of a step that was launched. Asking for the result waits for the device."""
+    """The output of a launched step. `result` waits for the device."""
 
     def __init__(self, wait: _Wait) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class DeferredOutput(Future[ModelRunnerOutput]):
         if not self.done():
             try:
                 self.set_result(self._wait())
-            except Exception as error:  # noqa: BLE001 - whatever a device raises fails the requests of this step
+            except Exception as error:  # noqa: BLE001 - any device error fails the requests of this step
                 self.set_exception(error)
         return super().result(0)
 
@@ -99,9 +99,9 @@ class OverlappedRunner(RankModelRunner):
     ) -> _Wait:
         self.rows.apply_tables(scheduler_output)
         batch = make_forward_batch(scheduler_output, self.rows)
-        hidden = self._run_stage(batch).hidden  # [T, D], or what is kept of it
+        hidden = self._run_stage(batch).hidden  # [T, D], or the kept rows
         sampled = self._sample_on_device(logits_rows, metadata, batch.of_logits(hidden))
-        # Behind a draft that is rejected this writes tokens that nobody reads before others are written over them.
+        # After a rejected draft, this writes tokens that are overwritten before they are read.
         self.rows.write_sampled(logits_rows.rows, logits_rows.ends, sampled.token_ids)
         prompts = self._prompt_logprobs.of_step(scheduler_output, batch, hidden)
         return self._read_later(scheduler_output, logits_rows, metadata, sampled.results(), sampled.ratings, prompts)
@@ -127,7 +127,7 @@ class OverlappedRunner(RankModelRunner):
         ratings: torch.Tensor | None,
         prompts: PromptLogprobsUpdate | None = None,
     ) -> _Wait:
-        """Begin to copy results [L, 3] and ratings to the host."""
+        """Start copying results [L, 3] and ratings to the host."""
         num_logprobs = metadata.columns.get("num_logprobs", np.full(len(results), -1))
         vocab_size = self.rows.sampling.vocab_size
         sampled = SampledOnHost(scheduler_output, logits_rows, num_logprobs, results, ratings, self._queue, vocab_size)

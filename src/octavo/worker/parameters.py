@@ -1,4 +1,4 @@
-"""How many weights a model has, and what memory they take: asked of its layers, built without memory."""
+"""Number and memory of a model's weights, summed over its layers on the meta device."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from octavo.models.registry import initialize_model
 
 
 def empty_model(model: ModelConfig, groups: ParallelGroups | None = None) -> CausalLM:
-    """Build the whole model, or what one rank of some groups holds of it, on the meta device: 10 ms for 28 layers."""
+    """Build the whole model, or a rank's shard of it, on the meta device: 10 ms for 28 layers."""
     kernels, dtype = Kernels(), getattr(torch, model.dtype)
     context = BuildContext(
         kernels=kernels,
@@ -34,10 +34,10 @@ def count_parameters(model: ModelConfig) -> int:
 
 
 def num_weights(part: nn.Module) -> int:
-    """Return the number of weights that a rank holds of a model, or of a part of one. A shared table counts once."""
+    """Return the number of weights of a model or module on a rank. A shared table counts once."""
     return sum(owner.num_weights for owner in part.modules() if isinstance(owner, WeightOwner))
 
 
 def weights_bytes(part: nn.Module) -> int:
-    """Return what they take in memory, each in the form that its layer's scheme and kernels keep it in."""
+    """Return their memory, each in the format that its layer's scheme and kernels store."""
     return sum(owner.num_bytes for owner in part.modules() if isinstance(owner, WeightOwner))

@@ -1,4 +1,4 @@
-"""The largest steps there may be, run before there is a KV pool: what they take is what must stay free.
+"""Profiles the largest possible steps before the KV pool is allocated: their peak memory must stay free.
 
 Legend: T = tokens of the step, R = requests in it, B = blocks of one request, D = hidden size, V = vocabulary.
 """
@@ -20,7 +20,7 @@ from octavo.worker.kv_cache import allocate_kv_caches
 
 
 class ProfileRun:
-    """Two steps over a few blocks of scratch KV memory, which all requests share and whose contents mean nothing."""
+    """Two steps over a few blocks of scratch KV memory, shared by all requests, with meaningless contents."""
 
     def __init__(self, model: CausalLM, config: EngineConfig, spec: KVCacheSpec) -> None:
         self._model, self._config = model, config
@@ -31,14 +31,14 @@ class ProfileRun:
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Compute as many tokens as a step may have: prompts as long as they can be, the last one cut."""
+        """Compute as many tokens as a step may have: prompts of maximum length, the last one cut."""
         budget, most = self._config.scheduler.max_num_batched_tokens, self._num_prompt_tokens
         self._run([most] * (budget // most) + [budget % most] * (budget % most > 0))
 
     @torch.inference_mode()
     def decode(self) -> None:
-        """Compute one token of as many requests as may run, launched for contexts as long as the model allows."""
-        is_bound = self._model.context.attention.is_capturable  # then lengths on the host are bounds, not work
+        """Compute one token each of the maximum number of requests, launched for contexts of maximum length."""
+        is_bound = self._model.context.attention.is_capturable  # then host-side lengths are bounds, not work
         self._run([1] * self._config.scheduler.max_num_seqs, self._config.model.max_model_len if is_bound else None)
 
     def _run(self, lens: list[int], bound: int | None = None) -> None:
@@ -48,7 +48,7 @@ class ProfileRun:
         self._sample(logits)
 
     def _sample(self, logits: torch.Tensor) -> None:
-        """Do with logits [R, V] all that a row may ask for."""
+        """Apply to logits [R, V] everything that a row may use."""
         (num_rows, vocab_size), device = logits.shape, self._device
         ones = torch.ones(num_rows, dtype=torch.int64, device=device)
         halves = ones.double() / 2
@@ -62,7 +62,7 @@ class ProfileRun:
         sample(logits, metadata, ending, context, processors)
 
     def _batch(self, lens: list[int], bound: int | None) -> ForwardBatch:
-        """Return a step of prompts of these lengths [R], whose tables all name the same blocks."""
+        """Return a step of prompts of these lengths [R], with the same blocks in every table."""
         positions = torch.cat([torch.arange(length) for length in lens])  # [T]
         starts = torch.tensor([0, *lens]).cumsum(0)  # [R + 1]
         num_blocks = -(-(bound or max(lens)) // self._block_size)  # B
@@ -83,6 +83,6 @@ class ProfileRun:
 
 
 def measured_peaks(steps: ProfileRun, peak_bytes: Callable[[Callable[[], None]], int | None]) -> tuple[int, int] | None:
-    """Return what prefill and decode take at most beside what is there; None where the device does not count."""
+    """Return the peak extra memory of prefill and decode; None if the device does not track memory."""
     prefill, decode = peak_bytes(steps.prefill), peak_bytes(steps.decode)
     return None if prefill is None or decode is None else (prefill, decode)

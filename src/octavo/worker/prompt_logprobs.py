@@ -1,6 +1,6 @@
 """Log-probabilities of prompt tokens, gathered over the chunks of a prompt and sent when the prompt is complete.
 
-Legend: T = tokens of the step, P = prompt positions judged at once, D = hidden size, V = vocabulary.
+Legend: T = tokens of the step, P = prompt positions computed at once, D = hidden size, V = vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from octavo.errors import RequestError
 from octavo.sampling.logprobs import prompt_logprobs
 from octavo.worker.request_rows import PromptLogprobsJob, RequestRows
 
-# Positions whose logits exist at once: 64 rows of 152k float32 are 39 MB.
+# Positions whose logits are materialized at once: 64 rows of 152k float32 are 39 MB.
 _SLICE = 64
 
 
@@ -28,7 +28,7 @@ class PromptLogprobsUpdate:
 
 
 class PromptLogprobs:
-    """Costs nothing in steps where no row asked for it."""
+    """Costs nothing in steps where no row requested them."""
 
     def __init__(self, rows: RequestRows, compute_logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._rows = rows
@@ -37,13 +37,13 @@ class PromptLogprobs:
 
     @property
     def are_due(self) -> bool:
-        """Say whether a row of the step may want any."""
+        """Return whether any row of the step may need them."""
         return bool(self._rows.prompt_logprobs)
 
     def of_step(
         self, scheduler_output: SchedulerOutput, batch: ForwardBatch, hidden: torch.Tensor
     ) -> PromptLogprobsUpdate:
-        """Judge this step's prompt tokens from `hidden` [T, D]; return what came with the end of a prompt."""
+        """Compute those of this step's prompt tokens from `hidden` [T, D]; return those of completed prompts."""
         update = PromptLogprobsUpdate()
         if not self.are_due:
             return update
@@ -57,7 +57,7 @@ class PromptLogprobs:
             query = slice(batch.query_start_loc_list[index], batch.query_start_loc_list[index + 1])
             try:
                 self._gathered[row] += self._judge(job, row, start, hidden[query])
-            except RequestError as error:  # this prompt's logits are no numbers; the others' may well be
+            except RequestError as error:  # this prompt's logits are not finite; others' may be
                 update.errors[scheduler_output.req_ids[index]] = str(error)
                 continue
             if start + query.stop - query.start >= job.num_prompt_tokens:
@@ -66,7 +66,7 @@ class PromptLogprobs:
         return update
 
     def _judge(self, job: PromptLogprobsJob, row: int, start: int, hidden: torch.Tensor) -> list[TokenLogprobs]:
-        """Return the entries for tokens start + 1 ... of the prompt, as far as `hidden` [P, D] reaches."""
+        """Return the entries for prompt tokens from start + 1 on, for all of `hidden` [P, D]."""
         end = min(start + len(hidden), job.num_prompt_tokens - 1)
         entries: list[TokenLogprobs] = []
         for first in range(start, end, _SLICE):

@@ -1,4 +1,4 @@
-"""Builds what one rank is made of: device, model, KV memory, and the runner that steps it."""
+"""Builds the parts of one rank: device, model, KV memory, and the runner that executes steps."""
 
 import logging
 import time
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class RankBuilder:
-    """Knows the rank's place and options, and chooses by them. The constructor returns when all ranks have met."""
+    """Selects implementations by the rank's place and options. The constructor waits until all ranks have connected."""
 
     def __init__(self, config: EngineConfig, place: RankPlace, rendezvous: Rendezvous) -> None:
         self._config, self._place = config, place
@@ -65,7 +65,7 @@ class RankBuilder:
 
     @property
     def profile(self) -> str:
-        """Device, dtype, kernels and ranks that add up, in one word: what the last bits depend on."""
+        """Device, dtype, kernels and tensor-parallel size, in one word: everything that affects the last bits."""
         kernels = f"{self._kernels.name}-{self._schemes.name}".removesuffix("-")
         names = [self.devices.device.type, str(self._dtype).removeprefix("torch."), kernels]
         ranks = [f"tp{self._place.tp_size}"] if self._place.tp_size > 1 else []
@@ -76,10 +76,10 @@ class RankBuilder:
         return f"{self.devices.device.type} with {str(self._dtype).removeprefix('torch.')}"
 
     def _check_deterministic(self) -> None:
-        """Hold the kernels to `deterministic`.
+        """Check the kernels against `deterministic`.
 
         Raises:
-            InvalidParameterError: a row's bits may depend on the batch with them.
+            InvalidParameterError: with them, a row's bits may depend on the batch.
         """
         unsure = [part.name for part in (self._kernels, self._attention) if not part.is_batch_invariant]
         if unsure:
@@ -112,18 +112,18 @@ class RankBuilder:
         return loaded
 
     def count_kv_blocks(self, model: CausalLM) -> list[int]:
-        """Measure what memory is left; see `Worker.count_kv_blocks`."""
+        """Measure the memory left; see `Worker.count_kv_blocks`."""
         config, memory = self._config, self.measure_memory(model)
         return choose_num_blocks(config.model, config.cache, self.kv_cache_spec, memory, config.scheduler)
 
     def measure_memory(self, model: CausalLM) -> MemoryReport:
-        """Report the device's memory with the weights loaded and no KV yet."""
+        """Report the device's memory with weights loaded and no KV yet."""
         activations, graphs = self._step_bytes(model)
         scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
         return self._memory.report(model, activations=activations, graphs=graphs, scratch=scratch)
 
     def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
-        """Return what a step takes beside weights and KV, and what graphs take; estimated where nobody counts."""
+        """Return the memory of a step besides weights and KV, and of graphs; estimated if the device tracks none."""
         if self.queue is not None:
             steps = ProfileRun(model, self._config, self.kv_cache_spec)
             peaks = measured_peaks(steps, self.devices.peak_bytes)
@@ -132,7 +132,7 @@ class RankBuilder:
         return self._memory.estimated_activations, 0
 
     def build_runner(self, model: CausalLM, num_blocks: Sequence[int]) -> tuple[RankModelRunner, dict[int, KVPrefault]]:
-        """Make KV memory of so many blocks of each group, the runner that uses it, and what prefaults it, by group."""
+        """Allocate `num_blocks` KV blocks of each group; build the runner that uses them and the groups' prefaults."""
         config, spec = self._config, self.kv_cache_spec
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
@@ -140,8 +140,8 @@ class RankBuilder:
             index: KVPrefault(pools, count, self._memory.total_bytes)
             for index, (of, count) in enumerate(zip(spec.groups, with_scratch, strict=True))
             if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
-        }  # states take little memory, and use it again
-        num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one that only padding uses
+        }  # states take little memory, and reuse it
+        num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
         rows = RequestRows(
             num_rows=num_rows,
             max_model_len=config.model.max_model_len,
@@ -169,7 +169,7 @@ class RankBuilder:
         scratch_blocks: Sequence[int],
         loads: ExpertLoads | None,
     ) -> GraphedDecoding | None:
-        """Return what captures steps of decoding; None where they are to be, or have to be, computed op by op."""
+        """Return the capturer of decode steps; None if they are computed op by op, by choice or necessity."""
         if not self._takes_graphs:
             return None
         config, scratch_row = self._config, self._config.scheduler.max_num_seqs
@@ -203,7 +203,7 @@ class RankBuilder:
 
     @property
     def _takes_graphs(self) -> bool:
-        """Whether decoding is captured. Not with several ranks, nor where attention or experts wait for the device."""
+        """Whether decoding is captured. Not with several ranks, nor if attention or experts wait for the device."""
         is_capturable = self._attention.is_capturable and self._place.tp_size == 1
         if self._config.model.moe is not None:
             is_capturable &= self._kernels.captures_experts
@@ -211,7 +211,7 @@ class RankBuilder:
 
     @property
     def _scratch_blocks(self) -> list[int]:
-        """Blocks of each group behind those given out: for padding, and in place of those freed behind a window."""
+        """Number of scratch blocks of each group, after all others: for padding, and for freed out-of-window blocks."""
         windows = [of.group.sliding_window for of in self.kv_cache_spec.groups]
         return [int(self._takes_graphs or window is not None) for window in windows]
 

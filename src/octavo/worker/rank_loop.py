@@ -1,6 +1,6 @@
-"""A rank behind an executor: builds its worker in the process where it belongs, then serves calls and steps.
+"""A rank of an executor: builds its worker in its own process, then serves calls and steps.
 
-Whatever carries the messages: `worker_proc` on this host, `remote_rank` on another.
+Independent of the transport: `worker_proc` on this host, `remote_rank` on another.
 """
 
 import traceback
@@ -29,7 +29,7 @@ DEFAULT_WORKER = "octavo.worker.worker:Worker"
 
 
 class RankWorker(Protocol):
-    """What an executor asks of a rank. The constructor takes `(config, place, rendezvous)`."""
+    """The methods that an executor calls on a rank. The constructor takes `(config, place, rendezvous)`."""
 
     @property
     def profile(self) -> str: ...
@@ -48,7 +48,7 @@ class RankWorker(Protocol):
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank must know to build its worker."""
+    """The arguments for building a rank's worker."""
 
     config: EngineConfig
     rank: int
@@ -57,7 +57,7 @@ class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerWrapperBase:
-    """Cheap to make: what the worker needs is imported by `init_worker`, so a process can say early that it lives."""
+    """Cheap to create: `init_worker` imports what the worker needs, so a process can report early that it is alive."""
 
     def __init__(self, setup: RankSetup) -> None:
         self.place = RankPlace.of(setup.rank, setup.config.parallel)
@@ -66,18 +66,18 @@ class WorkerWrapperBase:
 
     @property
     def worker(self) -> RankWorker:
-        assert self._worker is not None, "init_worker comes first"
+        assert self._worker is not None, "call init_worker first"
         return self._worker
 
     def init_worker(self) -> str:
-        """Import and build the worker, which meets the other ranks; return its profile."""
+        """Import and build the worker, which connects to the other ranks; return its profile."""
         module, _, name = self._setup.worker_class.partition(":")
         self._worker = getattr(import_module(module), name)(self._setup.config, self.place, self._setup.rendezvous)
         return self.worker.profile
 
 
 class RankLoop:
-    """Every rank replies to a call. A step is answered by one rank (`RankPlace.returns_output`), its failure by any."""
+    """All ranks reply to a call. One rank (`RankPlace.returns_output`) replies to a step, any rank to its failure."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class RankLoop:
         self._receive, self._send = receive, send
 
     def run(self) -> None:
-        """Serve until there is nobody to receive from: then `receive` raises EOFError, or this process has ended."""
+        """Serve until the executor disconnects: then `receive` raises EOFError, or this process has exited."""
         while True:
             message = decode_to_rank(self._receive())
             if isinstance(message, SchedulerOutput):
@@ -100,17 +100,17 @@ class RankLoop:
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         try:
             model_output = self._wrapper.worker.begin(scheduler_output).result()
-        except Exception as error:  # noqa: BLE001 - whatever a forward raises belongs to the requests of this step
+        except Exception as error:  # noqa: BLE001 - any error fails the requests of this step
             self._reply(_failure(error, scheduler_output.step))
         else:
             if self._wrapper.place.returns_output:
-                self._reply(msgspec.structs.replace(model_output, req_ids=()))  # whoever gave the order knows them
+                self._reply(msgspec.structs.replace(model_output, req_ids=()))  # the scheduler knows them
 
     def _call(self, call: RankCall) -> RankResult | RankFailure:
         try:
             target = self._wrapper if call.method == "init_worker" else self._wrapper.worker
             return RankResult(value=getattr(target, call.method)(*call.arguments))
-        except Exception as error:  # noqa: BLE001 - it belongs to the caller, who is told
+        except Exception as error:  # noqa: BLE001 - reported to the caller
             return _failure(error, None)
 
     def _reply(self, message: FromRank) -> None:

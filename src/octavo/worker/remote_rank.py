@@ -1,4 +1,4 @@
-"""A rank on some machine of a cluster: the body of a Ray actor. Knows nothing of Ray; orders and replies go by TCP."""
+"""A rank on a cluster machine: the body of a Ray actor. Independent of Ray; steps and replies are sent over TCP."""
 
 import hmac
 import logging
@@ -20,23 +20,23 @@ _CONNECT_S = 30.0
 
 
 class RemoteRank:
-    """Made first, told its rank later: which rank is where is settled when all are placed."""
+    """Created before its rank is known: ranks are assigned once all actors are placed."""
 
     def __init__(self) -> None:
         self._store: socket.socket | None = None
 
     def process_id(self) -> int:
-        """Return the number of this process on its machine."""
+        """Return the pid of this process."""
         return os.getpid()
 
     def open_store(self, host: str) -> int:
-        """Listen where the ranks will meet, on any free port; return the port. For rank 0."""
+        """Listen for the rendezvous of all ranks, on any free port; return the port. For rank 0."""
         self._store = socket.create_server((host, 0))
         port: int = self._store.getsockname()[1]
         return port
 
     def run(self, setup: bytes, executor: tuple[str, int], token: bytes) -> None:
-        """Connect to the executor and serve. Ends with the process: when the executor hangs up, or is gone."""
+        """Connect to the executor and serve until it disconnects or dies, which ends this process."""
         rank = msgspec.json.decode(setup, type=RankSetup)
         logging.basicConfig(format=f"rank {rank.rank}: %(message)s")
         limit_spinning()
@@ -48,9 +48,9 @@ class RemoteRank:
 
 
 class Inbox:
-    """A thread that takes in what comes, whatever the rank is doing: orders never pile up at the executor's end.
+    """A thread that receives messages at any time, so that steps never pile up on the executor's side.
 
-    And it notices when the executor is gone. A rank in a collective would not: the others are gone as well.
+    It also detects a dead executor, which a rank blocked in a collective would not: the other ranks are dead, too.
     """
 
     def __init__(self, connection: "Connection[bytes, bytes]") -> None:
@@ -69,30 +69,30 @@ class Inbox:
 
 
 def call_executor(address: tuple[str, int], token: bytes, rank: int) -> "Connection[bytes, bytes]":
-    """Connect to an executor, and say who is there: the token, then the rank."""
+    """Connect to an executor and identify this rank: the token, then the rank."""
     line = socket.create_connection(address, timeout=_CONNECT_S)
     line.sendall(token + rank.to_bytes(_RANK_BYTES, "little"))
     return as_connection(line)
 
 
 def answer_rank(line: socket.socket, token: bytes) -> int | None:
-    """Return the rank that calls; None when it is somebody else. Blocks for as long as the socket's timeout.
+    """Return the rank of the caller; None if its token is wrong. Blocks for at most the socket's timeout.
 
     Raises:
-        OSError: it hangs up, or says nothing.
+        OSError: it disconnects, or sends nothing.
     """
     said = bytearray()
     while len(said) < TOKEN_BYTES + _RANK_BYTES:
         piece = line.recv(TOKEN_BYTES + _RANK_BYTES - len(said))
         if not piece:
-            raise ConnectionResetError("hung up before it said who it is")
+            raise ConnectionResetError("disconnected before it identified itself")
         said += piece
     is_ours = hmac.compare_digest(bytes(said[:TOKEN_BYTES]), token)
     return int.from_bytes(said[TOKEN_BYTES:], "little") if is_ours else None
 
 
 def as_connection(line: socket.socket) -> "Connection[bytes, bytes]":
-    """Return a connection for whole messages that sends at once, and notices within seconds when a machine is gone."""
+    """Return a message connection that sends immediately and detects a dead machine within seconds."""
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("KEEPIDLE", 1), ("KEEPINTVL", 1), ("KEEPCNT", 4), ("USER_TIMEOUT", 5000)):

@@ -1,4 +1,4 @@
-"""Rows: the worker's fixed-size copy of every running request, changed only by a `SchedulerOutput` or our own sample.
+"""Rows: the worker's fixed-size copy of every running request, changed only by scheduler outputs and sampled tokens.
 
 Legend: N = rows, M = max_model_len, B = most blocks of one request, G = KV groups.
 """
@@ -22,14 +22,14 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLogprobsJob:
-    """A row that wants the log-probabilities of its prompt."""
+    """A row whose prompt logprobs are requested."""
 
     num_prompt_tokens: int
     num_logprobs: int
 
 
 class RequestRows:
-    """Tokens, block table and sampling state by row. The control side chose the row numbers."""
+    """Tokens, block table and sampling state by row. The scheduler assigns row numbers."""
 
     def __init__(
         self,
@@ -56,36 +56,36 @@ class RequestRows:
         self._row_of: dict[str, int] = {}
 
     def apply(self, scheduler_output: SchedulerOutput) -> None:
-        """Take over what changed since the last step: rows to forget first, then new requests, blocks and tokens."""
+        """Apply the changes since the last step: removed rows first, then new requests, blocks and tokens."""
         self.apply_requests(scheduler_output)
         self.apply_tables(scheduler_output)
 
     def apply_tables(self, scheduler_output: SchedulerOutput) -> None:
-        """Take over blocks and tokens, the second half of `apply`."""
+        """Apply blocks and tokens, the second half of `apply`."""
         self._change_tables(scheduler_output.scheduled_cached_reqs)
         self._take_tokens(scheduler_output.scheduled_cached_reqs)
         if scheduler_output.scheduled_spec_decode_tokens is not None:
             self._take_drafts(scheduler_output, scheduler_output.scheduled_spec_decode_tokens)
 
     def apply_requests(self, scheduler_output: SchedulerOutput) -> None:
-        """Take over which requests there are, the first half of `apply`."""
+        """Apply removed and new requests, the first half of `apply`."""
         for request_id in scheduler_output.finished_req_ids:
             self._remove(request_id)
         for request in scheduler_output.scheduled_new_reqs:
             self._add(request)
 
     def append_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
-        """Write tokens just sampled, `token_ids` [S] int64, behind the known ones of `rows` [S]."""
+        """Append newly sampled `token_ids` [S] int64 to `rows` [S]."""
         self.write_sampled(rows, positions, token_ids)
         self.sampling.append(rows, token_ids)
 
     def write_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
-        """Do so where the sampler keeps no count of tokens (`processors_on_device`): nobody waits for the device."""
+        """Do so without updating the sampler's token counts (see `processors_on_device`): no device synchronization."""
         at_rows, at_positions = self.send(rows.astype(np.int64), positions.astype(np.int64))
         self.token_ids[at_rows, at_positions] = token_ids.to(torch.int32)
 
     def send(self, *arrays: NDArray[Any]) -> list[torch.Tensor]:
-        """Return the arrays as tensors on the device. With a queue they are one copy, which nobody waits for."""
+        """Return the arrays as tensors on the device. With a queue, this is one asynchronous copy."""
         if self.queue is None:
             return [torch.from_numpy(array).to(self.device) for array in arrays]
         return _send_packed(arrays, self.queue, self.device)
@@ -115,7 +115,7 @@ class RequestRows:
 
     def _remove(self, request_id: str) -> None:
         row = self._row_of.pop(request_id, None)
-        if row is None:  # the step that would have brought it failed before it was added
+        if row is None:  # its step failed before it was added
             return
         self.prompt_logprobs.pop(row, None)
         self.extra.remove(row)
@@ -135,7 +135,7 @@ class RequestRows:
             self.token_ids[rows, positions] = token_ids
 
     def _take_drafts(self, scheduler_output: SchedulerOutput, drafts: SpecDecodeTokens) -> None:
-        """Write drafts behind the known tokens of their rows; what is sampled is written over them."""
+        """Append drafts to the known tokens of their rows; sampled tokens overwrite them."""
         counts = drafts.counts
         ends = (
             scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens - np.cumsum(counts)
@@ -151,7 +151,7 @@ class RequestRows:
 
 
 def _send_packed(arrays: Sequence[NDArray[Any]], queue: DeviceQueue, device: torch.device) -> list[torch.Tensor]:
-    """Lay the arrays, contiguous and of one dimension, behind one another at whole words, and copy them at once."""
+    """Pack the arrays, contiguous and one-dimensional, word-aligned into one buffer, and copy it at once."""
     ends = np.cumsum([-(-array.nbytes // _WORD_BYTES) * _WORD_BYTES for array in arrays])
     host = queue.host_bytes(int(ends[-1]))
     starts = [0, *ends.tolist()]
@@ -165,7 +165,7 @@ def _send_packed(arrays: Sequence[NDArray[Any]], queue: DeviceQueue, device: tor
 
 
 def _lazy_zeros(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Return int32 zeros; on a CPU the pages only appear when they are touched."""
+    """Return int32 zeros; on a CPU, pages are allocated lazily."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, dtype=np.int32))
     return torch.zeros(shape, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Pipeline stages: how a model's layers are divided into them, and how tensors travel from one to the next."""
+"""Pipeline stages: how a model's layers are divided among them, and how tensors are sent from one to the next."""
 
 from functools import cache
 from itertools import accumulate
@@ -14,14 +14,14 @@ from octavo.worker.parameters import empty_model, num_weights
 
 
 def stage_of(model: ModelConfig, place: RankPlace) -> Stage:
-    """Return the stage that a rank holds."""
+    """Return the stage of a rank."""
     return plan_stages(model, place.pp_size)[place.pp_rank]
 
 
 def plan_stages(model: ModelConfig, num_stages: int) -> list[Stage]:
-    """Divide the layers so that the largest stage has as few weights as can be, each at least one layer.
+    """Divide the layers, at least one per stage, so that the largest stage has as few weights as possible.
 
-    The embedding counts for the first stage and the logits head for the last, tied or not: then both hold the table.
+    The embedding counts for the first stage and the logits head for the last. If tied, both hold the table.
     """
     assert 1 <= num_stages <= model.num_layers, f"{num_stages} stages for {model.num_layers} layers"
     if num_stages == 1:
@@ -32,7 +32,7 @@ def plan_stages(model: ModelConfig, num_stages: int) -> list[Stage]:
 
     @cache
     def best(first: int, num_left: int) -> tuple[int, tuple[int, ...]]:
-        """Return the weights of the largest of `num_left` stages from layer `first` on, and where each of them ends."""
+        """Return the weights of the largest of `num_left` stages from layer `first` on, and where each one ends."""
         start = before[first] - vocabulary * (first == 0)
         if num_left == 1:
             return before[-1] + vocabulary - start, (model.num_layers,)
@@ -50,20 +50,20 @@ def plan_stages(model: ModelConfig, num_stages: int) -> list[Stage]:
 
 
 class StageLinks:
-    """A rank's two ends of the pipeline: the stage before it, and the one behind it, in `stages`.
+    """A rank's links to the previous and the next stage in `stages`.
 
-    A message is [2 T + 1, D]: hidden, residual, and a row that says whether they are good. A stage that fails sends its
-    error's words in their place, so nobody waits for it in vain and the last stage can tell what happened.
+    A message is [2 T + 1, D]: hidden, residual, and a row that says whether they are valid. A failed stage sends its
+    error message instead, so that the next one does not hang and the last stage can report the error.
     """
 
     def __init__(self, stages: Group, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._stages, self._hidden_size, self._dtype, self._device = stages, hidden_size, dtype, device
 
     def receive(self, num_tokens: int) -> IntermediateTensors | None:
-        """Wait for the tensors of a step of T tokens; None on the first stage, which gets none.
+        """Wait for the tensors of a step of T tokens; None on the first stage, which receives none.
 
         Raises:
-            StepError: a stage before this one failed, in its own words.
+            StepError: an earlier stage failed; carries its message.
         """
         if self._stages.rank == 0:
             return None
@@ -74,12 +74,12 @@ class StageLinks:
         return IntermediateTensors(message[:num_tokens], message[num_tokens:-1])
 
     def send(self, tensors: IntermediateTensors) -> None:
-        """Hand the tensors of a step on."""
+        """Send the tensors of a step to the next stage."""
         good = tensors.hidden.new_zeros(1, self._hidden_size)
         self._stages.send(torch.cat((tensors.hidden, tensors.residual, good)), self._stages.rank + 1)
 
     def send_failure(self, num_tokens: int, error: Exception) -> None:
-        """Hand on that this stage, or one before it, has no tensors for a step."""
+        """Tell the next stage that this stage, or an earlier one, failed and has no tensors."""
         is_told = isinstance(error, StepError)
         words = str(error) if is_told else f"stage {self._stages.rank}: {type(error).__name__}: {error}"
         message = torch.zeros(2 * num_tokens + 1, self._hidden_size, dtype=self._dtype)
@@ -91,6 +91,6 @@ class StageLinks:
 
 
 def _words(message: torch.Tensor) -> str:
-    """Read an error's words, as many as the message had room for."""
+    """Decode an error message, as much of it as fitted."""
     letters = bytes(message[:-1].cpu().contiguous().view(torch.uint8).view(-1).tolist())
     return letters.rstrip(b"\0").decode(errors="replace")

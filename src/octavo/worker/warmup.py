@@ -1,6 +1,6 @@
-"""Warm-up: the first steps pay for lazily built kernels and for pages not yet touched. Nobody's request should.
+"""Warm-up: the first steps pay for lazily built kernels and page faults, so that no request has to.
 
-It drives the runner directly, with orders of its own, so nothing of it reaches scheduler, prefix cache or metrics.
+It calls the runner directly, with its own scheduler outputs, so it never reaches scheduler, prefix cache or metrics.
 """
 
 import logging
@@ -21,7 +21,7 @@ _REQUEST_ID = "warm-up"
 
 
 class Warmup:
-    """One prompt and its first tokens, on row 0 and the first blocks, before any request is there."""
+    """One prompt and its first tokens, on row 0 and the first blocks, before any request arrives."""
 
     def __init__(self, runner: RankModelRunner, config: EngineConfig) -> None:
         self._runner = runner
@@ -69,7 +69,7 @@ class Warmup:
 def _scheduler_output(
     *, rows: int, start: int, count: int, new: NewRequestData | None = None, forget: bool = False
 ) -> SchedulerOutput:
-    """Return an order for the warm-up row, or for no row at all."""
+    """Return a scheduler output for the warm-up row, or for no row."""
     return SchedulerOutput(
         step=0,
         req_ids=(_REQUEST_ID,) * rows,

@@ -1,4 +1,4 @@
-"""The worker: one rank from start to end. Its parts come from a `RankBuilder`; every step goes to its runner."""
+"""The worker: one rank from start to end. A `RankBuilder` builds its parts; its runner executes every step."""
 
 from concurrent.futures import Future
 
@@ -18,10 +18,10 @@ _NOBODY_ELSE = Rendezvous()
 
 
 class Worker:
-    """Brings one rank up, in this order: `load_model`, `count_kv_blocks`, `initialize_kv_cache`, `begin`.
+    """Runs one rank. Call in this order: `load_model`, `count_kv_blocks`, `initialize_kv_cache`, `begin`.
 
-    With several ranks, whoever made them calls the same method of all at the same time: each stage may talk to the
-    others. The constructor returns when all ranks of the replica have met.
+    With several ranks, call each method on all of them concurrently, as it may communicate. The constructor returns
+    when all ranks of the replica have connected.
     """
 
     def __init__(self, config: EngineConfig, place: RankPlace = ALONE, rendezvous: Rendezvous = _NOBODY_ELSE) -> None:
@@ -34,39 +34,39 @@ class Worker:
 
     @property
     def model(self) -> CausalLM:
-        assert self._model is not None, "load_model comes first"
+        assert self._model is not None, "call load_model first"
         return self._model
 
     @property
     def runner(self) -> RankModelRunner:
-        assert self._runner is not None, "initialize_kv_cache comes first"
+        assert self._runner is not None, "call initialize_kv_cache first"
         return self._runner
 
     def load_model(self) -> None:
         """Read the weights.
 
         Raises:
-            InsufficientMemoryError: before reading anything, when they cannot fit.
-            CheckpointError: the files are not what the configuration promises.
+            InsufficientMemoryError: they cannot fit; raised before reading anything.
+            CheckpointError: the files do not match the configuration.
         """
         self._model = self.builder.load_model()
 
     def count_kv_blocks(self) -> list[int]:
-        """Measure what memory is left; return how many KV blocks of each group there could be in it.
+        """Measure the memory left; return how many KV blocks of each group fit into it.
 
         Raises:
-            InsufficientMemoryError: too few for one request.
+            InsufficientMemoryError: too few for a single request.
         """
         return self.builder.count_kv_blocks(self.model)
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
-        """Make KV memory of so many blocks of each group (the same on every rank), and the runner that uses it."""
+        """Allocate `num_blocks` KV blocks of each group, equal on all ranks, and build the runner that uses them."""
         self._runner, self._kv_prefaults = self.builder.build_runner(self.model, num_blocks)
 
     def warmup(self) -> None:
-        """Run a small prefill and a few decode steps that leave no trace.
+        """Run a small prefill and a few decode steps without side effects.
 
-        Then capture the graphs that engines like this one have used before.
+        Then capture the graphs that engines like this one used before.
         """
         Warmup(self.runner, self._config).run()
         if isinstance(self.runner, OverlappedRunner) and self.runner.graphs is not None:
@@ -76,7 +76,7 @@ class Worker:
 
     @property
     def max_steps_in_flight(self) -> int:
-        """How many steps are worth beginning before the oldest is answered: two where the host would wait else."""
+        """How many steps to begin before the oldest has finished: two if the host would otherwise wait."""
         return 1 if self.builder.queue is None else 2
 
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -84,5 +84,5 @@ class Worker:
         return self.runner.begin(scheduler_output)
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
-        """Prefault some KV memory behind the blocks in use, for a few ms; False when enough of it is there."""
+        """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""
         return any(prefault.step(num_reached_blocks[group]) for group, prefault in self._kv_prefaults.items())

@@ -1,6 +1,6 @@
 """The process of a rank on this host. Run as `python -m octavo.worker.worker_proc` by `MultiprocExecutor`.
 
-It ends with code 0, at once and whatever it is doing, when its parent hangs up or is gone.
+It exits with code 0, immediately and whatever it is doing, when its parent closes the pipe or dies.
 """
 
 import logging
@@ -21,7 +21,7 @@ _PARENT_CHECK_MS = 500
 
 
 class LocalSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent writes to standard input, as one line of JSON. Descriptors are inherited."""
+    """Sent by the parent on standard input, as one line of JSON. Descriptors are inherited."""
 
     rank: RankSetup
     orders: ReaderEnd
@@ -29,20 +29,20 @@ class LocalSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerProc:
-    """One rank: orders come through the ring, replies leave through a pipe of its own."""
+    """One rank: receives steps through the ring, and sends replies through its own pipe."""
 
     def __init__(self, setup: LocalSetup) -> None:
         replies = Connection(setup.replies_fd, readable=False)
         self._loop = RankLoop(WorkerWrapperBase(setup.rank), RingReader(setup.orders).read, replies.send_bytes)
 
     def run(self) -> None:
-        """Serve until the process ends."""
+        """Serve until the process exits."""
         self._loop.run()
 
 
 def main() -> None:
-    """Read the setup from standard input and serve until the process ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and service managers reach all; the parent decides
+    """Read the setup from standard input and serve until the process exits."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and service managers signal all; the parent decides
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=LocalSetup)
@@ -53,16 +53,16 @@ def main() -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Watch the pipe that the parent holds open; a death signal of the kernel fires when the parent's *thread* ends.
+    """Watch the pipe that the parent holds open: the kernel's death signal fires when the parent's *thread* ends.
 
-    The look at the parent's number is for parents that have forked: then others hold the pipe open too.
+    The check of the parent's pid is for parents that have forked: then others hold the pipe open, too.
     """
     pipe = select.poll()
     pipe.register(sys.stdin.fileno(), select.POLLIN)
     while not pipe.poll(_PARENT_CHECK_MS) and os.getppid() == parent:
         pass
     logging.shutdown()
-    os._exit(0)  # no farewell: libraries that talk to other ranks might wait for them
+    os._exit(0)  # no cleanup: libraries that communicate with other ranks might wait for them
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-// What one call of attention needs: a layer's projection in, its attention out, keys and values kept in paged memory.
+// Arguments of one attention call: a layer's projection in, its attention out, keys and values in paged memory.
 //
 // Legend: T = tokens of the step, R = requests, H = query heads, G = kv heads, E = head size, P = E rounded up to 32,
-// B = most blocks of any request, W = tokens kept behind the last layer's attention, A = pairs that a table turns.
+// B = most blocks of any request, W = tokens kept after the last layer's attention, A = pairs that a table rotates.
 #pragma once
 
 #include <cstdint>
@@ -13,34 +13,34 @@ constexpr std::int64_t kMaxHeadDim = 256;
 constexpr std::int64_t kTilePositions = 32;
 constexpr std::int64_t kMaxRotaryTables = 4;
 
-// Keys and values lie in tiles of 32 positions, which follow the context: where block_size is a multiple of 32, a block
-// holds [G][block_size / 32][tile] for keys and as much for values. A tile is made of square parts, [P / 32][32 x 32],
-// arranged for the unit that multiplies by them (attention_parts.inc.h). Any other block holds [block_size][G][P], and
-// tiles are made from it as they are read.
+// Keys and values are stored in tiles of 32 consecutive positions: if block_size is a multiple of 32, a block holds
+// [G][block_size / 32][tile] for keys and the same for values. A tile consists of square parts, [P / 32][32 x 32], laid
+// out for the multiplying unit (attention_parts.inc.h). Otherwise a block holds [block_size][G][P], and tiles are built
+// when read.
 // One layer, in every step.
 struct AttentionLayer {
   std::int64_t num_heads, num_kv_heads, head_dim, block_size;
   std::int64_t sliding_window;  // position p sees p - sliding_window + 1 ... p; 0: all up to p
   const float* query_norm;      // [E], or null: no norms
   const float* key_norm;        // [E], or null
-  const float* sinks;           // [H], or null: one more logit of each head, which has no value
+  const float* sinks;           // [H], or null: one extra logit per head, without a value
   float norm_eps, scale;
-  float soft_cap;               // scaled scores s become soft_cap * tanh(s / soft_cap); 0: they stay
-  std::int64_t rotary;          // which of the step's tables turns queries and keys; -1: none does
-  bool is_float32;   // projection, output and, but for int8, pool; else bf16
+  float soft_cap;               // scaled scores s become soft_cap * tanh(s / soft_cap); 0: no cap
+  std::int64_t rotary;          // which of the step's tables rotates queries and keys; -1: none
+  bool is_float32;   // projection, output and, unless int8, pool; else bf16
   bool has_int8_kv;  // the pool holds bytes and scales (attention_int8.inc.h)
-  bool computes_kept_only;  // of the step's tokens, only to those that are kept
-  std::int64_t kv_group;  // whose block table and slots are this layer's
+  bool computes_kept_only;  // outputs only for the step's kept tokens
+  std::int64_t kv_group;  // which block table and slots to use
 };
 
-// A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is cut into row
-// blocks, each for every kv head.
+// A row is one query head of one token; those of a request and a kv head are [new tokens][H / G]. Work is divided into
+// row blocks, each for every kv head.
 struct RowBlocks {
   std::int64_t count;
-  const std::int32_t* of;  // [count, 3]: request, first row, rows; those of more than 16 rows first
+  const std::int32_t* of;  // [count, 3]: request, first row, rows; blocks of more than 16 rows first
 };
 
-// Angles of a step's tokens: a head's element i pairs with i + A, those from 2 * A on stay as they are.
+// Angles of a step's tokens: a head's element i pairs with i + A; elements from 2 * A on are not rotated.
 struct RotaryTable {
   const float* cos = nullptr;  // [T, A]
   const float* sin = nullptr;  // [T, A]

@@ -1,8 +1,8 @@
 // Attention over paged memory. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A row's result has the same bits whatever else is in the step. Its context is taken in spans at absolute positions;
-// within one, scores are products in one order, weights are summed lane by lane, and values are added position by
-// position. Tiles that a row does not see add exact zeros, so blocks of rows may share them or leave them out.
+// Batch-invariant: a row's context is processed in spans at absolute positions; within a span, scores are products in a
+// fixed order, weights are summed lane by lane, and values are added position by position. Tiles outside a row's mask
+// add exact zeros, so row blocks may include or skip them.
 
 template <class Element>
 static void attention_of(const AttentionArgs& args, Pool& pool) {

@@ -1,16 +1,16 @@
-// One row block: span after span, and what they make together. Included inside namespace octavo::OCTAVO_LEVEL.
+// One row block: its spans, one after another, and their joined result. Included inside namespace octavo::OCTAVO_LEVEL.
 
 template <class Element>
 static inline void begin_rows(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work) {
   make_queries(args, rows, work);
-  // Rows of the second tile that are not there are computed all the same.
+  // Missing rows of the second tile are computed as well.
   if (rows.num_rows() > kTileRows && rows.num_rows() < kMaxRowsOfBlock) __builtin_memset(work.weights, 0, sizeof work.weights);
   work.states[0] = work.states[1] = {};
   begin_tiles(smaller(kTileRows, rows.rows_per_head));
 }
 
-// A sink is one more score of its head, which has no value: what it weighs joins the sum of weights alone, as if that
-// were as much greater. One copy again, that other layers pay nothing for.
+// A sink is an extra score of its head without a value: its weight is added to the sum of weights only. Not inlined
+// either: other layers pay nothing for it.
 [[gnu::noinline]] static void join_sinks(const AttentionArgs& args, const RowBlock& rows, RowStates* states) {
   for (std::int64_t tile = 0; tile * 16 < rows.num_rows(); ++tile) {
     alignas(64) float sinks[16] = {};
@@ -28,8 +28,8 @@ static inline void finish_rows(const AttentionArgs& args, const RowBlock& rows, 
     finish_row(args, rows, work, row, 1.0f / work.states[row / 16].sum[row % 16]);
 }
 
-// What a span adds to its rows, which depends on nothing but the span. Not inlined, so that there is one copy of this
-// code: in a second one the compiler might fuse other products with sums.
+// A span's contribution to its rows, which depends only on the span. Not inlined, so that there is one copy of this
+// code: in a second one the compiler might contract other products into FMAs.
 template <class Element>
 [[gnu::noinline]] static void attend_span(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
   score_span(args, span, work);
@@ -37,7 +37,7 @@ template <class Element>
   mix_span(args, span, work);
 }
 
-// Joins a span to those before it, and that in one copy too.
+// Joins a span to the previous ones. Not inlined for the same reason.
 template <class Element>
 [[gnu::noinline]] static void join_span(const AttentionArgs& args, const RowBlock& rows, Workspace<Element>& work,
                                         bool is_first) {

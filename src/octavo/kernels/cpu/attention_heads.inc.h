@@ -1,4 +1,4 @@
-// Heads of queries, keys and values as they come from the projection: normalized, rotated.
+// Heads of queries, keys and values from the projection: normalized, rotated.
 // Included inside namespace octavo::OCTAVO_LEVEL.
 
 static inline std::int64_t padded_head(const AttentionArgs& args) { return ceil_div(args.head_dim, kPart) * kPart; }
@@ -18,7 +18,7 @@ static inline void prefetch_head(const AttentionArgs& args, const Element* head)
     __builtin_prefetch(head + i);
 }
 
-// Half of a head in registers: `kVectors` whole vectors, or any number up to the most.
+// Half of a head in registers: `kVectors` whole vectors, or any number up to kMost.
 template <int kVectors>
 struct HeadHalf {
   static constexpr std::int64_t kMost = kVectors ? kVectors : kMaxHeadDim / 2 / 16;
@@ -55,7 +55,7 @@ static inline void make_head_of(HeadHalf<kVectors> half, const AttentionArgs& ar
   }
 }
 
-// The same where fewer pairs are turned than there are, or none. Not inlined: other layers pay nothing for it.
+// The same for partial or no rotation. Not inlined: other layers pay nothing for it.
 template <class Element>
 [[gnu::noinline]] static void make_head_turned_in_part(const AttentionArgs& args, const Element* from, const float* norm,
                                                        std::int64_t token, Element* to) {
@@ -83,8 +83,8 @@ template <class Element>
     store_some(to + i, load_some(head + i, smaller(16, size - i)), smaller(16, size - i));
 }
 
-// One head, cut in halves whose elements are rotated in pairs: normalized where `norm` is not null, then turned.
-// Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros behind E.
+// One head, in two halves whose elements are rotated in pairs: normalized if `norm` is not null, then rotated.
+// Su et al. 2021, arXiv:2104.09864; Zhang and Sennrich 2019, arXiv:1910.07467. `to` is [P], zeros after E.
 template <class Element>
 static inline void make_head(const AttentionArgs& args, const Element* from, const float* norm, std::int64_t token,
                              Element* to) {
@@ -98,7 +98,7 @@ static inline void make_head(const AttentionArgs& args, const Element* from, con
 
 static inline bool has_tiles(const AttentionArgs& args) { return args.block_size % kTilePositions == 0; }
 
-// The tile that holds this slot, for one kv head; tiles of 32 positions lie one after the other in a pool.
+// The tile of this slot, for one kv head; tiles of 32 positions are contiguous in a pool.
 static inline std::int64_t tile_index(const AttentionArgs& args, std::int64_t slot, std::int64_t kv_head) {
   const std::int64_t tiles_per_block = args.block_size / kTilePositions;
   const std::int64_t block = slot / args.block_size, tile = slot % args.block_size / kTilePositions;

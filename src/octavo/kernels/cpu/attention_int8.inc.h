@@ -1,31 +1,31 @@
-// Keys and values kept as int8: each token's head as 32 x 32 parts' elements times one float32 scale. Included inside
-// namespace octavo::OCTAVO_LEVEL.
+// Keys and values stored as int8: each token's head is bytes times one float32 scale. Included inside namespace
+// octavo::OCTAVO_LEVEL.
 //
-// Elements are whole numbers up to 127, exact in bf16. They go into products as they are; a key's scale goes into its
-// scores, a value's into its weights. A tile is [P / 32] parts of bytes, in the order in which this level multiplies
-// by them, then [32] scales; a slot of a block that holds no tiles is P bytes and a scale.
+// Elements are integers up to 127, exact in bf16. They are multiplied unscaled; a key's scale is applied to its scores,
+// a value's to its weights. A tile is [P / 32] parts of bytes, in the order in which this level multiplies by them, then
+// [32] scales; in blocks without tiles, a slot is P bytes and a scale.
 
 constexpr std::int64_t kScaleBytes = sizeof(float);
 
 static inline std::int64_t stored_head(const AttentionArgs& args) { return padded_head(args) + kScaleBytes; }
 
-// Where a byte lies in a part: where an element would that products want there.
+// Index of a byte in a part: that of the element which products read there.
 template <class Element>
 static inline std::int64_t byte_index(std::int64_t k, std::int64_t column) {
   return right_index(ByteOrder<Element>{}, k, column);
 }
 
-// Rounds a head [P] to bytes, and returns their scale. Not finite: bytes of zero, and NaN for a scale.
+// Quantizes a head [P] to bytes and returns their scale. If not finite: zero bytes and a NaN scale.
 template <class Element>
 static inline float quantize(const Element* head, std::int64_t padded, std::int8_t* to) {
   f32x16 most = splat(0.0f), bad = splat(0.0f);
   for (std::int64_t i = 0; i < padded; i += 16) {
     const f32x16 value = load_some(head + i, 16);
     most = greater(select(value > 0.0f, value, -value), most);
-    bad += value - value;  // NaN where one is not finite
+    bad += value - value;  // NaN if one is not finite
   }
 #if !defined(OCTAVO_HAS_AVX512)
-  if (padded <= 0) __builtin_unreachable();  // GCC 12 warns of what would be then
+  if (padded <= 0) __builtin_unreachable();  // or GCC 12 warns about this case
 #endif
   const float max = max_of_lanes(most), is_bad = sum_of_lanes(bad);
   if (max == 0.0f || is_bad != is_bad) {
@@ -46,7 +46,7 @@ static inline float quantize(const Element* head, std::int64_t padded, std::int8
 
 static inline void put_scale(std::int8_t* to, float scale) { __builtin_memcpy(to, &scale, sizeof scale); }
 
-// One token's key and value [P] each, of one kv head, to their slot.
+// Writes one token's key and value, [P] each, of one kv head to their slot.
 template <class Element>
 static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot, std::int64_t head, const Element* key,
                                    const Element* value) {
@@ -78,7 +78,7 @@ static inline void store_slot_int8(const AttentionArgs& args, std::int64_t slot,
   put_scale(values + offset + kTilePositions * padded + at * kScaleBytes, value_scale);
 }
 
-// `count` bytes, a multiple of 32, as elements; whole numbers up to 127 are exact in either.
+// `count` bytes, a multiple of 32, as elements; integers up to 127 are exact in both types.
 static inline void widen_bytes(const std::int8_t* from, std::int64_t count, bf16* to) {
 #if defined(OCTAVO_HAS_AVX512)
   for (std::int64_t i = 0; i < count; i += 32) {

@@ -1,17 +1,17 @@
-// The parts that attention multiplies by, and the products, in bf16; attention_parts_float32.inc.h has them in float32.
+// The operand layouts of attention, and the products, in bf16; attention_parts_float32.inc.h has them in float32.
 // Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // A right part is 32 x 32 elements: [2 tiles][16 pairs of k][16 columns][2] in bf16, as matrix tiles read them, and
 // [32 k][32 columns] in float32. Keys are right parts of k = element of the head, column = position; values of
 // k = position, column = element of the head. A left part is [16 rows][32 k], of queries or of weights. A result is
-// [row tiles][2][16 rows][16 columns] float32. Two levels multiply in ways of their own: AVX2 with left parts in
+// [row tiles][2][16 rows][16 columns] float32. Two levels differ: AVX2 with left parts in
 // float32 (attention_parts_avx2.inc.h), AVX-512 without matrix tiles (attention_parts_avx512.inc.h).
 
 constexpr std::int64_t kPart = 32;
 constexpr std::int64_t kRightElements = kPart * kPart;
 constexpr std::int64_t kTileRows = 16;
 constexpr std::int64_t kLeftElements = kTileRows * kPart;
-constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, for one row tile
+constexpr std::int64_t kPairElements = 2 * kResultElements;  // of a result, per row tile
 
 static inline std::int64_t right_index(bf16, std::int64_t k, std::int64_t column) {
   return column / 16 * kTileElements + k / 2 * 32 + column % 16 * 2 + k % 2;
@@ -33,11 +33,11 @@ template <class Element>
 using Left = Element;
 constexpr bool kMultipliesBytes = false, kMultipliesIntegers = false;
 template <class Element>
-using ByteOrder = Element;  // as it is widened
+using ByteOrder = Element;  // in the order of widened elements
 
 #if defined(OCTAVO_HAS_AMX)
 
-// One row tile, or two.
+// One or two row tiles.
 template <bool kIsDouble, class Right, class Next>
 static inline void multiply_tiles(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_k,
                                   const Right& right, const Next& next) {
@@ -69,8 +69,8 @@ static inline void multiply_tiles(float* result, const bf16* left, std::int64_t 
   }
 }
 
-// result = sum over k of left part k * right(k). next(k) is what is multiplied by soon after right(k), here or in the
-// next product: it comes into the first-level cache meanwhile.
+// result = sum over k of left part k * right(k). next(k) is the operand needed soon after right(k), here or in the next
+// product: it is prefetched into L1.
 template <class Right, class Next>
 static inline void multiply_parts(float* result, const bf16* left, std::int64_t row_tile_stride, std::int64_t num_rows,
                                   std::int64_t num_k, const Right& right, const Next& next) {
@@ -94,14 +94,14 @@ static inline void multiply_parts(float* result, const bf16* left, std::int64_t 
 #endif
 #endif
 
-// Keys [16][`stride`] of 16 tokens, into one half of a tile, and their values: whole lines, not one token's share.
+// Writes keys [16][`stride`] of 16 tokens to one half of a tile, and their values: whole cache lines at a time.
 #if defined(OCTAVO_HAS_AVX512)
 
-// Element i of vector j changes places with element j of vector i.
+// Swaps element i of vector j with element j of vector i.
 static inline void transpose(u32x16* rows) {
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int width = 8; width > 0; width /= 2) {
-    // Squares of `width` x `width` that lie across each other change places.
+    // Swaps the off-diagonal squares of `width` x `width`.
     const i32x16 is_right = (lanes & width) != 0;
     const u32x16 upper = (u32x16)(is_right ? lanes + 16 - width : lanes);
     const u32x16 lower = (u32x16)(is_right ? lanes + 16 : lanes + width);
@@ -111,7 +111,7 @@ static inline void transpose(u32x16* rows) {
 #if defined(__clang__)
       rows[row] = (u32x16)_mm512_permutex2var_epi32((__m512i)first, (__m512i)upper, (__m512i)second);
       rows[row + width] = (u32x16)_mm512_permutex2var_epi32((__m512i)first, (__m512i)lower, (__m512i)second);
-#else  // which finds shorter forms
+#else  // GCC finds shorter instructions
       rows[row] = __builtin_shuffle(first, second, upper);
       rows[row + width] = __builtin_shuffle(first, second, lower);
 #endif
@@ -132,7 +132,7 @@ static inline void put_16_keys(bf16* tile, std::int64_t first, const bf16* keys,
 
 #else
 
-// Words of two vectors in turn: of the lower half of each 16 bytes, or of the upper.
+// Interleaves words of two vectors: of the lower or of the upper half of each 16 bytes.
 #if defined(__AVX2__)
 static inline Words interleave_low(Words a, Words b) { return shuffle<0, 8, 1, 9, 4, 12, 5, 13>(a, b); }
 static inline Words interleave_high(Words a, Words b) { return shuffle<2, 10, 3, 11, 6, 14, 7, 15>(a, b); }
@@ -141,8 +141,8 @@ static inline Words interleave_low(Words a, Words b) { return shuffle<0, 4, 1, 5
 static inline Words interleave_high(Words a, Words b) { return shuffle<2, 6, 3, 7>(a, b); }
 #endif
 
-// 16 x 16 words: rows that lie `stride` elements apart become columns of rows that follow one another. Squares of 4 x 4
-// at a time, as many of them below each other as a register holds.
+// Transposes 16 x 16 words: rows `stride` elements apart to contiguous rows. Squares of 4 x 4 at a time, as many below
+// each other as a register holds.
 static inline void transpose(const bf16* from, std::int64_t stride, bf16* to) {
   constexpr std::int64_t kRows = sizeof(Words) / 4;
   for (std::int64_t row = 0; row < 16; row += kRows) {
@@ -175,14 +175,14 @@ static inline void put_16_keys(bf16* tile, std::int64_t first, const bf16* keys,
 
 #endif
 
-// A token's key [P], into position `at` of a tile.
+// Writes a token's key [P] to position `at` of a tile.
 static inline void put_key(bf16* tile, std::int64_t at, const bf16* key, std::int64_t padded) {
   bf16* to = tile + at / 16 * kTileElements + at % 16 * 2;
   for (std::int64_t part = 0; part < padded; part += kPart, to += kRightElements)
     for (std::int64_t pair = 0; pair < 16; ++pair) __builtin_memcpy(to + pair * 32, key + part + pair * 2, 4);
 }
 
-// A token's value [P], into position `at` of a tile. Its neighbor of the pair may be written at the same time.
+// Writes a token's value [P] to position `at` of a tile. The other value of its pair may be written concurrently.
 static inline void put_value(bf16* tile, std::int64_t at, const bf16* value, std::int64_t padded) {
   bf16* to = tile + at / 2 * 32;
   for (std::int64_t i = 0; i < padded; i += 16, to += kTileElements) {
@@ -211,7 +211,7 @@ static inline void put_16_values(bf16* tile, std::int64_t first, const bf16* val
   }
 }
 
-// Whether all of a tile's values are finite: a weight of zero makes nothing of them then.
+// Whether all of a tile's values are finite: then zero weights cancel them.
 static inline bool is_finite(const bf16* values, std::int64_t count) {
   u16x16 any = {};
   for (std::int64_t i = 0; i < count; i += 16) {

@@ -1,16 +1,16 @@
 // The products of attention by AVX2. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// Left parts are float32, so that an element is broadcast straight from memory. Right parts are taken as they lie in
-// the pool, as bf16, float32 or bytes, and widened in registers, of which there are 16: sums of 6 rows x 16 columns, or
-// of 2 rows x 32. Each sum takes its k one after the other, however rows are cut.
+// Left parts are float32, so that elements are broadcast directly from memory. Right parts are read from the pool as
+// bf16, float32 or bytes, and widened in registers, of which there are 16: sums of 6 rows x 16 columns, or of 2 rows x
+// 32. Each sum adds its k in order, however rows are divided.
 
 template <class Element>
 using Left = float;
 template <class Element>
-using ByteOrder = float;  // eight of one k are widened at once
+using ByteOrder = float;  // eight columns of one k are widened at once
 constexpr bool kMultipliesBytes = true, kMultipliesIntegers = false;
 
-// As of bf16: see tiles_widened.inc.h.
+// As for bf16: see tiles_widened.inc.h.
 template <bool kIsOdd>
 static inline Register load_columns(const std::int8_t* part, std::int64_t pair, std::int64_t vector) {
   const std::int8_t* from = part + (pair * 2 + kIsOdd) * kPart + vector * 8;
@@ -27,8 +27,8 @@ static inline const Element* from_half(const Element* part, int half) {
   return part + half * (sizeof(Element) == sizeof(bf16) ? kTileElements : 16);
 }
 
-// `kRows` rows of one left tile times a half of all parts, or times both. Fetches what comes next, or not. Not inlined:
-// among others' code GCC 12 keeps sums of 6 rows in memory, and a prompt takes half as long again.
+// `kRows` rows of one left tile times one half or both halves of all parts, with or without prefetching. Not inlined:
+// otherwise GCC 12 spills sums of 6 rows to memory, and a prompt takes half as long again.
 template <int kRows, int kVectors, bool kFetches, class Right, class Next>
 [[gnu::noinline]] static void multiply_columns(float* result, const float* left, std::int64_t num_k, int half, const Right& right,
                                     const Next& next) {
@@ -40,12 +40,12 @@ template <int kRows, int kVectors, bool kFetches, class Right, class Next>
   for (std::int64_t k = 0; k < num_k; ++k, left += kLeftElements) {
     const auto *part = from_half(right(k), half), *coming = kFetches ? next(k) : nullptr;
     for (std::int64_t pair = 0; pair < kPart / 2; ++pair) {
-      for (std::size_t line = 0; kFetches && line < sizeof *part; ++line)  // as many as a pair of k has
+      for (std::size_t line = 0; kFetches && line < sizeof *part; ++line)  // the lines of a pair of k
         __builtin_prefetch(reinterpret_cast<const char*>(coming + pair * 2 * kPart) + line * 64);
 #pragma GCC unroll 8
       for (int vector = 0; vector < kVectors; ++vector) columns[vector] = load_columns<false>(part, pair, vector);
       add_k(sums, left + pair * 2, columns);
-      // Or GCC 12 loads a pair but once, and has too few registers left; with 6 rows it does well by itself.
+      // Otherwise GCC 12 loads a pair only once and runs out of registers; with 6 rows this is not needed.
       if constexpr (kRows <= 4) asm volatile("" ::: "memory");
 #pragma GCC unroll 8
       for (int vector = 0; vector < kVectors; ++vector) columns[vector] = load_columns<true>(part, pair, vector);
@@ -71,7 +71,7 @@ static inline void multiply_rows(float* result, const float* left, std::int64_t 
   }
 }
 
-// Up to 8 rows of one left tile, which fetch; of more, 6, which do not: products decide there, not memory.
+// Up to 8 rows of one left tile, with prefetching; beyond that 6 at a time, without: they are bound by compute.
 template <class Right, class Next>
 static inline std::int64_t multiply_some_rows(float* result, const float* left, std::int64_t num_rows,
                                               std::int64_t num_k, const Right& right, const Next& next) {

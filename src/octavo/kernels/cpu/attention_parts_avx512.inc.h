@@ -1,9 +1,10 @@
-// The products of attention by vectors of 64 bytes. Included inside namespace octavo::OCTAVO_LEVEL.
+// The products of attention with 64-byte vectors. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A step of a part is what one 32-bit word of a left row is multiplied by: two k of 32 columns in bf16, one in float32,
-// which bf16 is widened to where no instruction multiplies it.
-// Bytes lie as bf16 does and are widened to 16 bits; their left parts are whole numbers too (attention_integers.inc.h).
-// Each sum takes its steps one after the other, in registers or from where it waited, however rows and tiles are cut.
+// A step of a part is the operand of one 32-bit word of a left row: two k of 32 columns in bf16, one in float32, to
+// which bf16 is widened if there is no instruction for it.
+// Bytes have the layout of bf16 and are widened to 16 bits; their left parts are integers, too
+// (attention_integers.inc.h). Each sum adds its steps in order, in registers or resumed from memory, however rows and
+// tiles are divided.
 
 #if defined(OCTAVO_HAS_BF16)
 template <class Element>
@@ -15,9 +16,9 @@ using Left = float;
 template <class Element>
 using ByteOrder = bf16;  // pairs of k for each column
 constexpr bool kMultipliesBytes = true, kMultipliesIntegers = true;
-constexpr int kSumPairs = 8;  // in registers: of so many rows by 32 columns, or of fewer by more
+constexpr int kSumPairs = 8;  // in registers: 8 rows by 32 columns, or fewer rows by more
 
-constexpr std::int64_t kFarAhead = 8192;  // bytes beyond what is next, for the second-level cache
+constexpr std::int64_t kFarAhead = 8192;  // bytes past the next operand, for prefetching into L2
 
 template <class Stored>
 struct Step;
@@ -42,7 +43,7 @@ struct Step<bf16> {
   static constexpr std::int64_t kCount = 32;
   static __m512 load(const bf16* part, std::int64_t step, std::int64_t half) {
     const __m512i pairs = _mm512_loadu_si512(part + half * kTileElements + step / 2 * 32);
-    const __m512i shifted = _mm512_sll_epi32(pairs, _mm_cvtsi64_si128(step % 2 ? 0 : 16));  // the even k lies below
+    const __m512i shifted = _mm512_sll_epi32(pairs, _mm_cvtsi64_si128(step % 2 ? 0 : 16));  // even k: lower half
     return (__m512)_mm512_and_si512(shifted, _mm512_set1_epi32(-0x10000));
   }
   static __m512 add(__m512 sum, __m512 left, __m512 right) { return _mm512_fmadd_ps(left, right, sum); }
@@ -71,13 +72,13 @@ struct Step<std::int8_t> {
   }
 };
 
-// A left part of these: [16 rows][steps] words.
+// A left part: [16 rows][steps] words.
 template <class Stored>
 constexpr std::int64_t kLeftBytes = kTileRows * Step<Stored>::kCount * 4;
 
-// `kRows` rows of one left tile times `kTiles` tiles of 32 columns, whose results follow one another: of tile t, the sum
-// over k of left part k * right(t, k) (+ result). Meanwhile kTiles parts from next(k) on come into the first-level cache,
-// line by line, and what lies far ahead of them into the second, or nothing. Not inlined: there is one copy for each number of rows.
+// `kRows` rows of one left tile times `kTiles` tiles of 32 columns, with contiguous results: for tile t, the sum over k
+// of left part k * right(t, k) (+ result). If kFetches, kTiles parts from next(k) on are prefetched into L1, line by
+// line, and lines far ahead of them into L2. Not inlined: there is one copy for each number of rows.
 template <int kRows, int kTiles, bool kFetches, class Stored, class Right, class Next>
 [[gnu::noinline]] static void multiply_rows(float* result, const char* left, std::int64_t num_k, bool accumulates,
                                             const Right& right, const Next& next) {
@@ -126,7 +127,7 @@ template <int kRows, int kTiles, bool kFetches, class Stored, class Right, class
     for (int i = 0; i < 2 * kTiles; ++i) _mm512_storeu_ps(place(row, i), sums[row][i]);
 }
 
-// How many of the tiles that are left few rows multiply at once: each sum waits for itself, six cycles a step.
+// How many of the remaining tiles to multiply at once if rows are few: each sum has a latency of six cycles per step.
 static inline std::int64_t tiles_together(std::int64_t num_rows, std::int64_t num_tiles) {
   std::int64_t count = num_rows <= 2 ? 4 : num_rows <= 4 ? 2 : 1;
   while (count > num_tiles) count /= 2;
@@ -150,13 +151,13 @@ static inline void multiply_some_tiles(std::int64_t num_tiles, std::int64_t num_
   }
 }
 
-// Rows of one kv head: left parts [row tiles][k], of which those within one row tile, or from the first of two.
+// Rows of one kv head: left parts [row tiles][k]; the rows lie within one row tile, or start at the first of two.
 struct LeftRows {
   const char* parts;
   std::int64_t row_tile_stride, first_row, num_rows;  // the stride in bytes
 };
 
-// All rows times some tiles, as above; the first of them fetch what is next.
+// All rows times some tiles, as above; the first rows prefetch.
 template <class Stored, class Right, class Next>
 static inline void multiply_parts(float* results, LeftRows left, std::int64_t num_tiles, std::int64_t num_k,
                                   bool accumulates, const Right& right, const Next& next) {

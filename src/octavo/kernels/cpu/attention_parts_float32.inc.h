@@ -1,10 +1,10 @@
-// What attention_parts.inc.h does, in float32. Included inside namespace octavo::OCTAVO_LEVEL.
+// The float32 version of attention_parts.inc.h. Included inside namespace octavo::OCTAVO_LEVEL.
 
 static inline std::int64_t right_index(float, std::int64_t k, std::int64_t column) { return k * kPart + column; }
 
 #if defined(OCTAVO_HAS_AMX) || !(defined(OCTAVO_HAS_AVX2) || defined(OCTAVO_HAS_AVX512))
 
-// Rows `row` ... of a result: all k one after the other, in registers.
+// Rows `row` ... of a result: all k in order, in registers.
 template <int kRows, class Right>
 static inline void multiply_rows(float* result, const float* left, std::int64_t num_k, const Right& right) {
   f32x16 sums[kRows][2] = {};

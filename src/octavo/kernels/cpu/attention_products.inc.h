@@ -1,7 +1,7 @@
-// Scores over a span, and values mixed by their weights: head by head, whose tiles follow one another. Included inside
-// namespace octavo::OCTAVO_LEVEL.
+// Scores over a span, and the weighted sum of values: head by head, as each head's tiles are contiguous. Included
+// inside namespace octavo::OCTAVO_LEVEL.
 
-// Scores of one kv head's rows and all tiles of a span.
+// Scores of one kv head's rows against all tiles of a span.
 template <class Stored, class Element>
 static inline void score_keys(const Span& span, std::int64_t head, const Tiles<Stored>& keys, Workspace<Element>& work,
                               std::int64_t num_parts) {
@@ -44,7 +44,7 @@ static inline void mix_values(const Span& span, std::int64_t head, const Tiles<S
         });
 }
 
-// Copies the tiles that not all rows see, without the positions that this row does not see.
+// Copies the tiles that are not visible to all rows, without the positions masked for this row.
 template <class Element>
 static inline Tiles<Element> clean_for_row(const AttentionArgs& args, const Span& span, const Tiles<Element>& values,
                                            Workspace<Element>& work, std::int64_t row) {

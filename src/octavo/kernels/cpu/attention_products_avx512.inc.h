@@ -1,10 +1,10 @@
-// Scores over a span, and values mixed by their weights, by vectors of 64 bytes. Included inside namespace
+// Scores over a span, and the weighted sum of values, with 64-byte vectors. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 //
-// Products take tiles in the order of memory, each position's head by head: this processor reads 27 GB/s a thread in one
-// stream, and 10 to 13 where it leaps from tile to tile of one head. A prompt's rows are of one head.
+// Products read tiles in memory order, for each position head by head: a thread reads 27 GB/s sequentially, but 10 to
+// 13 when jumping between tiles of one head. A prompt's rows are of one head.
 
-// One kv head's keys or values of 32 positions: as the pool holds them, or put together in `work`.
+// One kv head's keys or values of 32 positions: in the pool, or gathered in `work`.
 template <class Stored, class Element>
 static inline const Stored* tile_of(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,
                                     std::int64_t i, Workspace<Element>& work) {
@@ -16,8 +16,8 @@ static inline const Stored* tile_of(const AttentionArgs& args, const Span& span,
   return to;
 }
 
-// What is read after a tile: the next head's, or the next positions' of the first head; after all keys, values. The tile
-// itself where that is not known.
+// The tile read next: the next head's, or the next positions' of the first head; after all keys, values. The same tile
+// if that is unknown.
 template <class Stored>
 static inline const Stored* after_tile(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,
                                        std::int64_t i, const Stored* tile) {
@@ -50,7 +50,7 @@ static inline void score_tiles(const AttentionArgs& args, const Span& span, Work
   }
 }
 
-// Adds what some rows make of one tile of values.
+// Adds some rows' weighted sum of one tile of values.
 template <class Stored, class Element>
 static inline void mix_tile(const AttentionArgs& args, std::int64_t first_row, std::int64_t num_rows, std::int64_t i,
                             const Stored* values, const Stored* after, Workspace<Element>& work) {
@@ -66,7 +66,7 @@ static inline void mix_tile(const AttentionArgs& args, std::int64_t first_row, s
   }
 }
 
-// A copy of a tile without the positions that this row does not see.
+// A copy of a tile without the positions masked for this row.
 template <class Stored, class Element>
 static inline const Stored* clean_tile(const AttentionArgs& args, const Span& span, std::int64_t i, std::int64_t row,
                                        const Stored* values, Workspace<Element>& work) {
@@ -87,8 +87,8 @@ static inline void mix_tiles(const AttentionArgs& args, const Span& span, Worksp
     for (std::int64_t head = 0; head < span.rows.num_heads; ++head) {
       const Stored* values = tile_of<Stored>(args, span, false, head, i, work);
       const std::int64_t first = head * num_rows;
-      // A weight of zero does not silence a NaN, and values that a row must not see may hold one: another row's of a
-      // later position, or what another request left in a block.
+      // A zero weight does not cancel a NaN, and masked values may contain one: of another row's later position, or
+      // left in a block by another request.
       if (span.is_seen_by_all[i] || is_finite(values, size)) {
         mix_tile(args, first, num_rows, i, values, after_tile(args, span, false, head, i, values), work);
         continue;
@@ -101,8 +101,8 @@ static inline void mix_tiles(const AttentionArgs& args, const Span& span, Worksp
   }
 }
 
-// The same of a prompt's rows, where nothing has to be hidden or put together: part by part, whose sums stay in registers
-// over all tiles. Many rows find values in a cache.
+// The same for a prompt's rows, if nothing has to be masked or gathered: part by part, with sums in registers over all
+// tiles. With many rows, values are read from cache.
 template <class Stored, class Element>
 static inline void mix_parts(const AttentionArgs& args, const Span& span, const Tiles<Stored>& values,
                              Workspace<Element>& work) {

@@ -1,7 +1,7 @@
-// Whose attention is computed together, and the order in which threads take it. Included inside namespace
+// Which rows are computed together, and the order in which threads process them. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 
-// Rows of one request: some of one kv head, or the same ones of several, as long as those are few. Row r is of kv head
+// Rows of one request: some of one kv head, or, if few, the same ones of several. Row r is of kv head
 // kv_head + r / rows_per_head. Positions are in the context.
 struct RowBlock {
   std::int64_t request, kv_head, num_heads, first_row, rows_per_head, group_size, first_token, first_position;
@@ -15,7 +15,7 @@ struct RowBlock {
   }
 };
 
-// The first and the last position that a row sees.
+// The first and the last position visible to a row.
 struct Sight {
   std::int64_t first, last;
 };
@@ -28,16 +28,16 @@ static inline Sight sight(const AttentionArgs& args, const RowBlock& rows, std::
   return sight_from(args, rows.position(row));
 }
 
-// Of row blocks that are not tall, as heads are dealt; long contexts are split besides (attention_split.inc.h).
+// For row blocks that are not tall: how their heads are divided; long contexts are also split (attention_split.inc.h).
 #if defined(OCTAVO_HAS_AVX512) && !defined(OCTAVO_HAS_AMX)
-constexpr std::int64_t kShortChunksPerThread = 1;  // heads side by side are read in one stream
+constexpr std::int64_t kShortChunksPerThread = 1;  // adjacent heads are read sequentially
 #else
 constexpr std::int64_t kShortChunksPerThread = kChunksPerThread;
 #endif
 
-// A step's row blocks, for threads to take. Tall ones, of more than a tile of rows, are a prompt's: they are taken head
-// by head, so that one head's keys and values stay in the cache while rows pass over them. The others read theirs from
-// memory: they are taken with several heads at a time, whose tiles lie side by side.
+// A step's row blocks as work items for threads. Tall ones, of more than a tile of rows, belong to prompts: they are
+// processed head by head, so that one head's keys and values stay in cache for all rows. The others read theirs from
+// memory: they are processed several heads at a time, whose tiles are adjacent.
 class Work {
  public:
   Work(const AttentionArgs& args, const Pool& pool) : args_(args), blocks_(args.row_blocks()) {
@@ -52,11 +52,11 @@ class Work {
   std::int64_t rows_per_head(std::int64_t block) const { return blocks_.of[block * 3 + 2]; }
   std::int64_t num_items() const { return num_items_; }
   std::int64_t num_tall_blocks() const { return num_tall_; }
-  std::int64_t num_tall_items() const { return num_tall_ * args_.num_kv_heads; }  // which come first
+  std::int64_t num_tall_items() const { return num_tall_ * args_.num_kv_heads; }  // these come first
   std::int64_t num_items_of_short_block() const { return ceil_div(args_.num_kv_heads, heads_at_once_); }
   std::int64_t heads_at_once() const { return heads_at_once_; }
 
-  // One row block, for some kv heads that are still to be taken.
+  // One row block, for its remaining kv heads.
   struct Item {
     std::int64_t block, kv_head, end_head;
   };
@@ -82,7 +82,7 @@ class Work {
             .first_position = args_.seq_lens[request] - num_new};
   }
 
-  // Takes the item's next rows; false where none are left.
+  // Takes the item's next rows; false if none are left.
   bool take(Item& item, RowBlock& next) const {
     if (item.kv_head == item.end_head) return false;
     const std::int64_t heads_of_tile = kTileRows / rows_per_head(item.block);

@@ -1,13 +1,13 @@
-// Spans of a context, and where their keys and values lie. Included inside namespace
+// Spans of a context, and the locations of their keys and values. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 
 constexpr std::int64_t kSpanTiles = 8;  // 256 positions
 constexpr std::int64_t kSpanPositions = kSpanTiles * kTilePositions;
 
-// Some tiles of one context, of all kv heads of the rows. Where the pool holds no tiles, pointers are null.
+// Some tiles of one context, for all kv heads of the rows. Pointers are null if the pool is not tiled.
 struct Span {
   RowBlock rows;
-  std::int64_t first_tile, num_tiles, begin_tile, end_tile;  // of the span, and of all that its rows see
+  std::int64_t first_tile, num_tiles, begin_tile, end_tile;  // of the span, and of all that is visible to its rows
   const char* keys[kSpanTiles];                              // of the first head
   const char* values[kSpanTiles];
   std::int64_t head_stride, tile_bytes;
@@ -28,7 +28,7 @@ static inline std::int64_t slot_bytes(const AttentionArgs& args) {
   return args.has_int8_kv ? stored_head(args) : padded_head(args) * static_cast<std::int64_t>(sizeof(Element));
 }
 
-// The span that begins with this tile: up to the next multiple of kSpanTiles, or to the end of what the rows see.
+// The span starting at this tile: up to the next multiple of kSpanTiles, or to the last visible tile.
 template <class Element>
 static inline Span find_span(const AttentionArgs& args, const RowBlock& rows, std::int64_t first_tile) {
   const Sight first = sight(args, rows, 0), last = sight(args, rows, rows.rows_per_head - 1);
@@ -51,14 +51,13 @@ static inline Span find_span(const AttentionArgs& args, const RowBlock& rows, st
   return span;
 }
 
-// Keys or values of one kv head over a span, as products take them.
+// Keys or values of one kv head over a span, in the layout that products read.
 template <class Element>
 struct Tiles {
   const Element* of[kSpanTiles];
 };
 
-// Makes a tile from slots that lie one after the other in blocks of another size. Positions behind the context are left
-// as zeros.
+// Gathers a tile from contiguous slots of untiled blocks. Positions past the context are zeros.
 template <class Element>
 static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, const char* pool, std::int64_t head,
                                std::int64_t tile, Element* to, bool is_keys) {
@@ -78,7 +77,7 @@ static inline void gather_tile(const AttentionArgs& args, const RowBlock& rows, 
   }
 }
 
-// As the pool holds them.
+// Directly in the pool.
 template <class Element>
 static inline Tiles<Element> stored_tiles(const Span& span, bool is_keys, std::int64_t head) {
   Tiles<Element> tiles;
@@ -87,12 +86,12 @@ static inline Tiles<Element> stored_tiles(const Span& span, bool is_keys, std::i
   return tiles;
 }
 
-// Whether products take bytes as the pool holds them.
+// Whether products read bytes directly from the pool.
 static inline bool multiplies_bytes(const AttentionArgs& args) {
   return kMultipliesBytes && args.has_int8_kv && has_tiles(args);
 }
 
-// `work` receives tiles that the pool holds in another form.
+// `work` receives tiles that the pool stores in another format.
 template <class Element>
 static inline Tiles<Element> tiles_of(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,
                                       Element* work) {
@@ -116,7 +115,7 @@ static inline Tiles<Element> tiles_of(const AttentionArgs& args, const Span& spa
   return tiles;
 }
 
-// Scales of one kv head's keys or values over a span; zeros behind the context, where slots are gathered.
+// Scales of one kv head's keys or values over a span; if slots are gathered, zeros past the context.
 static inline void find_scales(const AttentionArgs& args, const Span& span, bool is_keys, std::int64_t head,
                                float* scales) {
   const std::int64_t padded = padded_head(args), stored = stored_head(args);

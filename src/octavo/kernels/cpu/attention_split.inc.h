@@ -1,10 +1,10 @@
-// Long contexts whose spans several threads compute. Included inside namespace octavo::OCTAVO_LEVEL.
+// Long contexts whose spans are computed by several threads. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// What a span adds depends on nothing but the span. So whoever computes it leaves it in scratch memory, and spans are
-// joined in their order, as if one thread had computed them all: no bit shows whether a context was split.
+// A span's contribution depends only on the span. It is written to scratch memory, and spans are joined in order, as if
+// one thread had computed them all: splitting a context changes no bit.
 
-constexpr std::int64_t kLeastSpansOfPart = 2;  // 512 positions; a part has costs of its own, as its queries
-constexpr std::int64_t kRowEnd = 16;           // floats of a row behind those of its head
+constexpr std::int64_t kLeastSpansOfPart = 2;  // 512 positions; each part has fixed costs, such as its queries
+constexpr std::int64_t kRowEnd = 16;           // floats of a row after those of its head
 
 // Spans of the context, by absolute position.
 struct SpanRange {
@@ -16,8 +16,8 @@ static inline SpanRange spans_in_sight(const AttentionArgs& args, const RowBlock
   return {first.first / kSpanPositions, last.last / kSpanPositions + 1};
 }
 
-// Which items of a step are split: the first that are not tall, whose contexts are the longest, as long as one is more
-// than a quarter of a thread's share of all. A part of one is an eighth of that share.
+// Which items of a step are split: of those that are not tall, the first, with the longest contexts, while one is more
+// than a quarter of a thread's share of the work. A part is an eighth of that share.
 class Split {
  public:
   Split(const AttentionArgs& args, const Work& work, Pool& pool) : args_(args), work_(work) {
@@ -36,10 +36,10 @@ class Split {
     if (num_items_) kept_ = static_cast<float*>(pool.scratch().bytes(num_items_ * item_size() * sizeof(float)));
   }
 
-  // What threads take: items as they are, and parts of those that are split.
+  // Units of work for threads: whole items, and parts of split ones.
   std::int64_t num_chunks() const { return work_.num_items() + num_items_ * (parts_of_item() - 1); }
 
-  // Some spans of an item: counted from the first in sight, or all of them.
+  // Some spans of an item, counted from the first visible one, or all of them.
   struct Chunk {
     std::int64_t item, first_span;
     bool is_part;
@@ -62,7 +62,7 @@ class Split {
     return {all.begin + chunk.first_span, smaller(all.end, all.begin + chunk.first_span + spans_of_part_)};
   }
 
-  // What is kept of a span for one row of an item: [P] values that are mixed, the greatest score, the sum of weights.
+  // Saved for each span and row of an item: weighted sum of values [P], largest score, sum of weights.
   float* kept(std::int64_t item, const RowBlock& rows, std::int64_t row, std::int64_t span) const {
     const std::int64_t row_of_item = (rows.kv_head - work_.item(item).kv_head) * rows.rows_per_head + row;
     const std::int64_t place = (span - spans_in_sight(args_, rows).begin) * rows_of_item() + row_of_item;

@@ -1,11 +1,11 @@
-// Where values are mixed, and what a row makes of all spans. Included inside namespace octavo::OCTAVO_LEVEL.
+// Weighted sums of values, and a row's result over all spans. Included inside namespace octavo::OCTAVO_LEVEL.
 
-// Where the elements 16 * i ... of a row lie among results of all parts.
+// Location of a row's elements from 16 * i on in the results of all parts.
 static inline std::int64_t mixed_offset(std::int64_t row, std::int64_t i) {
   return (i / 2 * 2 + row / 16) * kPairElements + i % 2 * kResultElements + row % 16 * 16;
 }
 
-// Adds the span's mix of values of one row to what the row has.
+// Adds a span's weighted sum of values of one row to the row's total.
 template <class Element>
 static inline void add_mixed(Workspace<Element>& work, std::int64_t row, std::int64_t num_parts, bool is_first) {
   const float old_share = work.old_shares[row], new_share = work.new_shares[row];
@@ -21,14 +21,14 @@ static inline void finish_row(const AttentionArgs& args, const RowBlock& rows, W
                               std::int64_t row, float share) {
   Element* out = static_cast<Element*>(args.out) + out_offset(args, rows, row);
   for (std::int64_t i = 0; i * 16 < args.head_dim; ++i) {
-    // + 0: tiles that a row does not see may have turned a negative zero into a positive one.
+    // + 0: masked tiles may have turned a negative zero into a positive one.
     const f32x16 result = load_f32(work.total + mixed_offset(row, i)) * share + 0.0f;
     store_some(out + i * 16, result, smaller(16, args.head_dim - i * 16));
   }
 }
 
-// A weight of zero does not silence a NaN, and values that a row must not see may hold one: another row's of a later
-// position, or what another request left in a block.
+// A zero weight does not cancel a NaN, and masked values may contain one: of another row's later position, or left in a
+// block by another request.
 template <class Element>
 static inline bool has_hidden_nan(const AttentionArgs& args, const Span& span, const Tiles<Element>& values) {
   for (std::int64_t i = 0; i < span.num_tiles; ++i)

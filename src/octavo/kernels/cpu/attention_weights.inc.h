@@ -1,26 +1,26 @@
-// Queries, and weights of a span's positions from their scores. Included inside namespace octavo::OCTAVO_LEVEL.
+// Queries, and the weights of a span's positions computed from scores. Included inside namespace octavo::OCTAVO_LEVEL.
 
 constexpr std::int64_t kMaxParts = kMaxHeadDim / kPart;
-// Tiles that some rows of a block see and others do not: its tokens are neighbors, so two at either end of their sight.
+// Tiles visible to some rows of a block only: its tokens are adjacent, so at most two at either end.
 constexpr std::int64_t kMaxEdgeTiles = 4;
 
-// What a thread needs for one row block.
+// A thread's working memory for one row block.
 template <class Element>
 struct Workspace {
   alignas(64) Left<Element> queries[2 * kMaxParts * kLeftElements];   // [row tiles][parts] left parts
   alignas(64) Left<Element> weights[2 * kSpanTiles * kLeftElements];  // [row tiles][tiles] left parts
   alignas(64) float scores[kSpanTiles * 2 * kPairElements];     // [tiles] results
   alignas(64) float mixed[kMaxParts * 2 * kPairElements];       // [parts] results: of this span
-  alignas(64) float mixed_alone[kMaxParts * 2 * kPairElements]; // as much, where rows are mixed one by one
+  alignas(64) float mixed_alone[kMaxParts * 2 * kPairElements]; // the same, for rows computed one by one
   alignas(64) float total[kMaxParts * 2 * kPairElements];       // [parts] results: of all spans so far
-  alignas(64) Element tiles[kSpanPositions * kMaxHeadDim];      // of one kv head, that had to be put together
+  alignas(64) Element tiles[kSpanPositions * kMaxHeadDim];      // gathered, of one kv head
   alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
-  alignas(64) float key_scales[kTileRows * kSpanPositions];     // [kv heads][positions], of what is kept as int8
+  alignas(64) float key_scales[kTileRows * kSpanPositions];     // [kv heads][positions], of int8 keys
   alignas(64) float value_scales[kTileRows * kSpanPositions];
-  f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row's scores, the greatest in each lane; then of its weights, the sum
+  f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row: per-lane maximum of scores, then sum of weights
   alignas(64) float bases[kMaxRowsOfBlock], old_shares[kMaxRowsOfBlock], new_shares[kMaxRowsOfBlock];
-  alignas(64) float span_max[kMaxRowsOfBlock] = {}, span_sum[kMaxRowsOfBlock] = {};  // of this span, for its join
-  alignas(64) float query_scales[kMaxRowsOfBlock], weight_scales[kMaxRowsOfBlock];  // where both are whole numbers
+  alignas(64) float span_max[kMaxRowsOfBlock] = {}, span_sum[kMaxRowsOfBlock] = {};  // of this span, for joining
+  alignas(64) float query_scales[kMaxRowsOfBlock], weight_scales[kMaxRowsOfBlock];  // for integer products
   RowStates states[2];  // of each row tile
 };
 
@@ -28,7 +28,7 @@ static inline std::int64_t out_offset(const AttentionArgs& args, const RowBlock&
   return (rows.token(row) * args.num_heads + rows.query_head(row)) * args.head_dim;
 }
 
-// Elements of a query, to a left part.
+// Writes elements of a query to a left part.
 static inline void put_query(float* to, const bf16* query) {
   for (std::int64_t i = 0; i < kPart; i += 16) store_f32(to + i, load_bf16(query + i));
 }
@@ -43,7 +43,7 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
   const std::int64_t width = args.num_heads + 2 * args.num_kv_heads, num_parts = padded_head(args) / kPart;
   const std::int64_t num_rows = rows.num_rows(), num_row_tiles = ceil_div(num_rows, kTileRows);
   const Element* qkv = static_cast<const Element*>(args.qkv);
-  // Rows lie far apart, and the processor does not guess where the next one is.
+  // Rows are far apart, which defeats the hardware prefetcher.
   for (std::int64_t row = 0; row < num_rows; ++row) {
     prefetch_head(args, qkv + (rows.token(row) * width + rows.query_head(row)) * args.head_dim);
     prefetch_head(args, static_cast<const Element*>(args.out) + out_offset(args, rows, row));
@@ -67,7 +67,7 @@ static inline void make_queries(const AttentionArgs& args, const RowBlock& rows,
   }
 }
 
-// Lane i of a vector of scores is of position `start` + i; those out of sight become nothing.
+// Lane i of a vector of scores is position `start` + i; masked ones become -inf.
 static inline f32x16 hide(f32x16 scores, std::int64_t start, Sight seen) {
   const i32x16 lanes = lane_numbers();
   const std::int32_t first = static_cast<std::int32_t>(smaller(16, larger(-1, seen.first - start)));
@@ -85,14 +85,14 @@ static inline float* scores_of(Workspace<Element>& work, std::int64_t row, std::
   return work.scores + (tile * 2 + row / 16) * kPairElements + half * kResultElements + row % 16 * 16;
 }
 
-// Scales that a row's kv head has over the span, or null.
+// Scales of a row's kv head over the span, or null.
 template <class Element>
 static inline const float* scales_of(const AttentionArgs& args, const Span& span, const float* scales,
                                      std::int64_t row) {
   return args.has_int8_kv ? scales + row / span.rows.rows_per_head * kSpanPositions : nullptr;
 }
 
-// Scores of a row times their keys' scales, in place; sums of whole numbers become floats.
+// Multiplies a row's scores by their keys' scales, in place; integer sums become floats.
 template <class Element>
 static inline void scale_scores(const Workspace<Element>& work, std::int64_t row, float* scores, const float* scales) {
   if constexpr (kMultipliesIntegers) {
@@ -102,8 +102,8 @@ static inline void scale_scores(const Workspace<Element>& work, std::int64_t row
   }
 }
 
-// Where scores are capped (Gemma 2, arXiv:2408.00118): what is left of each is its part of the cap, -1 ... 1. Not inlined:
-// other layers pay nothing for it.
+// Soft cap (Gemma 2, arXiv:2408.00118): scores become fractions of the cap, -1 ... 1. Not inlined: other layers pay
+// nothing for it.
 template <class Element>
 [[gnu::noinline]] static void cap_scores(const AttentionArgs& args, const Span& span, Workspace<Element>& work) {
   const float factor = args.scale / args.soft_cap;
@@ -117,7 +117,7 @@ template <class Element>
   }
 }
 
-// Hides what the row does not see, and finds the greatest of what it sees.
+// Masks a row's scores and finds the largest of the rest.
 template <class Element>
 static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, Workspace<Element>& work,
                                    std::int64_t row) {
@@ -138,13 +138,13 @@ static inline f32x16 max_of_scores(const AttentionArgs& args, const Span& span, 
   return max;
 }
 
-// A scale that nobody has written, or a NaN that others see, is not looked at.
+// Zero weights ignore their scale, which may be uninitialized or a NaN that only other rows see.
 static inline f32x16 scaled(f32x16 weight, const float* scales) {
   const f32x16 product = weight * load_f32(scales);
   return select(weight == 0.0f, weight, product);
 }
 
-// One row's scores to weights, those of a tile `stride` behind the last's; returns their sum before rounding.
+// One row's scores to weights, tiles `stride` apart; returns their sum before rounding.
 template <class Element, class Weight>
 static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element>& work, std::int64_t row,
                                const float* scales, Weight* weights, std::int64_t stride) {
@@ -165,7 +165,7 @@ static inline f32x16 weigh_row(float factor, const Span& span, Workspace<Element
   return sum;
 }
 
-// As above, to where products take them from.
+// As above, to the location that products read.
 template <class Element>
 static inline f32x16 weigh_row(const AttentionArgs& args, const Span& span, float factor, Workspace<Element>& work,
                                std::int64_t row) {

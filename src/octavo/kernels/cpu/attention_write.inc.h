@@ -1,8 +1,8 @@
-// A step's keys and values into paged memory. Included inside namespace octavo::OCTAVO_LEVEL.
+// Writes a step's keys and values to paged memory. Included inside namespace octavo::OCTAVO_LEVEL.
 
 constexpr std::int64_t kRunSlots = 16;
 
-// One token's key and value [P] each, of one kv head, to their slot.
+// Writes one token's key and value, [P] each, of one kv head to their slot.
 template <class Element>
 static inline void store_slot(const AttentionArgs& args, std::int64_t slot, std::int64_t head, const Element* key,
                               const Element* value) {
@@ -19,12 +19,12 @@ static inline void store_slot(const AttentionArgs& args, std::int64_t slot, std:
   }
 }
 
-// Whether this token's slot begins a row of slots that are written together: 16 of a tile, or what there is of them.
+// Whether this token's slot starts a run of slots written together: up to 16 of a tile.
 static inline bool begins_run(const AttentionArgs& args, std::int64_t token) {
   return token == 0 || args.slots[token] % kRunSlots == 0 || args.slots[token] != args.slots[token - 1] + 1;
 }
 
-// The tokens of one run, for one kv head.
+// Writes the tokens of one run, for one kv head.
 template <class Element>
 static inline void write_run(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token,
                              std::int64_t head) {
@@ -50,7 +50,7 @@ static inline void write_run(const AttentionArgs& args, std::int64_t first_token
   }
 }
 
-// What lies far apart, and is needed soon: a run's keys and values.
+// Prefetches a run's keys and values, which are far apart.
 template <class Element>
 static inline void prefetch_run(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token,
                                 std::int64_t head) {
@@ -63,7 +63,7 @@ static inline void prefetch_run(const AttentionArgs& args, std::int64_t first_to
   }
 }
 
-// Runs that begin among these tokens.
+// Writes the runs that start among these tokens.
 template <class Element>
 static inline void write_kv(const AttentionArgs& args, std::int64_t first_token, std::int64_t end_token) {
   for (std::int64_t token = first_token; token < end_token;) {

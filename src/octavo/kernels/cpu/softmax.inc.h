@@ -1,13 +1,13 @@
-// Softmax in pieces. Included inside namespace octavo::OCTAVO_LEVEL.
+// Online softmax. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // Scores of one row over a span of positions become weights relative to the span's own maximum; spans are then joined
-// in order. So a span's part of the answer is the same wherever it is computed. Milakov and Gimelshein 2018,
+// in order. So a span's contribution is the same wherever it is computed. Milakov and Gimelshein 2018,
 // arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135.
 
 constexpr float kLog2E = 1.44269504f;  // weights are powers of two, not of e
-constexpr float kNothing = -__builtin_inff();  // the score of a position that is not seen
+constexpr float kNothing = -__builtin_inff();  // the score of a masked position
 
-// How exact weights have to be: far more so than they are rounded.
+// Precision of weights: far below their rounding error.
 struct ToSingle {  // Taylor polynomial of degree 6, remainder below 2e-8
   static inline f32x16 slope(f32x16 f) {  // (2^f - 1) / f
     f32x16 p = splat(1.54035304e-4f);
@@ -32,7 +32,7 @@ struct ToHalf {  // Chebyshev interpolation of degree 4, error below 4e-6
 // 2^x for x <= 0; exactly 0 below -126, NaN for NaN. x = n + f with |f| <= 1/2.
 template <class Exactness>
 static inline f32x16 power_of_two(f32x16 x) {
-  const f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer, in the lowest bits
+  const f32x16 shifted = x + 12582912.0f;  // 1.5 * 2^23: rounds to an integer, in the low bits
   const f32x16 f = x - (shifted - 12582912.0f);
   const i32x16 exponent = (i32x16)shifted << 23;
 #if defined(OCTAVO_HAS_AVX512)
@@ -44,7 +44,7 @@ static inline f32x16 power_of_two(f32x16 x) {
 #endif
 }
 
-// tanh, to some units in the last place; NaN for NaN. Made of 2^y - 1 = e^-2|x| - 1, which keeps its digits near 0.
+// tanh, to a few ulps; NaN for NaN. Computed from 2^y - 1 = e^-2|x| - 1, which is accurate near 0.
 static inline f32x16 hyperbolic_tangent(f32x16 x) {
   const f32x16 size = select(x < 0.0f, -x, x);
   const f32x16 y = select(size > 10.0f, splat(10.0f), size) * -2.88539008f;
@@ -59,14 +59,14 @@ static inline f32x16 hyperbolic_tangent(f32x16 x) {
 static inline f32x16 weight_of(bf16, f32x16 x) { return power_of_two<ToHalf>(x); }
 static inline f32x16 weight_of(float, f32x16 x) { return power_of_two<ToSingle>(x); }
 
-// The greatest lane of each of 16 vectors, and the sum of each one's lanes, always in the same order.
+// The largest lane of each of 16 vectors, and the sum of each one's lanes, always in the same order.
 #if defined(OCTAVO_HAS_AVX512)
 
 template <class Join>
 static inline f32x16 join_lanes(const f32x16* rows, const Join& join) {
   f32x16 half[16];
   __builtin_memcpy(half, rows, sizeof half);
-  // Each round joins neighbors within vectors and halves their number: row r's lanes end up as lane r.
+  // Each round combines adjacent lanes and halves the number of vectors: row r ends up in lane r.
   for (int count = 8; count > 0; count /= 2)
     for (int i = 0; i < count; ++i)
       half[i] = join(shuffle<0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(half[2 * i], half[2 * i + 1]),
@@ -95,12 +95,12 @@ static inline f32x16 sum_of_each(const f32x16* rows) {
 
 #endif
 
-// What is known of 16 rows after some spans: weights are 2^(score - max).
+// State of 16 rows after some spans: weights are 2^(score - max).
 struct RowStates {
   f32x16 max = splat(kNothing), sum = splat(0.0f);
 };
 
-// How much the weights so far, and those of a new span, count once they are joined.
+// Factors on the previous weights and on those of a new span when joined.
 struct Shares {
   f32x16 old_share, new_share;
 };

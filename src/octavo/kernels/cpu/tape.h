@@ -1,4 +1,4 @@
-// The tape: calls of a step, noted down once and made again in one go.
+// The tape: a step's calls, recorded once and replayed in one call.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace octavo {
 
-// Rows [T, size] that all ranks add up, in place.
+// Rows [T, size] to all-reduce in place.
 struct AllReduceArgs {
   Collective& collective;
   void* x;
@@ -22,20 +22,20 @@ struct AllReduceArgs {
   bool is_float32;
 };
 
-// Rows that are kept of those of the step: x [T] -> out [W].
+// Gathers the kept rows of a step: x [T] -> out [W].
 struct KeepRowsArgs {
   const char* x;
   std::int64_t row_bytes;
   char* out;
 };
 
-// Calls that were noted down instead of made. `replay` makes them with another number of rows and another step: T rows,
-// and W of them behind the first that are kept. A step is told once for each KV group.
+// Calls recorded instead of made. `replay` makes them with another step and number of rows: T, and W from the first
+// KeepRows on. There is one step per KV group.
 class Tape {
  public:
   using Steps = std::vector<AttentionStep>;
 
-  // Any op: `set` says what of its arguments a replay brings.
+  // Any op: `set` replaces the arguments that differ in a replay.
   template <class Args>
   void add(void (*op)(const Args&, Pool&), const Args& args) {
     calls_.push_back([op, args](Replay& replay) {
@@ -46,7 +46,7 @@ class Tape {
     });
   }
 
-  // Without the pool: other ranks may be threads of this process, and want it before they come.
+  // Without the pool's lock: other ranks may be threads of this process, and need the pool to get here.
   void add(const AllReduceArgs& args) {
     calls_.push_back([args](Replay& replay) {
       args.collective.all_reduce(args.x, replay.num_rows * args.size, args.is_float32);
@@ -90,7 +90,7 @@ class Tape {
   std::vector<Call> calls_;
 };
 
-// The tape that a thread records.
+// The tape that this thread is recording.
 inline Tape*& recorded_tape() {
   thread_local Tape* tape = nullptr;
   return tape;

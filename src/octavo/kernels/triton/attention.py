@@ -1,10 +1,9 @@
-"""Causal attention over paged KV memory: one way of computing a row, and two ways of dealing rows to programs.
+"""Causal attention over paged KV memory: one way of computing a row, and two ways of assigning rows to programs.
 
-A row is one query head of one token. The context is cut at absolute positions into tiles, and tiles into splits of
-`SPLIT_SIZE` positions; `attention_parts.py` says how a split is summed and how splits are joined. Few rows have a
-program for each split and a second launch that joins; many rows have one program that does all. What a row may not see
-adds an exact zero, so with as many rows in a tile (`Tiling.is_same_for_all`) both ways are the same operations on the
-same numbers.
+A row is one query head of one token. The context is divided at absolute positions into splits of `SPLIT_SIZE`
+positions, and splits into tiles; `attention_parts.py` sums splits and joins them. Few rows get a program for each split
+and a second launch that joins; many rows get one program that does everything. Masked positions add an exact zero, so
+with equal tile heights (`Tiling.is_same_for_all`) both ways are the same operations on the same numbers.
 
 Legend: T = tokens, R = requests, H = query heads, G = kv heads, E = head size, B = slots in a block, N = items of
 work, S = splits, M = tokens whose splits are joined by the second launch.
@@ -19,12 +18,12 @@ from triton import language as tl
 
 from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, join_sink, mean
 
-SPLIT_SIZE = 256  # positions; a row's part of a split is 1 % of what is read for it, or less
+SPLIT_SIZE = 256  # positions; a row's partial result is at most 1 % of the bytes read for a split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiling:
-    """How many rows a program of each kind takes, which are powers of two from 16 on, and positions in a tile."""
+    """Rows per program of each kind, powers of two from 16 on, and positions per tile."""
 
     few_rows: int
     many_rows: int
@@ -32,15 +31,15 @@ class Tiling:
 
     @property
     def is_same_for_all(self) -> bool:
-        """Whether a token has the same bits by whichever way it is computed; then splits are kept apart everywhere."""
+        """Whether both ways give a token the same bits; then both compute splits separately."""
         return self.few_rows == self.many_rows
 
 
-# 64 rows are a whole instruction of Hopper's matrix unit. Decoding wastes most of them: 64 operations a byte, of 184
-# that an H200 has for each byte it reads.
+# 64 rows fill an instruction of Hopper's tensor cores. Decoding wastes most of them: 64 operations per byte, of the 184
+# that an H200 can do for each byte it reads.
 EXACT = Tiling(few_rows=64, many_rows=64, tile_size=64)
 FASTEST = Tiling(few_rows=16, many_rows=128, tile_size=64)
-EXACT_FLOAT32 = Tiling(few_rows=32, many_rows=32, tile_size=32)  # three products of TF32 take more registers
+EXACT_FLOAT32 = Tiling(few_rows=32, many_rows=32, tile_size=32)  # three TF32 products need more registers
 
 
 @triton.jit
@@ -52,7 +51,7 @@ def _attention_kernel(
     seq_lens: tl.tensor,  # [R] int32
     block_table: tl.tensor,  # [R, row_size] int32
     items: tl.tensor | None,  # [N, 3] int32: request, first row, number of its first token among M
-    out: tl.tensor | None,  # [T, H, E]; None: the parts go to the next three
+    out: tl.tensor | None,  # [T, H, E]; None: parts are written to the next three
     part_mixed: tl.tensor | None,  # [M, H, S, E] float32
     part_largest: tl.tensor | None,  # [M, H, S] float32
     part_total: tl.tensor | None,  # [M, H, S] float32
@@ -60,7 +59,7 @@ def _attention_kernel(
     row_size: tl.tensor,
     num_splits: tl.tensor,  # S
     scale: tl.tensor,  # of exponents of 2
-    score_scale: tl.tensor | None,  # of scores, to parts of their cap; None: there is no cap
+    score_scale: tl.tensor | None,  # from scores to fractions of the soft cap; None: no cap
     WINDOW: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
@@ -72,9 +71,9 @@ def _attention_kernel(
     SPLIT: tl.constexpr,
     KEEPS_SPLITS: tl.constexpr,
 ) -> None:
-    """A program takes ROWS rows of one request and kv head, and one split of their context or all of it.
+    """A program computes ROWS rows of one request and kv head, over one split of their context or all of it.
 
-    Without items every request has one token, and as many programs as its rows need.
+    Without items, every request has one token, and as many programs as its rows need.
     """
     GROUP: tl.constexpr = H // G
     kv_head = tl.program_id(1)
@@ -146,7 +145,7 @@ def _join_kernel(
     part_total: tl.tensor,  # [M, H, S] float32
     query_start_loc: tl.tensor,  # [R + 1] int32
     seq_lens: tl.tensor,  # [R] int32
-    tokens: tl.tensor | None,  # [M, 2] int32: token, its request; None: they are of equal numbers
+    tokens: tl.tensor | None,  # [M, 2] int32: token, its request; None: token m is of request m
     sinks: tl.tensor | None,  # [H] float32
     out: tl.tensor,  # [T, H, E]
     num_splits: tl.tensor,  # S
@@ -162,7 +161,7 @@ def _join_kernel(
     part = (tl.program_id(0).to(tl.int64) * H + head) * num_splits
     if tokens is not None:
         token, request = tl.load(tokens + 2 * token), tl.load(tokens + 2 * token + 1)
-    num_left = tl.load(query_start_loc + request + 1) - token  # tokens of the request, with this one, up to its last
+    num_left = tl.load(query_start_loc + request + 1) - token  # tokens of the request from this one on
     position = tl.load(seq_lens + request) - num_left
     columns = tl.arange(0, E_BLOCK)
     mixed = tl.zeros([E_BLOCK], dtype=tl.float32)
@@ -180,17 +179,17 @@ def _join_kernel(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PagedContext:
-    """Where the contexts of a step lie, and which of their positions are new."""
+    """Locations of a step's contexts, and which of their positions are new."""
 
     query_start_loc: torch.Tensor  # [R + 1] int32
-    seq_lens: torch.Tensor  # [R] int32; 0: a request that only fills up a batch, and gets zeros
+    seq_lens: torch.Tensor  # [R] int32; 0: padding, which gets zeros
     block_table: torch.Tensor  # [R, row_size] int32
     block_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FewRows:
-    """What is split: tokens of requests with so few rows that one tile, or one token, holds them."""
+    """Work that is split: requests with few rows, at most one tile or one token."""
 
     items: torch.Tensor | None  # [N, 3] int32: request, first row, number of its first token among M; None: see below
     tokens: torch.Tensor | None  # [M, 2] int32: token, its request; None: every request has one token
@@ -210,12 +209,12 @@ class Softmax:
 
     @property
     def exponent_scale(self) -> float:
-        """The factor from what the kernel makes of scores to exponents of 2."""
+        """The factor from the kernel's scores to exponents of 2."""
         return (self.scale if self.soft_cap is None else self.soft_cap) * math.log2(math.e)
 
     @property
     def score_scale(self) -> float | None:
-        """The factor from scores to parts of their cap, of which the kernel takes tanh."""
+        """The factor from scores to fractions of the soft cap, the argument of tanh."""
         return None if self.soft_cap is None else self.scale / self.soft_cap
 
 
@@ -225,11 +224,11 @@ def attend_few(
     value_pool: torch.Tensor,  # [num_slots, G, E]
     context: PagedContext,
     work: FewRows,
-    out: torch.Tensor,  # [T, H, E], written where the work's tokens are
+    out: torch.Tensor,  # [T, H, E], written at the work's tokens
     softmax: Softmax,
     tiling: Tiling,
 ) -> None:
-    """Attend from few rows of each request: a program for each split, and a launch that joins."""
+    """Attention of few rows per request: a program for each split, and a launch that joins."""
     _, num_heads, head_dim = query.shape
     shape = work.num_tokens, num_heads, work.num_splits
     mixed = torch.empty(*shape, head_dim, dtype=torch.float32, device=query.device)
@@ -274,11 +273,11 @@ def attend_many(
     value_pool: torch.Tensor,  # [num_slots, G, E]
     context: PagedContext,
     items: torch.Tensor,  # [N, 3] int32: request, first row, unused
-    out: torch.Tensor,  # [T, H, E], written where the items' tokens are
+    out: torch.Tensor,  # [T, H, E], written at the items' tokens
     softmax: Softmax,
     tiling: Tiling,
 ) -> None:
-    """Attend from many rows: a program goes through all of its rows' context."""
+    """Attention of many rows: a program loops over all of its rows' context."""
     _launch(
         (len(items), key_pool.shape[1]),
         query,
@@ -301,8 +300,8 @@ def _launch(
     key_pool: torch.Tensor,  # [num_slots, G, E]
     value_pool: torch.Tensor,  # [num_slots, G, E]
     context: PagedContext,
-    items: torch.Tensor | None,  # [N, 3]; None: as `FewRows.items` says
-    results: tuple[torch.Tensor | None, ...],  # the output; or of splits: mixed values, largest scores, sums
+    items: torch.Tensor | None,  # [N, 3]; None: see `FewRows.items`
+    results: tuple[torch.Tensor | None, ...],  # the output; or per split: weighted values, largest scores, sums
     softmax: Softmax,
     *,
     tile_size: int,
@@ -344,9 +343,9 @@ def _launch(
 
 def _e_block(head_dim: int) -> int:
     size: int = triton.next_power_of_2(head_dim)
-    return max(16, size)  # which products want at least
+    return max(16, size)  # the minimum for `tl.dot`
 
 
 def _num_warps(num_rows: int, e_block: int) -> int:
-    """Return 4, or 8 where the sums of a program, with those of the splits before, would not fit into registers."""
+    """Return 4, or 8 if a program's sums, with those of previous splits, would not fit into registers."""
     return 8 if num_rows * e_block > 64 * 128 else 4

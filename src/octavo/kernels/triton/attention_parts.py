@@ -1,8 +1,8 @@
-"""Parts of attention: what rows get from one span of their context, and how parts become one.
+"""Parts of attention: the result of rows over one span of their context, and how parts are joined.
 
-A part is a weighted sum of values, the largest exponent, to which weights are relative, and the sum of the weights.
-That of a span runs over its tiles in order (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867), and parts
-are joined in order (Flash-Decoding, Dao et al. 2023).
+A part is a weighted sum of values, the largest exponent, to which weights are relative, and the sum of the weights. It
+is computed over a span's tiles in order (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867), and parts are
+joined in order (Flash-Decoding, Dao et al. 2023).
 
 Legend: E = head size, G = kv heads, B = slots in a block.
 """
@@ -15,7 +15,7 @@ from octavo.kernels.triton.heads import kv_place
 
 @triton.jit
 def _shift(largest: tl.tensor) -> tl.tensor:
-    """Return what to subtract from exponents: the largest, or 0 where nothing was seen."""
+    """Return the value to subtract from exponents: the largest, or 0 if everything is masked."""
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
@@ -28,7 +28,7 @@ def join(
     next_largest: tl.tensor,
     next_total: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Add the next part to those before it. One that saw nothing changes no bit."""
+    """Add the next part to the previous ones. A fully masked part changes no bit."""
     new_largest = tl.maximum(largest, next_largest)
     shift = _shift(new_largest)
     weight, next_weight = tl.exp2(largest - shift), tl.exp2(next_largest - shift)
@@ -43,7 +43,7 @@ def join_sink(
     total: tl.tensor,  # [...] float32
     sink: tl.tensor,  # [...] float32
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Add a score that has no value: return the sums and totals with its weight."""
+    """Add a score without a value: return the sums and totals including its weight."""
     exponent = sink * 1.4426950408889634  # log2(e)
     shift = _shift(tl.maximum(largest, exponent))
     weight = tl.exp2(largest - shift)
@@ -98,8 +98,8 @@ def attend_span(
         scores = tl.where(is_seen, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, axis=1) * scale)
         shift = _shift(new_largest)
-        # Multiply-add by name: the compiler may not choose where (launches say `enable_fp_fusion=False`), as it could
-        # choose otherwise in the other kind of program.
+        # Explicit FMA: the compiler must not choose where to fuse (launches set `enable_fp_fusion=False`), as it could
+        # choose differently in the other kind of program.
         weights = tl.fma(scores, scale, -shift[:, None])
         weights = tl.exp2(weights)
         fading = tl.exp2(largest - shift)
@@ -112,11 +112,11 @@ def attend_span(
 
 @triton.jit
 def mean(mixed: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """Return the weighted mean; zeros where nothing was seen, as in a row that only fills up a batch."""
+    """Return the weighted mean; zeros if everything is masked, as in padding rows."""
     return mixed / tl.expand_dims(tl.where(total == 0.0, 1.0, total), -1)
 
 
 @triton.jit
 def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
-    """Return the first position that a token sees."""
+    """Return the first position visible to a token."""
     return tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
