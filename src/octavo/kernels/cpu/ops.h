@@ -58,6 +58,7 @@ struct Integers {
   const std::uint8_t* values;
   const float* scales;         // [panels][groups][32]
   const float* offsets;        // the same, or null: zeros
+  bool is_rotated;             // and so are rows that meet them: see integer_rotation.inc.h
 };
 
 struct PackedWeight {
