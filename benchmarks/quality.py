@@ -1,12 +1,16 @@
-"""What quantization costs in quality, on the demo model's held-out text, beside the bfloat16 weights.
+"""What quantization costs in quality, beside the same model in float32.
 
-    python -m benchmarks.quality [--count 40] [--all-forms] [--out FILE]
+    python -m benchmarks.quality [--model smollm2 [--dither]] [--count 40] [--all-forms] [--out FILE]
 
-For each position of answers that were held out of the training: the Kullback-Leibler divergence of the quantized
-model's next token from the plain one's, in nats, and how often both find the same token likeliest. Beside Octavo's
-own forms, llama.cpp's of the same weights where `benchmarks.peers.install llama.cpp` has been: its bf16 row shows what
-another engine's rounding alone comes to. llama.cpp's K forms need rows of a multiple of 256, which the demo model's
-are; a tensor with other rows it keeps in more bits by itself (Q4_K as Q5_0, Q5_K as Q5_1, Q6_K as Q8_0).
+For each position: the Kullback-Leibler divergence of the quantized model's next token from that of float32, in nats,
+and how often both find the same token likeliest. On the demo model the positions are answers that were held out of its
+training. On any other, a real one say, they are those of the bundled texts; `--dither` takes the weights of a GGUF file
+off their grid first.
+
+On the demo model also llama.cpp's forms of the same weights where `benchmarks.peers.install llama.cpp` has been: its
+bf16 row shows what another engine's rounding alone comes to. llama.cpp's K forms need rows of a multiple of 256, which
+the demo model's are; a tensor with other rows it keeps in more bits by itself (Q4_K as Q5_0, Q5_K as Q5_1, Q6_K as
+Q8_0).
 
 Legend: T = tokens, V = vocabulary.
 """
@@ -17,20 +21,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tests.models.paged import CPU, PagedRunner
-from tools.demo_model.corpus import TASKS, held_out
-from tools.demo_model.template import question_and_answer
+from tests.models.paged import CPU, DTYPES, PagedRunner
 
 from benchmarks.peers.environment import environment
 from benchmarks.peers.registry import LLAMA_CPP, ROOT, PeerMissingError
+from benchmarks.quality_texts import DitheredGgufLoader, Sample, bundled_texts, demo_answers
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType, LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
+from octavo.config.model import DType
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, get_quantization
 from octavo.layers.context import BuildContext
@@ -38,10 +43,7 @@ from octavo.layers.quant.base import MadeAtLoad
 from octavo.layers.quant.registry import check_made_at_load
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
-from octavo.tokenizer.tokenizer import Tokenizer
 
-SEED = 2026
-Sample = tuple[list[int], int]  # tokens of a question and its answer, how many of them are the question
 INT8 = IntegerFormat(bits=8, group_size=None)
 FORMS = {
     "int8": (INT8, INT8),
@@ -57,31 +59,42 @@ FORMS = {
 }
 
 
-def load(quantization: Quantization | None = None, kv_cache_dtype: KVCacheDType = "auto") -> CausalLM:
-    """Return the demo model with weights made at load."""
-    dtype, schemes = torch.bfloat16, MadeAtLoad(quantization)
-    kernels = select_kernels(CPU, dtype, schemes.forms)
-    check_made_at_load(schemes, kernels, "this machine")
-    attention = select_attention(CPU, dtype, kv_cache_dtype=kv_cache_dtype)
-    context = BuildContext(kernels=kernels, attention=attention, dtype=dtype, device=CPU, schemes=schemes)
-    config = read_model_config(resolve_model("demo"), model="demo", dtype="bfloat16")
-    return get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, context)
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model that is measured."""
 
+    name: str = "demo"
+    is_dithered: bool = False
 
-def own_models(has_all_forms: bool) -> Iterator[tuple[str, CausalLM]]:
-    """Yield what Octavo makes of the weights, keys and values; with `has_all_forms`, group sizes it does not offer too.
+    def load(
+        self, dtype: DType = "bfloat16", quantization: Quantization | None = None, kv_cache_dtype: KVCacheDType = "auto"
+    ) -> CausalLM:
+        """Return it with weights made at load."""
+        torch_dtype, schemes = DTYPES[dtype], MadeAtLoad(quantization)
+        kernels = select_kernels(CPU, torch_dtype, schemes.forms)
+        check_made_at_load(schemes, kernels, "this machine")
+        attention = select_attention(CPU, torch_dtype, kv_cache_dtype=kv_cache_dtype)
+        context = BuildContext(kernels=kernels, attention=attention, dtype=torch_dtype, device=CPU, schemes=schemes)
+        config = read_model_config(resolve_model(self.name), model=self.name, dtype=dtype)
+        load_config = LoadConfig(load_format="auto", seed=0, packed_cache_bytes=0)
+        loader = DitheredGgufLoader(load_config) if self.is_dithered else get_model_loader(load_config)
+        return loader.load_model(config, context)
 
-    Raises:
-        InvalidParameterError: without the C++ kernels there are no weights in integers.
-    """
-    for name in ("int8", "int4"):
-        yield name, load(get_quantization(name))
-    yield "bf16, keys and values int8", load(None, "int8")
-    for name in ("int8", "int4"):
-        yield f"{name}, keys and values int8", load(get_quantization(name), "int8")
-    if has_all_forms:
-        for name, (linear, logits) in FORMS.items():
-            yield f"form {name}", load(Quantization(name=name, linear=linear, logits=logits))
+    def forms(self, has_all_forms: bool) -> Iterator[tuple[str, CausalLM]]:
+        """Yield what Octavo makes of the weights, keys and values; with `has_all_forms`, sizes it does not offer too.
+
+        Raises:
+            InvalidParameterError: without the C++ kernels there are no weights in integers.
+        """
+        yield "bf16", self.load()
+        for name in ("int8", "int4"):
+            yield name, self.load(quantization=get_quantization(name))
+        yield "bf16, keys and values int8", self.load(kv_cache_dtype="int8")
+        for name in ("int8", "int4"):
+            yield f"{name}, keys and values int8", self.load("bfloat16", get_quantization(name), "int8")
+        if has_all_forms:
+            for name, (linear, logits) in FORMS.items():
+                yield f"form {name}", self.load(quantization=Quantization(name=name, linear=linear, logits=logits))
 
 
 def llama_rows(samples: list[Sample]) -> Iterator[tuple[str, list[torch.Tensor]]]:
@@ -112,52 +125,49 @@ def run_quietly(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr[-2000:]}")
 
 
-def texts(count: int) -> Iterator[Sample]:
-    """Yield the tokens of a held-out question and answer, and how many of them are the question."""
-    tokenizer = Tokenizer.from_path(resolve_model("demo"))
-    for task in TASKS:
-        for example in held_out(task, count, SEED):
-            question, answer = (
-                tokenizer.encode(text, add_special_tokens=False) for text in question_and_answer(example)
-            )
-            yield question + answer, len(question)
-
-
 def log_probabilities(model: CausalLM, sample: Sample) -> torch.Tensor:
-    """Return what the model expects after each token from the last of the question on: [T, V] float64."""
+    """Return what the model expects after each token from the last given one on: [T, V] float32."""
     runner = PagedRunner(model, num_blocks=64, block_size=32)
     [logits] = runner.step({0: sample[0]})
     return answered(logits, sample)
 
 
 def answered(logits: torch.Tensor, sample: Sample) -> torch.Tensor:
-    """Return the log-probabilities of the answer's positions: [T, V] float64."""
+    """Return the log-probabilities of the positions that count: [T, V] float32."""
     _, first = sample
-    return logits[first - 1 : -1].double().log_softmax(dim=-1)
+    return logits[first - 1 : -1].log_softmax(dim=-1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=40, help="questions of each task")
+    parser.add_argument("--model", default="demo", help="a name, folder or file, as for octavo itself")
+    parser.add_argument("--dither", action="store_true", help="move weights of a GGUF file off their grid")
+    parser.add_argument("--count", type=int, default=40, help="questions of each task, for the demo model")
     parser.add_argument("--all-forms", action="store_true", help="group sizes that Octavo does not offer, too")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     options = parser.parse_args()
-    samples = list(texts(options.count))
-    plain = load()
+    is_demo = options.model == "demo"
+    samples = list(demo_answers(options.count) if is_demo else bundled_texts(options.model))
+    subject = Subject(options.model, options.dither)
+    plain = subject.load("float32")
     expected = [log_probabilities(plain, sample) for sample in samples]
     report = {}
-    print("| weights | KL divergence, nats | same likeliest token |\n| --- | --- | --- |")
-    for name, found in rows(samples, options.all_forms):
-        report[name] = compare(expected, found)
-        print(f"| {name} | {report[name]['kl']:.5f} | {report[name]['agreement']:.2%} |", flush=True)
+    print("| weights | KL divergence, nats | same likeliest token | perplexity |\n| --- | --- | --- | --- |")
+    print(f"| float32 | | | {perplexity(expected, samples):.2f} |", flush=True)
+    for name, found in rows(subject, samples, options.all_forms):
+        report[name] = compare(expected, found) | {"perplexity": perplexity(found, samples)}
+        row = report[name]
+        print(f"| {name} | {row['kl']:.5f} | {row['agreement']:.2%} | {row['perplexity']:.2f} |", flush=True)
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def rows(samples: list[Sample], has_all_forms: bool) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def rows(subject: Subject, samples: list[Sample], has_all_forms: bool) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Yield the name of each form, and what it expects in each sample."""
-    for name, model in own_models(has_all_forms):
+    for name, model in subject.forms(has_all_forms):
         yield name, [log_probabilities(model, sample) for sample in samples]
+    if subject.name != "demo":
+        return
     try:
         yield from llama_rows(samples)
     except PeerMissingError as error:
@@ -166,10 +176,21 @@ def rows(samples: list[Sample], has_all_forms: bool) -> Iterator[tuple[str, list
 
 def compare(expected: list[torch.Tensor], found: list[torch.Tensor]) -> dict[str, float]:
     """Return the mean divergence and agreement over all positions."""
-    plain, quantized = torch.cat(expected), torch.cat(found)  # [T, V] each
-    divergence = (plain.exp() * (plain - quantized)).sum(dim=-1).mean()
-    agreement = (plain.argmax(dim=-1) == quantized.argmax(dim=-1)).double().mean()
-    return {"kl": float(divergence), "agreement": float(agreement), "positions": float(len(plain))}
+    divergences, are_same = [], []
+    for plain, quantized in zip(expected, found, strict=True):  # [T, V] each
+        divergences.append((plain.double().exp() * (plain.double() - quantized.double())).sum(dim=-1))
+        are_same.append(plain.argmax(dim=-1) == quantized.argmax(dim=-1))
+    divergence, is_same = torch.cat(divergences), torch.cat(are_same).double()
+    return {"kl": float(divergence.mean()), "agreement": float(is_same.mean()), "positions": float(len(is_same))}
+
+
+def perplexity(found: list[torch.Tensor], samples: list[Sample]) -> float:
+    """Return how many equally likely tokens the model's surprise at what came next amounts to."""
+    surprises = [
+        -logs.gather(1, torch.tensor(tokens[first:])[:, None]).double()  # [T, 1]
+        for logs, (tokens, first) in zip(found, samples, strict=True)
+    ]
+    return float(torch.cat(surprises).mean().exp())
 
 
 if __name__ == "__main__":

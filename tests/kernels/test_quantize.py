@@ -1,5 +1,7 @@
 """What a weight becomes in few bits: what the C++ kernels choose, and for floats the nearest ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.kernels.conftest import InOneForm
@@ -10,6 +12,7 @@ from octavo.kernels.quantize import quantize
 
 TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)
 FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 128)), TWO_LEVEL]
+FORMS += [replace(form, is_rotated=True) for form in (FORMS[0], TWO_LEVEL)]
 
 
 def make_weight() -> torch.Tensor:

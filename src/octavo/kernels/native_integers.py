@@ -131,6 +131,7 @@ class IntegerNativeKernels(NativeKernels):
             bits=form.bits,
             group_size=form.group_size or 0,
             is_two_level=form.is_two_level,
+            is_rotated=form.is_rotated,
             in_size=in_size,
             out_size=num_outputs // 2 if is_gated else num_outputs,
             is_gated=is_gated,

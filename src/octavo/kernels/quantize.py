@@ -14,6 +14,7 @@ from octavo.kernels.quantization import (
     IntegerFormat,
     QuantizedWeight,
     WeightFormat,
+    rotated,
 )
 
 _LARGEST_E4M3 = 448.0
@@ -29,7 +30,9 @@ def quantize(weight: torch.Tensor, form: WeightFormat) -> QuantizedWeight:
     """Bring weight [N, K] into a form."""
     parts_of = _choose(form)
     rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
-    values, scales, multipliers = zip(*(parts_of(part.float()) for part in rows), strict=True)
+    is_rotated = isinstance(form, IntegerFormat) and form.is_rotated
+    floats = (rotated(part.float()) if is_rotated else part.float() for part in rows)
+    values, scales, multipliers = zip(*map(parts_of, floats), strict=True)
     joined = torch.cat(multipliers) if form.is_two_level else None
     return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)
 

@@ -5,7 +5,7 @@ Legend: T = tokens, N = outputs, K = inputs, G = groups of inputs, E = inputs of
 
 import torch
 
-from octavo.kernels.quantization import Float8Format, QuantizedWeight
+from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, rotated
 
 _MAX = 127.0
 _VANISHING = 2.0**-120  # a row of less counts as zeros
@@ -14,18 +14,18 @@ _VANISHING = 2.0**-120  # a row of less counts as zeros
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """Map x [T, K] by a weight and bias [N] to [T, N] float32.
 
-    Integers meet integers: each row by a scale of its own, products summed exactly over the inputs of a group. Floats
-    of 8 bits meet x as it is.
+    Integers meet integers: each row, rotated if the weight is, by a scale of its own, products summed exactly over the
+    inputs of a group. Floats of 8 bits meet x as it is.
     """
     if isinstance(weight.format, Float8Format):
         return weight_only_linear(x, weight, bias)
-    values, row_scales = integer_rows(x)
+    values, row_scales = integer_rows(_meeting(x, weight))
     return _biased(row_scales * _sum_of_groups(values, weight), bias)
 
 
 def weight_only_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """The same with x [T, K] as it is, in floats, whatever the weight is."""
-    return _biased(_sum_of_groups(x, weight), bias)
+    return _biased(_sum_of_groups(_meeting(x, weight), weight), bias)
 
 
 def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,6 +40,12 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values = torch.where(is_finite, x.float(), 0.0) * inverse
     scales = torch.where(is_computed, largest / most, torch.where(is_finite, 0.0, torch.nan))
     return values.round().to(torch.int8), scales
+
+
+def _meeting(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """Return x [T, K] as the weight is: rotated or not."""
+    is_rotated = isinstance(weight.format, IntegerFormat) and weight.format.is_rotated
+    return rotated(x.float()) if is_rotated else x
 
 
 def _sum_of_groups(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:

@@ -73,10 +73,14 @@ class GgufLoader(ModelLoader):
             part, wanted = names.translate(tensor)
             if all(name in elsewhere for name in wanted):
                 continue
-            values = _numbers(tensor)
+            values = self.numbers(tensor)
             if part in paired:
                 values = _halves_together(values, paired[part])
             yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)
+
+    def numbers(self, tensor: GgufTensor) -> Tensor:
+        """Return a tensor's values in its shape."""
+        return dequantize(tensor_rows(tensor), tensor.type).view(tensor.shape)
 
 
 class _Names:
@@ -110,10 +114,9 @@ class _Names:
         return CheckpointError(f"{self._path}: tensor {tensor.name!r} has no place in this model")
 
 
-def _numbers(tensor: GgufTensor) -> Tensor:
-    """Return a tensor's values in its shape."""
-    rows = torch.from_numpy(tensor.data).view(-1, tensor.data.shape[-1])
-    return dequantize(rows, tensor.type).view(tensor.shape)
+def tensor_rows(tensor: GgufTensor) -> Tensor:
+    """Return a tensor's bytes, [N, bytes of a row]."""
+    return torch.from_numpy(tensor.data).view(-1, tensor.data.shape[-1])
 
 
 def _halves_together(weight: Tensor, num_heads: int) -> Tensor:

@@ -8,8 +8,23 @@
 #include "numbers.h"
 #include "ops.h"
 
-inline octavo::Integers make_form(int bits, std::int64_t group_size, bool is_two_level) {
-  return {bits, is_two_level, group_size, nullptr, nullptr, nullptr};
+inline octavo::Integers make_form(int bits, std::int64_t group_size, bool is_two_level, bool is_rotated = false) {
+  return {bits, is_two_level, group_size, nullptr, nullptr, nullptr, is_rotated};
+}
+
+// A row in floats, its whole blocks of 64 rotated if that is asked for.
+inline std::vector<float> floats_of(const octavo::bf16* x, std::int64_t size, bool is_rotated) {
+  std::vector<float> row;
+  for (std::int64_t k = 0; k < size; ++k) row.push_back(widened(x[k]));
+  const std::int64_t num_rotated = is_rotated ? size / 64 * 64 : 0;
+  for (std::int64_t step = 1; step < 64; step *= 2)
+    for (std::int64_t k = 0; k < num_rotated; ++k) {
+      if (k & step) continue;
+      const float first = row[k], second = row[k + step];
+      row[k] = first + second, row[k + step] = first - second;
+    }
+  for (std::int64_t k = 0; k < num_rotated; ++k) row[k] *= 0.125f;
+  return row;
 }
 
 struct PackedIntegers {
@@ -79,11 +94,12 @@ struct IntegerWeight {
   // range.
   bool is_near(const std::vector<octavo::bf16>& weight) const {
     bool is_well = true;
-    for (std::int64_t row = 0; row < num_rows(); ++row)
+    for (std::int64_t row = 0; row < num_rows(); ++row) {
+      const std::vector<float> floats = floats_of(weight.data() + row * in_size, in_size, form.is_rotated);
       for (std::int64_t group = 0; group < num_groups(); ++group) {
         double error = 0.0, largest = 0.0;
         for (std::int64_t k = begin_of(group); k < begin_of(group + 1); ++k) {
-          const double wanted = widened(weight[row * in_size + k]);
+          const double wanted = floats[k];
           error += std::pow(wanted - scale(row, group) * static_cast<double>(integer(row, k)), 2);
           largest = std::fmax(largest, std::fabs(wanted));
         }
@@ -94,6 +110,7 @@ struct IntegerWeight {
         is_well &= error <= most * most * static_cast<double>(begin_of(group + 1) - begin_of(group));
         is_well &= largest > 0.0 || error == 0.0;
       }
+    }
     return is_well;
   }
 

@@ -33,12 +33,13 @@ struct IntegerRow {
   double scale;
 };
 
-IntegerRow integers_of(const bf16* x, std::int64_t size) {
+IntegerRow integers_of(const bf16* x, std::int64_t size, const Integers& form) {
+  const std::vector<float> floats = floats_of(x, size, form.is_rotated);
   float largest = 0.0f;
-  for (std::int64_t k = 0; k < size; ++k) largest = std::fmax(largest, std::fabs(widened(x[k])));
+  for (const float value : floats) largest = std::fmax(largest, std::fabs(value));
   const float inverse = largest == 0.0f ? 0.0f : 127.0f / largest;
   IntegerRow row{{}, largest / 127.0f};
-  for (std::int64_t k = 0; k < size; ++k) row.values.push_back(std::lrint(widened(x[k]) * inverse));
+  for (const float value : floats) row.values.push_back(std::lrint(value * inverse));
   return row;
 }
 
@@ -133,7 +134,7 @@ class Trial {
       const float* logits = out.data() + row * sizes_.out_size;
       const std::int64_t first = std::max_element(logits, logits + sizes_.out_size) - logits;
       is_well &= largest[row].output == first && largest[row].value == logits[first];
-      const IntegerRow integers = integers_of(x_.data() + row * sizes_.in_size, sizes_.in_size);
+      const IntegerRow integers = integers_of(x_.data() + row * sizes_.in_size, sizes_.in_size, weight.form);
       for (std::int64_t output = 0; output < sizes_.out_size; ++output) {
         if (!is_looked_at()) continue;
         const Expected expected = product(integers, weight, output);
@@ -148,7 +149,7 @@ class Trial {
     const std::vector<bf16> out = narrow(all_rows(), packed, Output::gated);
     bool is_well = true;
     for (std::int64_t row = 0; row < sizes_.rows; ++row) {
-      const IntegerRow integers = integers_of(x_.data() + row * sizes_.in_size, sizes_.in_size);
+      const IntegerRow integers = integers_of(x_.data() + row * sizes_.in_size, sizes_.in_size, weight.form);
       for (std::int64_t output = 0; output < sizes_.out_size; ++output) {
         if (!is_looked_at()) continue;
         const Expected expected =
@@ -244,15 +245,15 @@ const char* check_structured_output(const Ops& ops, Pool& pool, const Integers& 
 bool check(const Ops& ops) {
   std::mt19937 source(1);
   Pool pool(3);
-  std::vector<Integers> forms{make_form(4, 0, true)};
+  std::vector<Integers> forms{make_form(4, 0, true), make_form(4, 0, true, true), make_form(8, 0, false, true)};
   for (const int bits : {8, 4})
     for (const std::int64_t group_size : {0, 32, 64, 128}) forms.push_back(make_form(bits, group_size, false));
   bool is_well = true;
   for (const Integers& form : forms)
     if (const char* fault = check_structured_output(ops, pool, form, source)) {
       is_well = false;
-      std::printf("%s: %d bits%s, groups of %d: %s\n", ops.name, form.bits, form.is_two_level ? " nested" : "",
-                  static_cast<int>(form.group_size), fault);
+      std::printf("%s: %d bits%s%s, groups of %d: %s\n", ops.name, form.bits, form.is_two_level ? " nested" : "",
+                  form.is_rotated ? " rotated" : "", static_cast<int>(form.group_size), fault);
     }
   std::printf("%s: integers are %s\n", ops.name, is_well ? "well" : "wrong");
   return is_well;

@@ -139,7 +139,7 @@ int count_wrong(const Ops& ops, const LayerOps& layer_ops, const Integers& form,
 bool check(const Ops& ops) {
   const Integers none = make_form(0, 0, false);
   int num_wrong = count_wrong<bf16>(ops, ops.bfloat16, none, 40) + count_wrong<float>(ops, *ops.float32, none, 40);
-  for (const Integers& form : {make_form(8, 0, false), make_form(4, 32, false), make_form(4, 0, true)})
+  for (const Integers& form : {make_form(8, 0, false), make_form(4, 32, false), make_form(4, 0, true, true)})
     num_wrong += count_wrong<bf16>(ops, ops.bfloat16, form, 20);
   std::printf("%s: experts, %d trials went wrong\n", ops.name, num_wrong);
   return num_wrong == 0;

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat, rotated
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
 from octavo.kernels.triton import low_bit_matmul as module
@@ -24,13 +24,15 @@ from octavo.kernels.types import SILU, Activation, Fused
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TWO_LEVEL, FLOATS = IntegerFormat(bits=4, group_size=None, is_two_level=True), Float8Format()
 INTEGERS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
+ROTATED = [replace(form, is_rotated=True) for form in (INTEGERS[0], TWO_LEVEL)]
 SHAPES = [(37, 84), (130, 400)]  # N, K
 
 
 def form_name(form: WeightFormat) -> str:
     if isinstance(form, Float8Format):
         return "e4m3"
-    return "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
+    name = "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
+    return name + "-rotated" * form.is_rotated
 
 
 every_integer_form = pytest.mark.parametrize("form", INTEGERS, ids=form_name)
@@ -57,8 +59,17 @@ def test_products_are_the_reference_s(
     found = fast_weight_only_linear(x, packed, torch.float32, one_tiling=False)
     torch.testing.assert_close(found, weight_only_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
     if isinstance(form, IntegerFormat):
-        found = integer_linear(x, packed, torch.float32)
-        torch.testing.assert_close(found, quantized_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+        assert_integer_product(x, weight, bias)
+
+
+@pytest.mark.parametrize("form", ROTATED, ids=form_name)
+def test_products_of_rotated_weights_are_the_reference_s(form: IntegerFormat) -> None:
+    assert_integer_product(random(17, 300), random_weight(form, (37, 300), has_offsets=False), random(37))
+
+
+def assert_integer_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor) -> None:
+    found = integer_linear(x, pack(weight, bias), torch.float32)
+    torch.testing.assert_close(found, quantized_linear(x, weight, bias), rtol=1e-5, atol=1e-5)
 
 
 @every_form
@@ -84,7 +95,7 @@ def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtyp
     torch.testing.assert_close(found.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", [INTEGERS[0], INTEGERS[6], TWO_LEVEL, FLOATS], ids=form_name)
+@pytest.mark.parametrize("form", [INTEGERS[0], INTEGERS[6], TWO_LEVEL, ROTATED[0], FLOATS], ids=form_name)
 def test_a_row_has_its_bits_in_any_batch(form: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever tiling computes it, and whether or not splits have programs of their own."""
     weight, x = random_weight(form, (40, 300), has_offsets=False), random(66, 300, dtype=torch.bfloat16)
@@ -114,10 +125,11 @@ def test_rows_become_the_reference_s_integers() -> None:
     x[5] = torch.arange(300, device=DEVICE) - 149.5
     x[5, 0] = 254.0  # halves of steps: ties
     for dtype in DTYPES:
-        rows = fast_integer_rows(x.to(dtype), 384)
-        assert_rows(rows, x.to(dtype))
-        assert not rows.values[:, 300:].any()
-        assert rows.scales.isnan().tolist() == [False, False, True, True, False, False, False]
+        for is_rotated in (False, True):
+            rows = fast_integer_rows(x.to(dtype), 384, is_rotated=is_rotated)
+            assert_rows(rows, rotated(x.to(dtype).float()) if is_rotated else x.to(dtype))
+            assert not rows.values[:, 300:].any()
+            assert rows.scales.isnan().tolist() == [False, False, True, True, False, False, False]
 
 
 def assert_rows(rows: IntegerRows, x: torch.Tensor) -> None:
@@ -136,15 +148,15 @@ def test_norms_and_gates_before_integers_are_those_that_are_ops(dtype: torch.dty
     kernels = TritonKernels()
     fused = Fused(residual=residual, norm_weight=weight, eps=1e-6, norm_offset=0.5)
     normed, total = kernels.add_rms_norm(x, fused)
-    rows, found_total = normed_integer_rows(x, fused, 256)
+    rows, found_total = normed_integer_rows(x, fused, 256, is_rotated=False)
     assert torch.equal(found_total, total)
     assert_rows(rows, normed)
-    rows, same = normed_integer_rows(x, replace(fused, residual=None), 256)
+    rows, same = normed_integer_rows(x, replace(fused, residual=None), 256, is_rotated=False)
     assert_rows(rows, kernels.rms_norm(x, weight, 1e-6, 0.5))
     assert same is x
     gate_up = torch.cat((x[:, :84], residual[:, :84]), dim=1)
     for activation in (SILU, Activation("clamped_swiglu", limit=1.25), Activation("relu2")):
-        rows = activated_integer_rows(gate_up, activation, 256)
+        rows = activated_integer_rows(gate_up, activation, 256, is_rotated=False)
         assert_rows(rows, kernels.activate(gate_up, activation))
 
 

@@ -76,7 +76,14 @@ class PackedWeight:
 
 class Integers:
     def __init__(
-        self, bits: int, group_size: int, is_two_level: bool, in_size: int, out_size: int, is_gated: bool
+        self,
+        bits: int,
+        group_size: int,
+        is_two_level: bool,
+        is_rotated: bool,
+        in_size: int,
+        out_size: int,
+        is_gated: bool,
     ) -> None: ...
     @property
     def packed_size(self) -> int: ...

@@ -78,8 +78,8 @@ inline RowsArgs make_fused_rows(std::uintptr_t x, std::int64_t rows, std::int64_
   return {at<void>(x), rows, size, fused, at<void>(total)};
 }
 
-inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_two_level, std::int64_t in_size,
-                                      std::int64_t out_size, bool is_gated) {
+inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_two_level, bool is_rotated,
+                                      std::int64_t in_size, std::int64_t out_size, bool is_gated) {
   const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
   if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits and groups of 32, 64, 128 or 0 (all of k)");
   if (is_two_level && (bits != 4 || group_size != 0)) throw std::invalid_argument("two-level integers have 4 bits and one scale");
@@ -87,6 +87,7 @@ inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is
   if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("an integer linear takes at most 131072 inputs");
   PackIntegersArgs args = {};
   args.form.bits = bits, args.form.group_size = group_size, args.form.is_two_level = is_two_level;
+  args.form.is_rotated = is_rotated;
   args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
   return args;
 }
@@ -95,7 +96,7 @@ inline PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uint
                                          std::uintptr_t offsets, std::uintptr_t bias) {
   return {args.out_size, nullptr, at<const float>(bias),
           {args.form.bits, args.form.is_two_level, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
-           at<const float>(offsets)}};
+           at<const float>(offsets), args.form.is_rotated}};
 }
 
 inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uintptr_t bias) {
@@ -121,7 +122,8 @@ class ExpertWeights {
   static bool have_one_form(const std::vector<PackedWeight>& weights) {
     return std::all_of(weights.begin(), weights.end(), [&](const PackedWeight& weight) {
       const Integers &form = weight.integers, &first = weights[0].integers;
-      return form.bits == first.bits && form.group_size == first.group_size && form.is_two_level == first.is_two_level;
+      return form.bits == first.bits && form.group_size == first.group_size &&
+             form.is_two_level == first.is_two_level && form.is_rotated == first.is_rotated;
     });
   }
 

@@ -113,8 +113,9 @@ struct IntegerExperts {
       // An expert's row tiles follow one another as its own number of k has it, its sums as its own groups.
       const IntegerRows of_expert = middle_left.from(tile - (first - begin) / 16, begin);
       std::int8_t* lines = of_expert.left + (first - begin) / 16 * num_k_tiles(size) * kTileBytes;
+      float* wide = form.is_rotated ? static_cast<float*>(thread_scratch().bytes(rotated_bytes(form, size))) : nullptr;
       for (std::int64_t row = first; row < end; ++row)
-        quantize_row(from + (row - begin) * size, size, form, lines + (row - first) * kTileK, of_expert.scales + (row - begin),
+        quantize_row(from + (row - begin) * size, size, form, wide, lines + (row - first) * kTileK, of_expert.scales + (row - begin),
                      of_expert.sums + (row - begin) * groups);
     });
   }

@@ -13,6 +13,8 @@ static inline std::int64_t num_groups(const Integers& form, std::int64_t in_size
 static inline std::int64_t k_tile_bytes(const Integers& form) {
   return form.is_two_level ? kTwoLevelBytes : 2 * kTileBytes * form.bits / 8;
 }
+// Of an output in floats: whole k tiles.
+static inline std::int64_t wide_size(const PackIntegersArgs& args) { return num_k_tiles(args.in_size) * kTileK; }
 static inline std::int64_t panel_bytes(const Integers& form, std::int64_t in_size) {
   return num_k_tiles(in_size) * k_tile_bytes(form);
 }
@@ -121,11 +123,22 @@ static inline std::int8_t quantize_two_level_group(const float* values, std::int
   return static_cast<std::int8_t>(multiplier);
 }
 
-// One output [K] as two-level integers. `wide` has room for K and 32 more.
-static inline void quantize_two_level_output(const bf16* from, std::int64_t in_size, float* wide, std::int8_t* values,
-                                          std::int8_t* multipliers, float* scale) {
-  for (std::int64_t i = 0; i < in_size + 16; i += 16)
-    store_f32(wide + i, load_bf16_part(from + i, larger(0, smaller(16, in_size - i))));
+// One output [K] in floats, rotated if its form is, with zeros up to `wide_size`.
+static inline void widen_output(const bf16* from, const PackIntegersArgs& args, float* wide) {
+  for (std::int64_t k = 0; k < wide_size(args); k += kTileK) {
+    f32x16 values[4];
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t at = k + i * 16;
+      values[i] = load_bf16_part(from + at, larger(0, smaller(16, args.in_size - at)));
+    }
+    if (args.form.is_rotated && k + kTileK <= args.in_size) rotate_block(values);
+    for (int i = 0; i < 4; ++i) store_f32(wide + k + i * 16, values[i]);
+  }
+}
+
+// One output [K] as two-level integers, from `widen_output`.
+static inline void quantize_two_level_output(std::int64_t in_size, float* wide, std::int8_t* values, std::int8_t* multipliers,
+                                          float* scale) {
   const float largest = __builtin_fabsf(farthest_from_zero(wide, in_size));
   const bool vanishes = largest < 1e-30f;
   *scale = vanishes ? 0.0f : largest / 127.0f;
@@ -144,16 +157,15 @@ struct OutputIntegers {
   float* scales;
 };
 
-// One output [K]: its integers, and a scale for each group. `wide` has room for K and 32 more.
+// One output [K]: its integers, and a scale for each group. `wide` has room for `wide_size`.
 static inline void quantize_output(const bf16* from, const PackIntegersArgs& args, float* wide, const OutputIntegers& to) {
+  widen_output(from, args, wide);
   if (args.form.is_two_level)
-    return quantize_two_level_output(from, args.in_size, wide, to.values, to.multipliers, to.scales);
+    return quantize_two_level_output(args.in_size, wide, to.values, to.multipliers, to.scales);
   const std::int64_t group_size = args.form.group_size ? args.form.group_size : args.in_size;
   for (std::int64_t first = 0; first < args.in_size; first += group_size) {
     const std::int64_t count = smaller(group_size, args.in_size - first);
-    for (std::int64_t i = 0; i < count; i += 16)
-      store_f32(wide + i, load_bf16_part(from + first + i, smaller(16, count - i)));
-    to.scales[first / group_size] = quantize_group(wide, count, args.form.bits, to.values + first);
+    to.scales[first / group_size] = quantize_group(wide + first, count, args.form.bits, to.values + first);
   }
 }
 
@@ -166,7 +178,7 @@ static void quantize(const PackIntegersArgs& args, Pool& pool) {
   const std::int64_t groups = num_groups(args.form, args.in_size), num_rows = args.out_size * (args.is_gated ? 2 : 1);
   const std::int64_t together = ceil_div(num_rows, 1024);
   pool.run(ceil_div(num_rows, together), [&](std::int64_t chunk) {
-    float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(args.in_size + 32) * sizeof(float)));
+    float* wide = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(wide_size(args)) * sizeof(float)));
     for (std::int64_t row = chunk * together; row < smaller(num_rows, (chunk + 1) * together); ++row)
       quantize_output(args.weight + row * args.in_size, args, wide, integers_of(args, row, groups));
   });
@@ -211,12 +223,13 @@ struct OutputScratch {
 };
 
 static inline OutputScratch make_output_scratch(const PackIntegersArgs& args) {
-  const std::int64_t groups = num_groups(args.form, args.in_size), wide_size = args.in_size + 32;
+  const std::int64_t groups = num_groups(args.form, args.in_size);
   const std::int64_t num_multipliers = ceil_div(args.in_size, kTwoLevelGroup);
   float* wide = static_cast<float*>(
-      thread_scratch().bytes(static_cast<std::size_t>((wide_size + groups) * 4 + args.in_size + num_multipliers)));
-  std::int8_t* values = reinterpret_cast<std::int8_t*>(wide + wide_size + groups);
-  return {wide, {values, values + args.in_size, wide + wide_size}};
+      thread_scratch().bytes(static_cast<std::size_t>((wide_size(args) + groups) * 4 + args.in_size + num_multipliers)));
+  float* scales = wide + wide_size(args);
+  std::int8_t* values = reinterpret_cast<std::int8_t*>(scales + groups);
+  return {wide, {values, values + args.in_size, scales}};
 }
 
 static inline void pack_integer_panel(const PackIntegersArgs& args, std::int64_t panel, const OutputScratch& scratch) {

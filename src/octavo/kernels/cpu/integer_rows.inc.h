@@ -1,7 +1,7 @@
 // Activations as integers: each row by a scale of its own. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // x is about scale * q, scale = max|x| / 127, q rounded to the nearest integer, ties to even. A row that is not finite
-// gets a scale of NaN, so that it spoils its own results and no others.
+// gets a scale of NaN, so that it spoils its own results and no others. Rows that meet rotated weights are rotated first.
 
 // Rows [T, K] ready for products.
 struct IntegerRows {
@@ -55,6 +55,37 @@ static inline float largest_magnitude(const bf16* x, std::int64_t size) {
   return result;
 }
 
+// 64 of a row, from k on, with zeros behind its end.
+static inline void load_row_line(const bf16* x, std::int64_t k, std::int64_t size, f32x16 (&values)[4]) {
+  for (int i = 0; i < 4; ++i)
+    values[i] = k + kTileK <= size ? load_bf16(x + k + i * 16)
+                                   : load_bf16_part(x + k + i * 16, smaller(16, larger(0, size - k - i * 16)));
+}
+
+// Rotates a row [K] to `wide`, with zeros up to whole k tiles, and returns the largest magnitude, NaN being the last.
+static inline float rotate_row(const bf16* x, std::int64_t size, float* wide) {
+  u32x16 largest = {};
+  for (std::int64_t k = 0; k < size; k += kTileK) {
+    f32x16 values[4];
+    load_row_line(x, k, size, values);
+    if (k + kTileK <= size) rotate_block(values);
+    for (int i = 0; i < 4; ++i) {
+      store_f32(wide + k + i * 16, values[i]);
+      const u32x16 bits = (u32x16)values[i] & 0x7fffffffu;
+#if defined(OCTAVO_HAS_AVX512)
+      largest = (u32x16)_mm512_max_epu32((__m512i)largest, (__m512i)bits);
+#else
+      largest = select((i32x16)bits > (i32x16)largest, bits, largest);
+#endif
+    }
+  }
+  std::uint32_t most = 0;
+  for (int lane = 0; lane < 16; ++lane) most = largest[lane] > most ? largest[lane] : most;
+  float result;
+  __builtin_memcpy(&result, &most, sizeof result);
+  return result;
+}
+
 // Sums of q, still in lanes, of the two units of a k tile.
 struct UnitSums {
   i32x16 first = {}, second = {};
@@ -100,10 +131,11 @@ static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_
 
 #endif
 
-// One row [K]: its line in each left tile, its scale, and its sums by group.
-static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, std::int8_t* line, float* scale,
-                                std::int32_t* sums) {
-  const float largest = largest_magnitude(x, size);
+// One row [K]: its line in each left tile, its scale, and its sums by group. `wide` has room for whole k tiles of a row
+// that is to be rotated; null: it is not.
+static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, float* wide, std::int8_t* line,
+                                float* scale, std::int32_t* sums) {
+  const float largest = wide ? rotate_row(x, size, wide) : largest_magnitude(x, size);
   const bool is_finite = largest < __builtin_inff(), is_zero = largest < 0x1p-120f;
   *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
   const float inverse = is_finite && !is_zero ? 127.0f / largest : 0.0f;
@@ -112,9 +144,10 @@ static inline void quantize_row(const bf16* x, std::int64_t size, const Integers
   for (std::int64_t k_tile = 0; k_tile < num_k; ++k_tile, line += kTileBytes) {
     const std::int64_t k = k_tile * kTileK;
     f32x16 values[4] = {};
-    if (is_finite)
-      for (int i = 0; i < 4; ++i)
-        values[i] = k + kTileK <= size ? load_bf16(x + k + i * 16) : load_bf16_part(x + k + i * 16, smaller(16, larger(0, size - k - i * 16)));
+    if (is_finite && wide)
+      for (int i = 0; i < 4; ++i) values[i] = load_f32(wide + k + i * 16);
+    else if (is_finite)
+      load_row_line(x, k, size, values);
     put_line(values, inverse, line, now);
     if (form.group_size == kUnitK) {
       *sums++ = sum_of_integers(now.first);
@@ -127,16 +160,24 @@ static inline void quantize_row(const bf16* x, std::int64_t size, const Integers
   }
 }
 
+// What a thread needs to rotate a row [K].
+static inline std::size_t rotated_bytes(const Integers& form, std::int64_t size) {
+  return form.is_rotated ? static_cast<std::size_t>(num_k_tiles(size) * kTileK) * sizeof(float) : 0;
+}
+
 // All rows, normalized where that is asked for.
 static void quantize_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
   const std::int64_t num_k = num_k_tiles(args.size), groups = num_groups(form, args.size);
   // Rows of one chunk: some ten microseconds, but never less than fills a thread's caches.
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));
   pool.run(ceil_div(args.rows, together), [&](std::int64_t chunk) {
-    bf16* normalized = args.fused.norm_weight ? static_cast<bf16*>(thread_scratch().bytes(args.size * sizeof(bf16))) : nullptr;
+    const std::size_t wide_bytes = rotated_bytes(form, args.size);
+    char* memory = static_cast<char*>(thread_scratch().bytes(wide_bytes + static_cast<std::size_t>(args.size) * sizeof(bf16)));
+    float* wide = form.is_rotated ? reinterpret_cast<float*>(memory) : nullptr;
+    bf16* normalized = args.fused.norm_weight ? reinterpret_cast<bf16*>(memory + wide_bytes) : nullptr;
     for (std::int64_t row = chunk * together; row < smaller(args.rows, (chunk + 1) * together); ++row) {
       if (normalized) normalize_row(args, row, normalized);
-      quantize_row(normalized ? normalized : static_cast<const bf16*>(args.x) + row * args.size, args.size, form,
+      quantize_row(normalized ? normalized : static_cast<const bf16*>(args.x) + row * args.size, args.size, form, wide,
                    to.left + row / 16 * num_k * kTileBytes + row % 16 * kTileK, to.scales + row, to.sums + row * groups);
     }
   });

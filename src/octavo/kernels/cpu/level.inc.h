@@ -85,6 +85,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "experts.inc.h"
 #include "moe.inc.h"
 #include "integer_two_level.inc.h"
+#include "integer_rotation.inc.h"
 #include "integer_pack.inc.h"
 #include "integer_rows.inc.h"
 #include "integer_product.inc.h"

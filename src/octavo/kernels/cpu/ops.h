@@ -58,6 +58,7 @@ struct Integers {
   const std::uint8_t* values;
   const float* scales;         // [panels][groups][32]
   const float* offsets;        // the same, or null: none
+  bool is_rotated;             // activation rows are rotated too: integer_rotation.inc.h
 };
 
 struct PackedWeight {

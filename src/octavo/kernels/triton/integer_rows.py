@@ -25,6 +25,17 @@ class IntegerRows:
 
 
 @triton.jit
+def _rotated(x: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:  # [BLOCK] float32
+    """Rotate each 64 elements, as `rotated` of kernels/quantization.py does, in its order."""
+    for number in tl.static_range(6):
+        STEP: tl.constexpr = 1 << number
+        pairs = tl.permute(tl.reshape(x, (BLOCK // (2 * STEP), 2, STEP)), (0, 2, 1))
+        first, second = tl.split(pairs)
+        x = tl.reshape(tl.permute(tl.join(first + second, first - second), (0, 2, 1)), (BLOCK,))
+    return x * 0.125
+
+
+@triton.jit
 def _put_integers(
     wide: tl.tensor,  # [BLOCK] float32, padded with zeros
     values: tl.tensor,  # [P] int8
@@ -54,12 +65,14 @@ def _integer_rows_kernel(
     total: tl.tensor | None,  # [T, K]
     values: tl.tensor,  # [T, P] int8
     scales: tl.tensor,  # [T] float32
+    sizes: tl.tensor | None,  # [T] int32, how much of each row is there; None: K
     eps: tl.tensor,
     OFFSET: tl.constexpr,
     IS_ACTIVATED: tl.constexpr,
     KIND: tl.constexpr,
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
+    IS_ROTATED: tl.constexpr,
     SIZE: tl.constexpr,  # K
     PADDED: tl.constexpr,  # P
     BLOCK: tl.constexpr,
@@ -86,27 +99,45 @@ def _integer_rows_kernel(
         if OFFSET != 0.0:
             factors += OFFSET
         row = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factors).to(row.dtype)
-    _put_integers(row.to(tl.float32), values + number * PADDED, scales + number, PADDED, BLOCK)
+    floats = row.to(tl.float32)
+    if IS_ROTATED:
+        size = SIZE if sizes is None else tl.load(sizes + number)
+        floats = tl.where(columns < size // 64 * 64, _rotated(floats, BLOCK), floats)
+    _put_integers(floats, values + number * PADDED, scales + number, PADDED, BLOCK)
 
 
-def integer_rows(x: torch.Tensor, padded_size: int) -> IntegerRows:
-    """Quantize x [T, K] to integers [T, P]."""
-    return _launch(x, x.shape[1], padded_size)[0]
+def integer_rows(x: torch.Tensor, padded_size: int, *, is_rotated: bool) -> IntegerRows:
+    """Quantize x [T, K] to integers [T, P], rotated first for a rotated weight."""
+    return _launch(x, x.shape[1], padded_size, is_rotated)[0]
 
 
-def activated_integer_rows(x: torch.Tensor, activation: Activation, padded_size: int) -> IntegerRows:
-    """Quantize the activation [T, K] of x: [T, 2 * K] if gated, gates first, else [T, K]."""
-    return _launch(x, x.shape[1] // (1 + activation.is_gated), padded_size, activation=activation)[0]
+def activated_integer_rows(
+    x: torch.Tensor, activation: Activation, padded_size: int, *, is_rotated: bool, sizes: torch.Tensor | None = None
+) -> IntegerRows:
+    """Quantize the activation [T, K] of x: [T, 2 * K] if gated, gates first, else [T, K].
+
+    `sizes` [T] int32: rows are shorter than K, padded with zeros.
+    """
+    size = x.shape[1] // (1 + activation.is_gated)
+    return _launch(x, size, padded_size, is_rotated, activation=activation, sizes=sizes)[0]
 
 
-def normed_integer_rows(x: torch.Tensor, fused: Fused, padded_size: int) -> tuple[IntegerRows, torch.Tensor]:
+def normed_integer_rows(
+    x: torch.Tensor, fused: Fused, padded_size: int, *, is_rotated: bool
+) -> tuple[IntegerRows, torch.Tensor]:
     """Return (the quantized norm of x + residual, x + residual [T, K]); without a residual the sum is x itself."""
-    rows, total = _launch(x, x.shape[1], padded_size, fused)
+    rows, total = _launch(x, x.shape[1], padded_size, is_rotated, fused)
     return rows, x if total is None else total
 
 
 def _launch(
-    x: torch.Tensor, size: int, padded_size: int, fused: Fused | None = None, activation: Activation | None = None
+    x: torch.Tensor,
+    size: int,
+    padded_size: int,
+    is_rotated: bool,
+    fused: Fused | None = None,
+    activation: Activation | None = None,
+    sizes: torch.Tensor | None = None,
 ) -> tuple[IntegerRows, torch.Tensor | None]:
     x, num_rows, total = aligned(x), len(x), None
     values = torch.empty(num_rows, padded_size, dtype=torch.int8, device=x.device)
@@ -118,10 +149,11 @@ def _launch(
         block = triton.next_power_of_2(padded_size)
         norm_weight, eps, offset = (fused.norm_weight, fused.eps, fused.norm_offset) if fused else (None, 0.0, 0.0)
         _integer_rows_kernel[(num_rows,)](
-            *(x, residual, norm_weight, total, values, scales, eps),
+            *(x, residual, norm_weight, total, values, scales, sizes, eps),
             OFFSET=offset,
             IS_ACTIVATED=activation is not None,
             **constants(activation or SILU),
+            IS_ROTATED=is_rotated,
             SIZE=size,
             PADDED=padded_size,
             BLOCK=block,

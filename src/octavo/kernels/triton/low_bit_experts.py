@@ -37,6 +37,7 @@ class LowBitExperts(PackedExperts):
     sizes: torch.Tensor  # [X] int32, each expert's I
     form: Form
     is_integer: bool
+    is_rotated: bool
     hidden_size: int  # D
     padded_size: int  # P
     largest_size: int
@@ -62,6 +63,7 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
         sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
         form=kernel_form,
         is_integer=not isinstance(form, Float8Format),
+        is_rotated=into[0].is_rotated,
         hidden_size=back[0].num_outputs,
         padded_size=into[0].padded_size,
         largest_size=max(sizes),
@@ -171,7 +173,8 @@ def expert_rows(
     middle, out = make(num_pairs, experts.num_parts * row_size), x.new_empty(num_pairs, experts.hidden_size)
     rows, row_scales = _operand(x, experts)
     _launch(rows, row_scales, pairs, experts, middle, is_into=True, one_tiling=one_tiling)
-    rows, row_scales = _activated_operand(middle, experts, activation)
+    sizes = None if experts.are_sizes_alike else experts.sizes[expert_ids]
+    rows, row_scales = _activated_operand(middle, sizes, experts, activation)
     _launch(rows, row_scales, pairs, experts, out, is_into=False, one_tiling=one_tiling)
     return out
 
@@ -180,17 +183,17 @@ def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, tor
     """Return x [T, D] in the linears' format, [T, P], and for integer weights its scales [T]."""
     if not experts.is_integer:
         return padded_rows(x, experts.padded_size), None
-    rows = integer_rows(x, experts.padded_size)
+    rows = integer_rows(x, experts.padded_size, is_rotated=experts.is_rotated)
     return rows.values, rows.scales
 
 
 def _activated_operand(
-    middle: torch.Tensor, experts: LowBitExperts, activation: Activation
+    middle: torch.Tensor, sizes: torch.Tensor | None, experts: LowBitExperts, activation: Activation
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same for the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] if not gated."""
+    """The same for the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] if not gated; `sizes` if not all are Q."""
     if not experts.is_integer:
         return activate(middle, activation), None
-    rows = activated_integer_rows(middle, activation, experts.row_size)
+    rows = activated_integer_rows(middle, activation, experts.row_size, is_rotated=experts.is_rotated, sizes=sizes)
     return rows.values, rows.scales
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.types import PackedLinear
 
 STEP = 128  # inputs per iteration: the largest group
@@ -34,6 +34,11 @@ class LowBitLinear(PackedLinear):
     def padded_size(self) -> int:
         """Return P."""
         return len(self.weight) * _BLOCK
+
+    @property
+    def is_rotated(self) -> bool:
+        """Whether activations are to be rotated before they meet it."""
+        return isinstance(self.form, IntegerFormat) and self.form.is_rotated
 
 
 def pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> LowBitLinear:
