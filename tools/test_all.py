@@ -49,7 +49,7 @@ PARTS = {
     ),
     "schedules": Part(  # thousands of random schedules
         tests=("tests/scheduler/", "tests/contracts/"),
-        sources=("scheduler/", "contracts/", "testing.py"),
+        sources=("scheduler/", "contracts/", "testing/"),
     ),
     "text": Part(  # random grammars, texts and cuts
         tests=("tests/structured/", "tests/tokenizer/", "tests/engine/", "tests/metrics/", "tests/test_"),

@@ -61,6 +61,12 @@ def test_download_takes_what_is_read_and_nothing_else(hub: HubServer, tmp_path: 
     assert sorted(hub.requested) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_an_older_model_comes_as_torch_saved_it(hub: HubServer, tmp_path: Path) -> None:
+    (hub.folder / "model.safetensors").unlink()
+    path = Path(resolve_in_process(hub.endpoint, tmp_path / "home", MODEL_ID)["path"])
+    assert sorted(file.name for file in path.iterdir()) == ["config.json", "pytorch_model.bin", "tokenizer.json"]
+
+
 def test_second_time_and_offline_come_from_the_cache(hub: HubServer, tmp_path: Path) -> None:
     home = tmp_path / "home"
     first = resolve_in_process(hub.endpoint, home, MODEL_ID, COMMIT)

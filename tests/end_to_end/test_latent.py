@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.breadth import pick
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import answers
 from tests.end_to_end.test_drafts import sequences
@@ -22,7 +23,8 @@ from octavo.kernels.native_level import native_kernels
 from octavo.testing import KnownDrafter
 from octavo.worker.worker import Worker
 
-MIXES = [("qwen3", ()), ("qwen3-mixed-windows", ()), ("qwen3", (1,))]
+MIXED, AMONG_RECURRENT = ("qwen3-mixed-windows", ()), ("qwen3", (1,))
+MIXES = pick([MIXED, AMONG_RECURRENT], [("qwen3", ()), MIXED, AMONG_RECURRENT])
 
 
 @pytest.fixture(scope="module", params=MIXES, ids=str)

@@ -98,7 +98,7 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
-    load_format: LoadFormat = option("auto", "auto: safetensors or gguf, as the model is; dummy: random weights")
+    load_format: LoadFormat = option("auto", "auto: safetensors, pt or gguf, as the model is; dummy: random weights")
     packed_cache_gib: float = option(
         20.0, "maximum GiB of packed weights to cache in ~/.cache/octavo (or $OCTAVO_CACHE) for the next start; 0: none"
     )

@@ -7,9 +7,9 @@ from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
-LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
 QuantizationName = Literal["int8", "int4", "fp8"]
-LATER_LOAD_FORMATS = ("pt", "tensorizer")  # known, but not supported yet
+LATER_LOAD_FORMATS = ("tensorizer",)  # known, but not supported yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

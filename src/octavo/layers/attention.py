@@ -44,11 +44,15 @@ class SinkWeights(WeightOwner):
 
     def __init__(self, heads: Share, *, context: BuildContext) -> None:
         super().__init__()
-        self._heads = heads
+        self._context, self._heads = context, heads
         self.values = torch.empty(heads.size, dtype=torch.float32, device=context.device)  # [H]
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         return {"sinks": TensorSpec((self._heads.total,))}
+
+    @property
+    def num_weights(self) -> int:
+        return self._heads.size
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         self.values.copy_(tensor[self._heads.start : self._heads.stop])

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _LOADERS = {
     "auto": ("octavo.loader.auto", "AutoLoader"),
     "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
+    "pt": ("octavo.loader.torch_pt", "TorchLoader"),
     "gguf": ("octavo.loader.gguf", "GgufLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),
 }

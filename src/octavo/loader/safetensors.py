@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError
 from octavo.loader.base import ModelLoader
+from octavo.loader.index import names_by_shard
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages
 
@@ -36,30 +36,16 @@ class SafetensorsLoader(ModelLoader):
         elif (folder / _SINGLE_FILE).is_file():
             yield from _read_file(folder / _SINGLE_FILE, elsewhere)
         else:
-            raise CheckpointError(f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE}{_what_else(folder)}")
+            raise CheckpointError(f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE}")
 
 
 def _sharded(folder: Path, elsewhere: OtherStages) -> Iterator[tuple[str, torch.Tensor]]:
-    for file_name, names in _names_by_shard(folder).items():
+    for file_name, names in names_by_shard(folder / _INDEX_FILE).items():
         if all(name in elsewhere for name in names):
             continue  # not needed on this stage
         if not (folder / file_name).is_file():
             raise CheckpointError(f"{folder / file_name}: missing, although {_INDEX_FILE} lists it")
         yield from _read_file(folder / file_name, elsewhere, names)
-
-
-def _names_by_shard(folder: Path) -> dict[str, list[str]]:
-    """Group the index's tensors by their file."""
-    weight_map = JsonFields.read(folder / _INDEX_FILE).nested("weight_map")
-    if not weight_map.values:
-        raise weight_map.fail("weight_map", "tensor names and their files are expected")
-    shards: dict[str, list[str]] = {}
-    for name in weight_map.values:
-        file_name = weight_map.text(name)
-        if Path(file_name).name != file_name:
-            raise weight_map.fail(name, "the name of a file in the same folder is expected")
-        shards.setdefault(file_name, []).append(name)
-    return shards
 
 
 def _read_file(
@@ -89,9 +75,3 @@ def _read_mapping(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Ten
             num_bytes += tensor.nbytes
             yield names.pop(0), tensor
             del tensor
-
-
-def _what_else(folder: Path) -> str:
-    """Return a hint if the folder has weights in another format."""
-    others = sorted(file.name for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
-    return f"; {others[0]} is in a format that this version does not read" if others else ""

@@ -1,6 +1,7 @@
 """From waiting to running: who gets a row and blocks in this step."""
 
 from dataclasses import dataclass
+from operator import add, gt
 
 from octavo.scheduler.block_manager import BlockManager, CachedPrefix
 from octavo.scheduler.request import Request
@@ -52,19 +53,22 @@ class Admission:
 
         Of a group with a sliding window, those of its first chunk: it gives up as many as it takes when it goes on.
         """
-        prefix = self._no_prefix(request)
         if request.may_use_cached_prefix:
             prefix = self._blocks.find_prefix(request.token_ids, request.block_root, builder.unwritten_states)
-        num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_tokens)
+        else:
+            prefix = self._blocks.no_prefix(request.block_root)
+        num_needed = num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_tokens)
+        if prefix.num_tokens:
+            num_needed = list(map(add, num_new_blocks, self._blocks.num_unowned(prefix)))
         num_spare_blocks = self._num_spare_blocks
-        needs = zip(num_new_blocks, self._blocks.num_unowned(prefix), num_spare_blocks, strict=True)
-        if any(num_new + num_unowned > num_spare for num_new, num_unowned, num_spare in needs):
+        if any(map(gt, num_needed, num_spare_blocks)):
             self._rejection = Rejection(request, num_spare_blocks)
             return False
         self._rejection = None
         self._waiting.pop(request)
         request.aged_class = self._waiting.aged_class(request, now_s)
-        self._blocks.acquire(prefix)
+        if prefix.num_tokens:
+            self._blocks.acquire(prefix)
         if request.may_use_cached_prefix and not request.num_preemptions:  # to find one's own blocks again is no merit
             self._blocks.count_look_up(len(request.token_ids), prefix)
         self._running.add(
@@ -75,15 +79,6 @@ class Admission:
             last_hash=prefix.last_hash,
         )
         return True
-
-    def _no_prefix(self, request: Request) -> CachedPrefix:
-        num_groups = self._blocks.num_groups
-        return CachedPrefix(
-            num_tokens=0,
-            block_ids=[[] for _ in range(num_groups)],
-            first_columns=[0] * num_groups,
-            last_hash=request.block_root,
-        )
 
     def _num_new_blocks(self, num_tokens: int, num_cached_tokens: int) -> list[int]:
         """Return how many blocks of each group a request takes beside those it found."""

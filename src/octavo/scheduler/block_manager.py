@@ -68,6 +68,13 @@ class BlockManager:
         """Blocks of each group from this one on have never been handed out."""
         return [pool.num_reached for pool in self.pools]
 
+    def have_room(self, short: Sequence[tuple[int, list[int], list[int]]]) -> bool:
+        """Say whether every group has as many free blocks as its rows lack: see `ShortRows`."""
+        for group, _, num_missing in short:  # noqa: SIM110, in every step
+            if sum(num_missing) > self.pools[group].num_free:
+                return False
+        return True
+
     def null_block(self, group: int) -> int:
         return self.pools[group].num_blocks
 
@@ -105,7 +112,7 @@ class BlockManager:
         if self.enable_prefix_caching:
             for block_hash in chain_hashes(root, token_ids[:-1], self.block_size):
                 blocks = [pool.find(block_hash) for pool in self.pools]
-                if any(blocks[group] is None for group in self._full):
+                if None in blocks and (not self.windowed or any(blocks[group] is None for group in self._full)):
                     break
                 end = len(hashes) * self.block_size
                 hashes.append(block_hash)
@@ -113,6 +120,8 @@ class BlockManager:
                     if not end % self.block_sizes[group]:
                         found[group].append(None if (group, block_id) in unwritten else block_id)
         num_blocks = self._longest_served(found, len(hashes) - 1) if self.windowed else len(hashes) - 1
+        if not num_blocks:
+            return self.no_prefix(root)
         num_tokens = num_blocks * self.block_size
         firsts = [self._first_column(group, num_tokens) for group in range(self.num_groups)]
         return CachedPrefix(
@@ -123,6 +132,12 @@ class BlockManager:
             ],
             first_columns=firsts,
             last_hash=hashes[num_blocks],
+        )
+
+    def no_prefix(self, root: bytes) -> CachedPrefix:
+        num_groups = self.num_groups
+        return CachedPrefix(
+            num_tokens=0, block_ids=[[] for _ in range(num_groups)], first_columns=[0] * num_groups, last_hash=root
         )
 
     def _longest_served(self, found: list[list[int | None]], max_blocks: int) -> int:
@@ -170,17 +185,17 @@ class BlockManager:
         The first of the tokens stands at position `start`. Returns the hash of the last block, and those that now bear
         theirs, as (group, block): where an equal block was first, that one does.
         """
-        block_hash, hashed, end = parent, [], start
-        for block_hash in chain_hashes(parent, token_ids, self.block_size):
-            end += self.block_size
-            for group, pool in enumerate(self.pools):
-                num_columns, is_within_block = divmod(end, self.block_sizes[group])
-                if is_within_block:
-                    continue
-                block_id = block_tables[group][num_columns - 1]
+        hashes, hashed = list(chain_hashes(parent, token_ids, self.block_size)), []
+        for group, pool in enumerate(self.pools):
+            size = self.block_sizes[group]
+            ends = hashes
+            if size > self.block_size:  # a recurrent group: only some of the hashes end a block
+                step = size // self.block_size
+                ends = hashes[step - 1 - start // self.block_size % step :: step]
+            for block_id, block_hash in zip(block_tables[group][start // size :], ends, strict=False):
                 if pool.set_hash(block_id, block_hash):
                     hashed.append((group, block_id))
-        return block_hash, hashed
+        return hashes[-1], hashed
 
     def forget_blocks(self, block_ids: Sequence[int], group: int = 0) -> None:
         """Make blocks unfindable: the step that was to fill them failed."""

@@ -125,7 +125,8 @@ class BlockPool:
         if self._hash[block_id] is not None:
             self.forget_hashes((block_id,))
         self._ref_count[block_id] = 1
-        self.num_reached = max(self.num_reached, block_id + 1)
+        if block_id >= self.num_reached:
+            self.num_reached = block_id + 1
         return block_id
 
     def _is_blank(self, block_id: int) -> bool:

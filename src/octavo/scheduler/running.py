@@ -117,12 +117,13 @@ class RunningRows:
         self.tokens[row, :num_tokens] = request.token_ids
         self.num_prompt[row], self.num_known[row], self.num_in_flight[row] = request.num_prompt_tokens, num_tokens, 0
         self.num_computed[row] = self.num_hashed[row] = num_cached_tokens
-        self.num_freed[:, row], self.limit[row] = num_freed, request.max_num_tokens
+        self.limit[row] = request.max_num_tokens
         self.is_constrained[row] = request.is_constrained
         self.requests[row], self._request_ids[row] = request, request.request_id
         for group, table in enumerate(block_ids):
             self.block_ids[group][row] = table
             self.num_slots[group, row] = len(table) * self._group_block_sizes[group]
+            self.num_freed[group, row] = num_freed[group]
         self.last_hash[row] = last_hash
         request.row, request.status = row, RequestStatus.RUNNING
         place = bisect_left(self._order, request.order)
@@ -151,8 +152,8 @@ class RunningRows:
     def held_blocks(self, row: int) -> list[list[int]]:
         """Return the blocks that a row holds of each group."""
         return [
-            tables[row][first:] if first else tables[row]
-            for tables, first in zip(self.block_ids, self.num_freed[:, row].tolist(), strict=True)
+            tables[row][first:] if (first := self.num_freed[group, row]) else tables[row]
+            for group, tables in enumerate(self.block_ids)
         ]
 
     def free_columns(self, row: int, group: int, end: int, null_block: int) -> list[int]:

@@ -4,7 +4,6 @@ Legend: R = rows in the step.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +12,8 @@ from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.budget import split_budget
 from octavo.scheduler.running import RowIndices, RunningRows
 
-
-class ShortRows(NamedTuple):
-    """Rows whose blocks of a KV group cannot hold what they would compute."""
-
-    group: int
-    rows: list[int]
-    num_missing: list[int]  # blocks that each of them lacks
+# Rows whose blocks of a KV group cannot hold what they would compute: the group, rows, blocks that each of them lacks.
+ShortRows = tuple[int, list[int], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +58,7 @@ class RunningScheduler:
             if len(at):
                 size = self._blocks.block_sizes[group]
                 num_missing = [-(-num_tokens // size) for num_tokens in num_over[at].tolist()]
-                short.append(ShortRows(group, rows[at].tolist(), num_missing))
+                short.append((group, rows[at].tolist(), num_missing))
         return RunningTokens(rows=rows, counts=counts, short=short)
 
     def _wanted(self, rows: RowIndices) -> Int32Array:

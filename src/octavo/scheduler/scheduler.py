@@ -168,15 +168,15 @@ class Scheduler:
         if self.blocks.windowed:
             builder.free_behind_windows(self._in_flight)
         running_tokens = self._running_scheduler.next(budget)
-        while any(sum(short.num_missing) > self.blocks.pools[short.group].num_free for short in running_tokens.short):
+        while not self.blocks.have_room(running_tokens.short):
             worst = self.running.worst
             assert worst.row is not None
             builder.table_changes.drop(worst.row)
             self._preempt(worst)
             running_tokens = self._running_scheduler.next(budget)
-        for short in running_tokens.short:
-            for row, num_blocks in zip(short.rows, short.num_missing, strict=True):
-                builder.add_blocks(row, num_blocks, short.group)
+        for group, rows, num_missing in running_tokens.short:
+            for row, num_blocks in zip(rows, num_missing, strict=True):
+                builder.add_blocks(row, num_blocks, group)
         builder.add_running(running_tokens.rows, running_tokens.counts)
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:

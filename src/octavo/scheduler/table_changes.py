@@ -35,9 +35,5 @@ class TableChanges:
             numbers[:] = [numbers[index] for index in kept]
 
     def diffs(self) -> CachedRequestData:
-        return CachedRequestData(
-            rows=np.array(self._rows, dtype=np.int32),
-            block_ids=np.array(self._block_ids, dtype=np.int32),
-            groups=np.array(self._groups, dtype=np.int32),
-            columns=np.array(self._columns, dtype=np.int32),
-        )
+        numbers = np.array((self._rows, self._block_ids, self._groups, self._columns), dtype=np.int32)
+        return CachedRequestData(rows=numbers[0], block_ids=numbers[1], groups=numbers[2], columns=numbers[3])

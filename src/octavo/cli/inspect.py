@@ -1,0 +1,133 @@
+"""`octavo inspect MODEL`: what a checkpoint contains and what it would take, without loading it."""
+
+import json as json_codec
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from octavo.cli.options import TYPER_SETTINGS
+from octavo.cli.report import print_table
+from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
+from octavo.config.model import ModelConfig
+from octavo.errors import CheckpointError
+
+app = typer.Typer(**TYPER_SETTINGS)
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as the file has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    num_bytes: int
+
+
+@app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2` or `demo`")],
+    dtype: Annotated[str, typer.Option("--dtype", help="what memory is computed for", metavar="<str>")] = "auto",
+    tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Architecture, tensors, tokenizer, chat template and memory of a checkpoint, without loading it."""
+    path = resolve_model(model)
+    config = read_model_config(path, model=model, dtype=dtype)
+    stored = list(stored_tensors(path))
+    if json:
+        listed = {"tensors": [[each.name, list(each.shape), each.type, each.num_bytes] for each in stored]}
+        print(json_codec.dumps(facts(path, config, stored) | (listed if tensors else {})))
+        return
+    print_table({name: [value] for name, value in facts(path, config, stored).items()})
+    if tensors:
+        print_table({each.name: ["x".join(map(str, each.shape)), each.type, _size(each.num_bytes)] for each in stored})
+
+
+def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[str, str]:
+    """Return what there is to say, by name."""
+    heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} KV heads"
+    experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
+    num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
+    kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_bytes
+    quantized = f"quantized: {config.quantization.method}" if config.quantization else f"in {config.dtype}"
+    weights = f"{num_weights / 1e6:,.1f} M, {_size(sum(each.num_bytes for each in stored))} on disk; {quantized}"
+    if config.quantization is None:
+        weights += f" {_size(num_weights * num_bytes)} in memory"
+    return {
+        "model": str(path),
+        "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
+        "context": f"{config.max_model_len:,} tokens, {_size(kv_bytes)} of KV cache each",
+        "vocabulary": f"{config.vocab_size:,} tokens",
+        "chat template": _chat_template(path),
+        "tensors": ", ".join(_by_type(stored)),
+        "weights": weights,
+    }
+
+
+def stored_tensors(path: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of a GGUF file or of a folder with safetensors, from their headers.
+
+    Raises:
+        CheckpointError: damaged, or none are there.
+    """
+    if path.is_file():
+        from octavo.gguf.file import GgufFile
+
+        for tensor in GgufFile.read(path).tensors.values():
+            yield StoredTensor(tensor.name, tensor.shape, tensor.type.name, tensor.data.nbytes)
+        return
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{path}: no *.safetensors; only headers of safetensors and GGUF files are read")
+    for file in files:
+        yield from _header(file)
+
+
+def _header(file: Path) -> Iterator[StoredTensor]:
+    """Yield the tensors of one safetensors file."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        if size > file.stat().st_size:
+            raise CheckpointError(f"{file}: truncated, or not a safetensors file")
+        try:
+            entries: dict[str, Any] = json_codec.loads(opened.read(size))
+            for name, entry in entries.items():
+                if name != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    yield StoredTensor(name, tuple(entry["shape"]), entry["dtype"], end - begin)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{file}: malformed header: {error!r}") from error
+
+
+def _by_type(stored: list[StoredTensor]) -> Iterator[str]:
+    counts, sizes = Counter(each.type for each in stored), Counter[str]()
+    for each in stored:
+        sizes[each.type] += each.num_bytes
+    for name, count in counts.most_common():
+        yield f"{count} {name} ({_size(sizes[name])})"
+
+
+def _chat_template(path: Path) -> str:
+    from octavo.tokenizer.tokenizer import Tokenizer
+
+    try:
+        template = Tokenizer.from_path(path).chat_template
+    except CheckpointError as error:
+        return f"unknown: {error}"
+    return "none" if template is None else f"{len(template.source):,} characters"
+
+
+def _size(num_bytes: int) -> str:
+    """Say a number of bytes."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes} B"

@@ -1,0 +1,67 @@
+"""Weights in files of `torch.save`, one or several with an index. Files are memory-mapped; no code in them is run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+
+from octavo.errors import CheckpointError
+from octavo.loader.base import ModelLoader
+from octavo.loader.index import names_by_shard
+from octavo.models.interfaces import CausalLM
+from octavo.models.weights import OtherStages
+
+SINGLE_FILES = ("pytorch_model.bin", "model.pt", "model.pth")
+INDEX_FILE = "pytorch_model.bin.index.json"
+
+
+class TorchLoader(ModelLoader):
+    """Reads `pytorch_model.bin` (or `model.pt`, `model.pth`), or the shards that its index lists."""
+
+    def tensors(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `ModelLoader.tensors`. Tensors are views of the mapped file.
+
+        Raises:
+            CheckpointError: no such file, a damaged one, or one with anything but tensors in it.
+        """
+        folder, elsewhere = Path(model.config.path), OtherStages(model)
+        if (folder / INDEX_FILE).is_file():
+            for file_name, names in names_by_shard(folder / INDEX_FILE).items():
+                wanted = [name for name in names if name not in elsewhere]
+                if wanted:
+                    yield from _read_file(folder / file_name, wanted)
+            return
+        for file_name in SINGLE_FILES:
+            if (folder / file_name).is_file():
+                tensors = _load(folder / file_name)
+                yield from ((name, tensors[name]) for name in tensors if name not in elsewhere)
+                return
+        raise CheckpointError(f"{folder}: none of {', '.join(SINGLE_FILES)} and {INDEX_FILE}")
+
+
+def _read_file(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the named tensors of one shard."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: missing, although {INDEX_FILE} lists it")
+    tensors = _load(path)
+    for name in names:
+        if name not in tensors:
+            raise CheckpointError(f"{path}: tensor {name!r} is missing, although {INDEX_FILE} lists it here")
+        yield name, tensors[name]
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    """Map a file and return its tensors by name. Only tensors and plain containers are unpickled."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UnpicklingError as error:
+        why = "it asks for code to be run" if "Unsupported" in str(error) or "GLOBAL" in str(error) else "damaged"
+        raise CheckpointError(f"{path}: refused, {why}: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}: truncated or malformed: {str(error).splitlines()[0]}") from error
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise CheckpointError(f"{path}: a dict of tensors by name is expected")
+    return found

@@ -1,0 +1,98 @@
+"""Requests and schedulers in one line, and the tokens that the fake model gives them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from octavo.config.engine import CacheConfig, SchedulerConfig
+from octavo.contracts.drafter import Drafter
+from octavo.contracts.engine import EngineCoreRequest, ExtraInputs
+from octavo.contracts.kv_cache import KVGroup
+from octavo.sampling_params import RequestPriority, SamplingParams
+from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
+from octavo.scheduler.scheduler import Scheduler
+
+ROOT = 0  # hash of the empty context
+
+
+def make_request(
+    request_id: str,
+    prompt_token_ids: Iterable[int],
+    *,
+    priority: int = RequestPriority.NORMAL,
+    arrival_time_s: float = 0.0,
+    eos_token_ids: Iterable[int] = (),
+    cache_salt: str | None = None,
+    extra_inputs: ExtraInputs | None = None,
+    **params: Any,
+) -> EngineCoreRequest:
+    """Build a request as the input processor would; `params` are those of `SamplingParams`."""
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt_token_ids),
+        sampling_params=SamplingParams.from_options({"seed": 0, **params}),
+        priority=priority,
+        arrival_time_s=arrival_time_s,
+        eos_token_ids=list(eos_token_ids),
+        cache_salt=cache_salt,
+        extra_inputs=extra_inputs,
+    )
+
+
+def make_scheduler(
+    *,
+    num_blocks: int | list[int] = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+    ageing_s: float = 30.0,
+    step_target_s: float = 0.0,
+    enable_prefix_caching: bool = True,
+    num_batches: int = 1,
+    groups: tuple[KVGroup, ...] = FULL_ATTENTION,
+    drafter: Drafter | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Scheduler:
+    """Build a small scheduler with its blocks. The clock is constant unless one is given."""
+    cache = CacheConfig(
+        block_size=block_size,
+        num_kv_blocks=None,
+        gpu_memory_utilization=None,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        ageing_s=ageing_s,
+        step_target_s=step_target_s,
+    )
+    of_groups = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(groups)
+    blocks = BlockManager(cache, of_groups, groups)
+    return Scheduler(config, blocks, max_model_len, num_batches=num_batches, drafter=drafter, clock=clock)
+
+
+def context_hash(context: int, token_id: int) -> int:
+    """Return the hash of `context` extended by `token_id`: 63 bits, the same in every process."""
+    return hash((context, token_id)) & (2**63 - 1)
+
+
+def next_token(context: int, seed: int | None, vocab_size: int) -> int:
+    """Return the token that follows a context. This is the entire model and sampler."""
+    return (hash((context, seed)) >> 7) % vocab_size
+
+
+def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: int) -> tuple[list[int], str]:
+    """Return the output tokens and the finish reason of `request`, computed alone."""
+    params, context = request.sampling_params, ROOT
+    for token_id in request.prompt_token_ids:
+        context = context_hash(context, token_id)
+    room = max_model_len - len(request.prompt_token_ids)
+    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+    token_ids: list[int] = []
+    while len(token_ids) < limit:
+        token_ids.append(next_token(context, params.seed, vocab_size))
+        if token_ids[-1] in stop_ids and len(token_ids) > params.min_tokens:
+            return token_ids, "stop"
+        context = context_hash(context, token_ids[-1])
+    return token_ids, "length"

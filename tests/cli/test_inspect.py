@@ -1,0 +1,47 @@
+"""`octavo inspect`: safetensors and GGUF, for people and as JSON, without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.gguf.files import convert
+from tests.models.tiny import TINY_MODELS
+from typer.testing import CliRunner
+
+from octavo.cli.inspect import app
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("qwen3-moe")
+    next(case for case in TINY_MODELS if case.name == "qwen3-moe").save(made)
+    return made
+
+
+def facts(*arguments: str) -> dict[str, object]:
+    done = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+    found: dict[str, object] = json.loads(done.output)
+    return found
+
+
+def test_a_folder_and_a_file_say_the_same_of_the_model(folder: Path, tmp_path: Path) -> None:
+    ours, theirs = facts(str(folder)), facts(str(convert(folder, tmp_path / "model.gguf")), "--dtype", "float32")
+    assert ours["architecture"] == theirs["architecture"]
+    assert "Qwen3MoeForCausalLM: 3 layers of 36, 6 heads of 10, 2 KV heads, 5 experts" in str(ours["architecture"])
+    assert str(ours["weights"]).split(";")[1] == str(theirs["weights"]).split(";")[1]
+    assert str(theirs["chat template"]).startswith("unknown: ")
+
+
+def test_tensors_are_listed_with_their_types(folder: Path, tmp_path: Path) -> None:
+    listed = facts(str(convert(folder, tmp_path / "model.gguf", "F16")), "--tensors")["tensors"]
+    assert ["token_embd.weight", [97, 36], "F16", 97 * 36 * 2] in listed  # type: ignore[operator]
+
+
+def test_a_damaged_file_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\x03\x00\x00\x00\xff\xff\xff\xff")
+    command = [sys.executable, "-m", "octavo.cli.main", "inspect", str(tmp_path / "model.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "model.gguf: byte 8: the file ends at byte 12" in done.stderr
