@@ -113,7 +113,7 @@ def run_step(
     scale: float | None = None,
     norms: HeadNorms | None = None,
     table: torch.Tensor | None = None,  # [positions, pairs that are rotated], angles
-    kept: list[int] | None = None,  # places of tokens whose answers count; None: all
+    kept: list[int] | None = None,  # indices of tokens whose outputs count; None: all
     rotates: bool = True,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,  # [H]

@@ -26,7 +26,7 @@ TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """What `run_step` takes beside a plain layer's description; `num_pairs` of 0: nothing is rotated."""
+    """Arguments of `run_step` in addition to a plain layer's; `num_pairs` of 0: nothing is rotated."""
 
     name: str
     num_pairs: int

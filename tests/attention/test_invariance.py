@@ -71,7 +71,7 @@ def test_chunked_is_whole(name: str, shape: Shape, sliding_window: int | None, c
 
 
 def test_among_strangers(name: str, shape: Shape, sliding_window: int | None) -> None:
-    """Decode the second half beside prompts and decodes that come, grow and go."""
+    """Decode the second half next to prompts and decodes that arrive, grow and finish."""
     pool = Pool(name, shape)
     sequence = pool.sequence(LENGTH, seed=1)
     strangers = [pool.sequence(200, seed=10 + number) for number in range(5)]
@@ -89,7 +89,7 @@ def test_among_strangers(name: str, shape: Shape, sliding_window: int | None) ->
 
 @each("num_heads", [4, 72])  # 2 and 36 rows of a token and kv head
 def test_answers_to_some_tokens(plain: Shape, name: str, num_heads: int, sliding_window: int | None) -> None:
-    """Keys and values of all tokens are kept, and the answers that are wanted have the bits of all answers."""
+    """Keys and values of all tokens are stored, and the kept outputs have the same bits as if all were computed."""
     shape = replace(plain, num_heads=num_heads, num_kv_heads=2)
     outs = []
     for kept in (None, [2, 99, 100, 101, 131], list(range(90, 132))):
@@ -168,7 +168,7 @@ def test_threads_do_not_show(name: str, plain: Shape, num_threads: int) -> None:
 def test_threads_that_share_a_context_do_not_show(
     backend: tuple[str, torch.dtype], block_size: int, window: int | None
 ) -> None:
-    """Spans of a context that is long beside the others are computed by all threads; one thread never splits it."""
+    """Spans of a context much longer than the others are computed by all threads; one thread never splits it."""
     name, dtype = backend
     shape = Shape(num_heads=6, num_kv_heads=2, head_dim=40, block_size=block_size, num_blocks=80, dtype=dtype)
     pool = Pool(name, shape, num_threads=1)

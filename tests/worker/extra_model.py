@@ -24,7 +24,7 @@ class LlamaForCausalLM(llama.LlamaForCausalLM):
         size = self.config.hidden_size
         self._adapters = torch.randn(3, size, generator=torch.Generator().manual_seed(0))  # the last one is none
         self._adapters[-1] = 0
-        self._states = torch.full((_NUM_ROWS, size), torch.nan)  # [N, D], of whoever ran there last
+        self._states = torch.full((_NUM_ROWS, size), torch.nan)  # [N, D], of the last request in each row
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         x = super().embed(batch)

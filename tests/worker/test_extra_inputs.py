@@ -144,7 +144,7 @@ def test_in_any_company(dtype: str, folders: dict[str, Checkpoint]) -> None:
 def test_steps_in_flight_and_graphs(
     place: Place, folders: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoding step in which somebody has an adapter, or turns by three axes, is no replay; others are."""
+    """A decode step with an adapter or three-axis positions is not replayed; others are."""
     monkeypatch.setattr(LlamaForCausalLM, "has_state", False)
     config = config_of(folders["Llama"].folder, device="cpu", num_kv_blocks=64)
     expected = alone(config)

@@ -14,7 +14,7 @@ Calls = list[tuple[int, int, int]]  # tensor, start, size
 
 
 def make_caches(device: str = "cpu") -> list[LayerKVCache]:
-    """Return two layers, four tensors, which nobody writes."""
+    """Return two layers, that is, four tensors, never written."""
     tensors = [torch.empty(NUM_BLOCKS, 1, BLOCK_BYTES, dtype=torch.uint8, device=device) for _ in range(4)]
     return [LayerKVCache(key=tensors[0], value=tensors[1]), LayerKVCache(key=tensors[2], value=tensors[3])]
 

@@ -116,7 +116,7 @@ def test_the_next_start_captures_at_warm_up(place: Place) -> None:
 
 
 def test_every_part_of_a_draw_is_in_a_graph(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """What a step does not want is not in its graph; nothing that it may want makes it go without one."""
+    """Graphs contain only what their steps use, and no option makes a step run without a graph."""
     queue = RecordedQueue()
     model_outputs(place, queue, [kind for kind in KINDS if "prompt_logprobs" not in kind and "bad_words" not in kind])
     assert "no graph" not in caplog.text
@@ -245,7 +245,7 @@ def test_a_failed_device_ends_the_engine(place: Place) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_any_number_of_steps_in_flight_gives_the_same_tokens(depth: int) -> None:
-    """The scheduler ahead of its answers, with a worker that checks each order: chunks, preemption, early ends."""
+    """The scheduler ahead of its outputs, with a worker that checks each step: chunks, preemption, early ends."""
     config = EngineArgs(
         model_name="demo", max_num_seqs=4, max_num_batched_tokens=16, block_size=4, num_kv_blocks=20, max_model_len=64
     ).resolve()

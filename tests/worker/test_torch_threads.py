@@ -12,7 +12,7 @@ from octavo.models.common import DecoderForCausalLM
 from octavo.sampling.sampler import Sampler
 from octavo.worker.graph import one_torch_thread
 
-# What a step calls: in the model, and behind it.
+# What a step calls: in the model, and after it.
 STEP_CALLS = [(DecoderForCausalLM, "embed"), (Sampler, "needs_argmax_only")]
 
 

@@ -107,7 +107,7 @@ class RankBuilder:
         model = initialize_model(self._config.model, context)
         self._memory.check_weights_fit(model)
         loaded = get_model_loader(self._config.load).load(model)
-        give_back_freed_memory()  # what no step will want again
+        give_back_freed_memory()  # that no step will use again
         logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
         return loaded
 
