@@ -1,4 +1,4 @@
-"""Messages survive the trip between processes: what msgspec writes, it reads back equal."""
+"""Messages between processes: msgspec decodes what it encoded to an equal value."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""What crosses between an executor and its ranks arrives as it left."""
+"""Messages between an executor and its ranks arrive unchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Block names: by content, chained, and the same in every process."""
+"""Block hashes: by content, chained, and the same in every process."""
 
 import os
 import subprocess

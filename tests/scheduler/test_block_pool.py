@@ -1,4 +1,4 @@
-"""The block pool: neighbors, least recently used first, tails before prefixes, names; and a naive one."""
+"""The block pool: adjacent blocks, LRU order, tails before prefixes, hashes; compared with a naive one."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Sharing a step's token budget."""
+"""Dividing a step's token budget."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Requests under a grammar: they wait without holding up others, run a token at a time, end when all is said."""
+"""Requests under a grammar: they wait without blocking others, run a token at a time, and end when it is complete."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The doubles of `octavo.testing` must see what is wrong, or the tests that lean on them prove nothing."""
+"""The doubles of `octavo.testing` must detect errors, or the tests that rely on them prove nothing."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Ends of requests other than their own: aborts at any moment, a step that raises, a request that fails alone."""
+"""Abnormal ends of requests: aborts at any time, a step that raises, a request that fails individually."""
 
 import pytest
 

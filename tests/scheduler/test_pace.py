@@ -1,4 +1,4 @@
-"""Chunks of prompts follow the clock, so that streams go on."""
+"""Prompt chunks are sized by measured time, so that streams do not stall."""
 
 import statistics
 

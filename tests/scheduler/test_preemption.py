@@ -1,4 +1,4 @@
-"""When blocks run out: who goes, when it comes back, and that nobody can tell from its tokens."""
+"""When blocks run out: which request is preempted, when it resumes, and that its tokens do not change."""
 
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.sampling_params import RequestPriority

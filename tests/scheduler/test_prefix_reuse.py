@@ -1,4 +1,4 @@
-"""Prompts that begin alike share KV blocks: how much, with whom, and who never does."""
+"""Prompts with a common prefix share KV blocks: how many, which requests, and which never do."""
 
 import pytest
 

@@ -1,9 +1,9 @@
-"""Thousands of random schedules: whatever happens, every request gets the tokens that it would get alone.
+"""Thousands of random schedules: in each, every request gets the tokens that it would get alone.
 
-A schedule is a string of bytes, each a choice: requests arrive, are aborted, steps are made ahead of their answers,
-carried out late, fail, or fail for one request. `FakeWorker` sees nothing but the orders and checks what it reads;
-the scheduler's books are checked after each action. The strings come from hypothesis, which shrinks what it breaks,
-and in bulk from seeds.
+A schedule is a byte string, each byte a choice: requests arrive or are aborted; steps are scheduled ahead, executed
+late, fail, or fail for one request. `FakeWorker` sees only the scheduler outputs and checks what it reads; the
+scheduler's state is checked after each action. The strings come from hypothesis, which shrinks failures, and in bulk
+from seeds.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Recurrent groups: what a request holds of them, what stays findable, and what is refused."""
+"""Recurrent groups: the blocks a request holds, which stay findable, and what is rejected."""
 
 import pytest
 

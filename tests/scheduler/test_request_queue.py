@@ -1,4 +1,4 @@
-"""Waiting order: class, arrival, age; and entries that ended while they waited."""
+"""Waiting order: class, arrival, age; and entries that ended while waiting."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Waiting ages, so even the least urgent request gets through a flood of urgent ones, and keeps what it got."""
+"""Waiting requests age: even the least urgent one gets through a flood of urgent ones, and keeps its blocks."""
 
 from octavo.sampling_params import RequestPriority
 from octavo.testing import FakeWorker, make_request, make_scheduler, run_step

@@ -1,4 +1,4 @@
-"""What a step computes: chunks, streams before chunks, the order of admission, tokens in flight, ends by length."""
+"""What a step computes: chunks, decoding before chunks, admission order, tokens in flight, length limits."""
 
 import threading
 from unittest.mock import Mock

@@ -1,4 +1,4 @@
-"""The first, cheap look at sampled tokens, and the decision that follows."""
+"""The cheap pre-check of sampled tokens, and the final decision."""
 
 import numpy as np
 import pytest

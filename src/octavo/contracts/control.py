@@ -38,7 +38,7 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The core could not start or cannot continue. `error_type` names any exception class."""
+    """The core could not start or cannot continue. `error_type` is the name of any exception class."""
 
     error_type: str
     message: str

@@ -11,7 +11,7 @@ from octavo.sampling_params import SamplingParams
 
 
 class EmbeddingSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Embeddings in place of those of some tokens of a prompt: an image's, for instance."""
+    """Embeddings that replace those of some prompt tokens: an image's, for instance."""
 
     start: int  # position of the first
     num_tokens: int
@@ -19,10 +19,10 @@ class EmbeddingSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request brings alongside its tokens; each is absent unless used. Block hashes take it in."""
+    """Inputs of a request in addition to its tokens; each is absent unless used. Part of its block hashes."""
 
     adapter_id: int | None = None
-    rotary_positions: bytes | None = None  # [3, prompt] int32: what multimodal rotary embeddings turn by
+    rotary_positions: bytes | None = None  # [3, prompt] int32: positions for multimodal rotary embeddings
     embedding_spans: list[EmbeddingSpan] = []
 
 

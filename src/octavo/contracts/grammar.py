@@ -33,13 +33,13 @@ class Grammars(Protocol):
         """Return the allowed next tokens [M, W]: bit b of word w is token 32 w + b."""
 
     def masks_along(self, request_id: str, draft_ids: Sequence[int]) -> Int32Array:
-        """Return which tokens may come next, and after each draft: [1 + K', W]. The request stays where it is.
+        """Return which tokens may come next and after each draft: [1 + K', W]. The request's state does not change.
 
-        K' drafts of K can be put on trial: they go with the grammar, and the answer goes on after each of them.
+        The first K' of K drafts are usable: the grammar accepts each of them and is not complete after it.
         """
 
     def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
-        """Take in the sampled tokens of each of these requests and make their next masks."""
+        """Advance these requests by their sampled tokens and compute their next masks."""
 
     def forget(self, request_id: str) -> None:
-        """Drop a request in whatever state it is. Cheap for unknown ids."""
+        """Drop a request in any state. Cheap for unknown ids."""

@@ -1,8 +1,8 @@
-"""How much key/value memory there is, and of what shape.
+"""Size and shape of the key/value cache.
 
-Layers that keep the same part of a context form a KV group. Every group has a block pool and a block table of its own;
-column c of each table holds positions c * block_size ... (c + 1) * block_size - 1, where a recurrent group's blocks are
-longer (`KVGroup.block_tokens`).
+Layers that cache the same part of a context form a KV group. Every group has a block pool and a block table of its own;
+column c of each table holds positions c * block_size ... (c + 1) * block_size - 1, except that a recurrent group's
+blocks are longer (`KVGroup.block_tokens`).
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from typing import Literal, Self
 
 KVKind = Literal["attention", "latent", "recurrent"]
 
-ATTENTION_TILE = 64  # positions: attention reads whole tiles at absolute positions, and masks what a row may not see
-_MAX_AHEAD = 8  # tokens computed by steps in flight beyond those known, behind which nothing is freed
+ATTENTION_TILE = 64  # positions: attention reads whole tiles at absolute positions, and masks what a row must not see
+_MAX_AHEAD = 8  # tokens that steps in flight compute beyond the known ones; nothing past known tokens is freed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVGroup:
-    """What layers of one kind keep of a context: all of it, or what a sliding window still sees.
+    """What layers of one kind cache of a context: all of it, or what a sliding window still sees.
 
-    Attention layers keep a key and a value of each token; latent ones one vector, of which the value is a part.
+    Attention layers cache a key and a value per token; latent ones a single vector that contains the value.
 
-    Recurrent layers keep a state, which a step reads as the token before left it: a window of two. A block holds one
-    state, that of the last token computed in its positions. So a full block is a snapshot that a prefix hit can begin
-    from, and the blocks are as long as snapshots are apart: `interval` positions.
+    Recurrent layers cache a state; a step reads the one after the previous token: a window of two. A block holds one
+    state, that of the last token computed in its positions. So a full block is a snapshot that a prefix hit can start
+    from, and a block spans the distance between snapshots: `interval` positions.
     """
 
     kind: KVKind = "attention"
@@ -37,17 +37,17 @@ class KVGroup:
         return cls(kind="recurrent", sliding_window=2, tile=1, interval=interval)
 
     def block_tokens(self, block_size: int) -> int:
-        """Return how many positions a block of the group stands for: a multiple of `block_size`."""
+        """Return how many positions a block of the group spans: a multiple of `block_size`."""
         return block_size if self.interval is None else -(-self.interval // block_size) * block_size
 
     def first_read(self, position: int) -> int:
-        """Return the first position that a step reads whose first new token stands at `position`."""
+        """Return the first position read by a step whose first new token is at `position`."""
         if self.sliding_window is None:
             return 0
         return max(0, position - self.sliding_window + 1) // self.tile * self.tile
 
     def peak_blocks(self, num_tokens: int, block_size: int, max_chunk: int) -> int:
-        """Return the most blocks that a request of `num_tokens` ever holds, at most `max_chunk` computed in a step."""
+        """Return the peak number of blocks of a request of `num_tokens`, computed in steps of at most `max_chunk`."""
         size = self.block_tokens(block_size)
         whole = -(-num_tokens // size)
         if self.sliding_window is None:
@@ -57,10 +57,10 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVPart:
-    """A tensor that a layer keeps of each token, or of each state."""
+    """A tensor that a layer caches per token, or per state."""
 
     shape: tuple[int, ...]
-    dtype: str  # as torch names it
+    dtype: str  # torch's name for it
     dtype_bytes: int
 
     @property
@@ -70,11 +70,11 @@ class KVPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVGroupSpec:
-    """Geometry of one group on one rank: what its layers keep."""
+    """Geometry of one group on one rank: what its layers cache."""
 
     group: KVGroup
-    layers: tuple[int, ...]  # of the stage, counted from its first; none where all layers of the group are elsewhere
-    parts: tuple[KVPart, ...]  # of a token: its key and its value, or the one vector; of a recurrent state
+    layers: tuple[int, ...]  # relative to the stage's first layer; empty if all layers of the group are on other stages
+    parts: tuple[KVPart, ...]  # of a token: key and value, or the one vector; or of a recurrent state
     value_size: int | None = None  # of a latent group: elements at the front of the vector that are the value
 
     def entries_per_block(self, block_size: int) -> int:
@@ -98,7 +98,7 @@ class KVCacheSpec:
         return tuple(spec.bytes_per_block(self.block_size) for spec in self.groups)
 
     def num_bytes(self, num_blocks: Sequence[int]) -> int:
-        """Return what so many blocks of each group take."""
+        """Return the memory of `num_blocks` blocks of each group."""
         return sum(count * size for count, size in zip(num_blocks, self.bytes_per_block, strict=True))
 
 

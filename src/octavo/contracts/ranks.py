@@ -1,4 +1,4 @@
-"""Messages between an executor and its ranks, in both directions. msgpack; numpy columns travel as raw bytes.
+"""Messages between an executor and its ranks, in both directions. msgpack; numpy columns are sent as raw bytes.
 
 The first byte of a message is its type, so a step needs one decoder and no tagged unions.
 """

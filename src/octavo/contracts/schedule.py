@@ -1,9 +1,9 @@
 """One step: what the scheduler sends to every rank. Ids and counts in numpy columns, no tensors.
 
-A request is sent whole once (`NewRequestData`) together with the row that it will live in; afterwards only what
-changed travels. Legend: R = requests in the step, L = rows of logits that it samples, N = changes of block tables,
-M = masks, W = words of a mask (a bit for each token of the vocabulary, perhaps some more), K = drafts of the step,
-`row` = index into the worker's rows.
+A request is sent whole once (`NewRequestData`) together with its row; afterwards only changes are sent. Legend:
+R = requests in the step, L = rows of logits that it samples, N = changes of block tables, M = masks, W = words of a
+mask (a bit for each token of the vocabulary, perhaps some more), K = drafts of the step, `row` = index into the
+worker's rows.
 """
 
 from dataclasses import dataclass, field
@@ -45,8 +45,8 @@ def _none() -> Int32Array:
 class CachedRequestData:
     """Diffs for requests that the worker already has: changes of their block tables, and tokens that were sampled.
 
-    `block_ids[n]` goes to column `columns[n]` of row `rows[n]` in the table of group `groups[n]`: a block given out, or
-    the group's null block in place of one that was freed behind a sliding window.
+    `block_ids[n]` goes to column `columns[n]` of row `rows[n]` in the table of group `groups[n]`: an allocated block,
+    or the group's null block in place of one freed after a sliding window moved past it.
 
     Tokens are only sent where some ranks do not sample: pipeline stages before the last.
     """
@@ -62,18 +62,18 @@ class CachedRequestData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenMasks:
-    """What may be sampled under grammars in this step; a row of logits that is not here is free."""
+    """Tokens that grammars allow in this step; rows of logits not listed are unconstrained."""
 
     logits_rows: Int32Array  # [M] ascending, in L: those of `rows` that sample, in order, 1 + drafts of each
-    words: Int32Array  # [M, W]; bit b of word w: token 32 w + b may come
+    words: Int32Array  # [M, W]; bit b of word w: token 32 w + b is allowed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecDecodeTokens:
-    """Drafts: tokens on trial behind the last known one of a row, each of them below the size of the vocabulary.
+    """Drafts: tokens to verify after the last known one of a row, each below the size of the vocabulary.
 
-    They are the last `counts[i]` of the tokens that `rows[i]` computes. The row samples behind each of them, too, and
-    keeps what it samples for as long as the draft before it is what was sampled there.
+    They are the last `counts[i]` of the tokens that `rows[i]` computes. The row also samples after each of them, and
+    keeps its samples up to the first draft that differs from the token sampled in its place.
     """
 
     counts: Int32Array  # [R]

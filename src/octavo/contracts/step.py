@@ -12,7 +12,7 @@ from octavo.contracts.stats import ExpertLoad
 class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Sampled tokens, in the order of the `SchedulerOutput` that scheduled them.
 
-    Legend: R = requests in the step, K = most tokens that one of them may get (1 without drafts).
+    Legend: R = requests in the step, K = maximum of tokens for one of them (1 without drafts).
     """
 
     req_ids: tuple[str, ...]  # [R]
@@ -21,7 +21,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # sent when the prompt is complete
     errors: dict[str, str] = {}  # requests that failed individually (NaN logits, ...), with the reason
-    draft_token_ids: dict[str, list[int]] = {}  # proposals of a drafter in the ranks, behind all that was sampled
+    draft_token_ids: dict[str, list[int]] = {}  # proposals of a drafter in the ranks, following the sampled tokens
     expert_load: ExpertLoad | None = None  # only for MoE models
 
     @cached_property  # cached in the instance's __dict__

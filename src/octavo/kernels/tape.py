@@ -43,7 +43,7 @@ class TapeBuffers:
 
 
 class Tape:
-    """The calls and the memory they use. Replays take any number of tokens up to that of the recording."""
+    """The calls and the memory they use. Can be replayed for any number of tokens up to that of the recording."""
 
     def __init__(self, native: "_cpu.Kernels") -> None:
         from octavo.kernels.cpu import _cpu
@@ -53,5 +53,5 @@ class Tape:
         self.buffers = TapeBuffers()
 
     def replay(self, num_tokens: int, steps: "list[_cpu.AttentionStep]") -> None:
-        """Make all calls for the first T rows of every tensor, with this step's attention for each KV group."""
+        """Execute all calls for the first T rows of every tensor, with this step's attention for each KV group."""
         self._native.replay(self.calls, num_tokens, steps)

@@ -1,1 +1,1 @@
-"""Which requests compute how many tokens in a step, and who owns which KV block. No torch."""
+"""Which requests compute how many tokens in a step, and block ownership. No torch."""

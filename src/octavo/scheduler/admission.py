@@ -1,4 +1,4 @@
-"""From waiting to running: who gets a row and blocks in this step."""
+"""Admission: which waiting requests get a row and blocks in this step."""
 
 from dataclasses import dataclass
 from operator import add, gt
@@ -12,14 +12,14 @@ from octavo.scheduler.step_builder import StepBuilder
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Who did not fit, and how much room there was. Kept, so that a long prompt is not hashed again in every step."""
+    """A request that did not fit, and the spare blocks then. Kept so that a long prompt is not rehashed every step."""
 
     request: Request
     num_spare_blocks: list[int]  # of each KV group
 
 
 class Admission:
-    """Owned by the scheduler, which says when; this one decides who."""
+    """Owned by the scheduler, which decides when to admit; this class decides which requests."""
 
     def __init__(self, waiting: RequestQueue, running: RunningRows, blocks: BlockManager, max_chunk: int) -> None:
         self._waiting = waiting
@@ -29,7 +29,7 @@ class Admission:
         self._rejection: Rejection | None = None
 
     def admit(self, builder: StepBuilder, budget: int, now_s: float) -> None:
-        """Move waiting requests into rows while budget, rows and blocks last; the first that does not fit ends it."""
+        """Move waiting requests into rows while budget, rows and blocks last; stop at the first that does not fit."""
         while budget > 0 and self._running.has_room:
             request = self._waiting.peek(now_s)
             if request is None or self._is_still_rejected(request) or not self._try(request, builder, now_s):
@@ -38,20 +38,20 @@ class Admission:
 
     @property
     def _num_spare_blocks(self) -> list[int]:
-        """Free blocks but one for each running request, or admission would cause the next preemption."""
+        """Free blocks minus one per running request, or admission would cause the next preemption."""
         return [num_free - len(self._running) for num_free in self._blocks.num_free]
 
     def _is_still_rejected(self, request: Request) -> bool:
-        """True when there is no more room than the last time. All room is there, at the latest, when nothing runs."""
+        """True if there is no more room than last time. At the latest when nothing runs, all blocks are free."""
         rejection = self._rejection
         if rejection is None or rejection.request is not request:
             return False
         return all(now <= then for now, then in zip(self._num_spare_blocks, rejection.num_spare_blocks, strict=True))
 
     def _try(self, request: Request, builder: StepBuilder, now_s: float) -> bool:
-        """Give a request a row and the blocks of all its known tokens, so that a prompt never stops halfway.
+        """Give a request a row and blocks for all its known tokens, so that a prompt never stalls halfway.
 
-        Of a group with a sliding window, those of its first chunk: it gives up as many as it takes when it goes on.
+        In a group with a sliding window, only for its first chunk: later chunks free as many blocks as they take.
         """
         if request.may_use_cached_prefix:
             prefix = self._blocks.find_prefix(request.token_ids, request.block_root, builder.unwritten_states)
@@ -69,7 +69,7 @@ class Admission:
         request.aged_class = self._waiting.aged_class(request, now_s)
         if prefix.num_tokens:
             self._blocks.acquire(prefix)
-        if request.may_use_cached_prefix and not request.num_preemptions:  # to find one's own blocks again is no merit
+        if request.may_use_cached_prefix and not request.num_preemptions:  # hits on its own blocks do not count
             self._blocks.count_look_up(len(request.token_ids), prefix)
         self._running.add(
             request,
@@ -81,7 +81,7 @@ class Admission:
         return True
 
     def _num_new_blocks(self, num_tokens: int, num_cached_tokens: int) -> list[int]:
-        """Return how many blocks of each group a request takes beside those it found."""
+        """Return how many new blocks of each group a request needs in addition to its cached ones."""
         num_left = num_tokens - num_cached_tokens
         chunk = min(num_left, self._max_chunk)
         return [

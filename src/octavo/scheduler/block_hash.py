@@ -1,7 +1,7 @@
-"""Names for full KV blocks, by content: equal prefixes get equal names, in every process and on every machine.
+"""Hashes of full KV blocks, by content: equal prefixes get equal hashes, in every process and on every machine.
 
-A block's KV depends on all tokens before it, so its name is H(name of the block before, its own tokens). The chain
-starts from a root that also takes in whatever else the KV depends on (an adapter, an image) or must not be shared
+A block's KV depends on all tokens before it, so its hash is H(hash of the previous block, its own tokens). The chain
+starts from a root that also covers whatever else the KV depends on (an adapter, an image) or must not be shared
 across (a tenant's salt). SHA-256, because a collision would show one tenant another's text.
 """
 
@@ -17,7 +17,7 @@ _DOMAIN = b"octavo kv block 1"
 
 
 def root_hash(extra_keys: Iterable[str] = ()) -> bytes:
-    """Return the parent of a first block. `extra_keys` are length-prefixed, so no two lists can run together."""
+    """Return the parent of a first block. `extra_keys` are length-prefixed, so no two lists can collide."""
     digest = hashlib.sha256(_DOMAIN)
     for key in extra_keys:
         encoded = key.encode()
@@ -31,17 +31,17 @@ def request_root(request: EngineCoreRequest) -> bytes:
     salt, extra = request.cache_salt, request.extra_inputs
     if extra is None:
         return root_hash(() if salt is None else (salt,))
-    # Wherever in the prompt it counts, all of it is in the first block's parent.
+    # All of it goes into the first block's parent, wherever in the prompt it applies.
     return root_hash((str(salt is None), salt or "", hashlib.sha256(msgspec.msgpack.encode(extra)).hexdigest()))
 
 
 def block_hash(parent: bytes, token_bytes: bytes) -> bytes:
-    """Return the name of a full block after `parent`; `token_bytes` are its tokens as little-endian 32-bit integers."""
+    """Return the hash of a full block after `parent`; `token_bytes` are its tokens as little-endian 32-bit integers."""
     return hashlib.sha256(parent + token_bytes).digest()
 
 
 def chain_hashes(parent: bytes, token_ids: Int32Array, block_size: int) -> Iterator[bytes]:
-    """Yield the names of the full blocks that `token_ids` fill after `parent`, one at a time."""
+    """Yield the hashes of the full blocks that `token_ids` fill after `parent`, one at a time."""
     token_bytes = token_ids.astype("<i4", copy=False).tobytes()
     num_bytes = 4 * block_size
     for end in range(num_bytes, len(token_bytes) + 1, num_bytes):

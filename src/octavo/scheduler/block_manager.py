@@ -1,4 +1,4 @@
-"""Who owns which KV block of which group: allocation for requests, and prefix reuse by block hash."""
+"""Ownership of the KV blocks of every group: allocation for requests, and prefix reuse by block hash."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ FULL_ATTENTION = (KVGroup(),)
 class CachedPrefix:
     """Full blocks that already hold the beginning of a prompt. Not owned until `acquire`d.
 
-    Of a group with a sliding window, only the last of them are held; columns in front of those hold no block.
+    In a group with a sliding window, only the last ones are held; earlier columns hold no block.
     """
 
     num_tokens: int
@@ -26,10 +26,10 @@ class CachedPrefix:
 
 
 class BlockManager:
-    """Allocated and freed only by the scheduler, one thread. Methods that name a group are about that group's blocks.
+    """Used only by the scheduler, on one thread. Methods with a `group` argument apply to that group's blocks.
 
-    Block `num_blocks` of a group with a window is its null block, which no request owns: block tables have it where a
-    block was freed.
+    Block `num_blocks` of a group with a window is its null block, which no request owns: it replaces freed blocks
+    in block tables.
     """
 
     def __init__(
@@ -53,23 +53,23 @@ class BlockManager:
 
     @property
     def fullest_pool(self) -> BlockPool:
-        """The one with the smallest share of free blocks."""
+        """The pool with the smallest fraction of free blocks."""
         if len(self.pools) == 1:
             return self.pools[0]
         return min(self.pools, key=lambda pool: pool.num_free / pool.num_blocks)
 
     @property
     def num_free(self) -> list[int]:
-        """Free blocks of each group, those that still hold a findable prefix included."""
+        """Free blocks of each group, including those that still hold a findable prefix."""
         return [pool.num_free for pool in self.pools]
 
     @property
     def num_reached(self) -> list[int]:
-        """Blocks of each group from this one on have never been handed out."""
+        """Blocks of each group from this one on have never been allocated."""
         return [pool.num_reached for pool in self.pools]
 
     def have_room(self, short: Sequence[tuple[int, list[int], list[int]]]) -> bool:
-        """Say whether every group has as many free blocks as its rows lack: see `ShortRows`."""
+        """Return whether every group has enough free blocks for its short rows: see `ShortRows`."""
         for group, _, num_missing in short:  # noqa: SIM110, in every step
             if sum(num_missing) > self.pools[group].num_free:
                 return False
@@ -83,20 +83,20 @@ class BlockManager:
         return -(-num_tokens // self.block_sizes[group])
 
     def can_ever_fit(self, num_tokens: int, max_chunk: int) -> bool:
-        """Say whether a request of `num_tokens` fits when nobody else is there."""
+        """Return whether a request of `num_tokens` fits when nothing else runs."""
         peaks = [group.peak_blocks(num_tokens, self.block_size, max_chunk) for group in self.groups]
         return all(peak <= pool.num_blocks for peak, pool in zip(peaks, self.pools, strict=True))
 
     def allocate_blocks(self, num_blocks: int, after: int | None = None, group: int = 0) -> list[int]:
-        """Hand out blocks, next to block `after` where possible.
+        """Allocate blocks, next to block `after` where possible.
 
         Raises:
-            OutOfBlocksError: with the numbers; nothing was handed out.
+            OutOfBlocksError: states the numbers; nothing was allocated.
         """
         return self.pools[group].allocate(num_blocks, after)
 
     def free_blocks(self, block_ids: list[int], group: int = 0) -> None:
-        """Give back a request's blocks, in the order of its context. Hashed ones stay findable until reused."""
+        """Free a request's blocks, in the order of its context. Hashed ones stay findable until reused."""
         self.pools[group].release(block_ids)
 
     def find_prefix(
@@ -104,7 +104,7 @@ class BlockManager:
     ) -> CachedPrefix:
         """Look up the longest run of full blocks that every group can serve, at most `len(token_ids) - 1` tokens.
 
-        One token is always left to compute: its logits are what the request came for. Blocks in `unwritten`, given as
+        At least one token is left to compute: its logits are needed for sampling. Blocks in `unwritten`, given as
         (group, block), do not count.
         """
         hashes = [root]
@@ -141,9 +141,9 @@ class BlockManager:
         )
 
     def _longest_served(self, found: list[list[int | None]], max_blocks: int) -> int:
-        """Return the most blocks of a prefix of which groups with a window have all that the next token may see."""
+        """Return the longest prefix, in blocks, for which every windowed group has all that the next token may see."""
         longest = 0
-        run_starts = [0] * len(self.pools)  # of each group: where the blocks begin that end in the present one
+        run_starts = [0] * len(self.pools)  # of each group: start of the unbroken run of blocks that ends here
         for num_blocks in range(1, max_blocks + 1):
             num_tokens, is_served = num_blocks * self.block_size, True
             for group in self.windowed:
@@ -156,34 +156,34 @@ class BlockManager:
         return longest
 
     def _first_column(self, group: int, num_tokens: int) -> int:
-        """Return the first column that the token behind `num_tokens` others reads."""
+        """Return the first column read by the token after `num_tokens` others."""
         return self.groups[group].first_read(num_tokens) // self.block_sizes[group]
 
     def num_unowned(self, prefix: CachedPrefix) -> list[int]:
-        """Return how many blocks of `prefix` are free in each group, so that acquiring it leaves that many fewer."""
+        """Return how many blocks of `prefix` are free in each group: acquiring it leaves that many fewer."""
         return [
             sum(pool.ref_count(block_id) == 0 for block_id in block_ids)
             for pool, block_ids in zip(self.pools, prefix.block_ids, strict=True)
         ]
 
     def acquire(self, prefix: CachedPrefix) -> None:
-        """Own the blocks of `prefix`."""
+        """Take ownership of the blocks of `prefix`."""
         for pool, block_ids in zip(self.pools, prefix.block_ids, strict=True):
             for block_id in block_ids:
                 pool.acquire(block_id)
 
     def count_look_up(self, num_tokens: int, prefix: CachedPrefix) -> None:
-        """Count for the statistics that a prompt of `num_tokens` found `prefix`."""
+        """Record in the statistics that a prompt of `num_tokens` found `prefix`."""
         self.num_prefix_queries_total += num_tokens
         self.num_prefix_hits_total += prefix.num_tokens
 
     def hash_blocks(
         self, block_tables: Sequence[list[int]], parent: bytes, token_ids: Int32Array, start: int
     ) -> tuple[bytes, list[tuple[int, int]]]:
-        """Make full blocks of every group findable that end in `token_ids` [blocks * block_size] after `parent`.
+        """Make the full blocks of every group that end in `token_ids` [blocks * block_size] after `parent` findable.
 
-        The first of the tokens stands at position `start`. Returns the hash of the last block, and those that now bear
-        theirs, as (group, block): where an equal block was first, that one does.
+        The first token is at position `start`. Returns the hash of the last block, and the newly hashed blocks as
+        (group, block): if an equal block already has the hash, that one keeps it.
         """
         hashes, hashed = list(chain_hashes(parent, token_ids, self.block_size)), []
         for group, pool in enumerate(self.pools):
@@ -198,11 +198,11 @@ class BlockManager:
         return hashes[-1], hashed
 
     def forget_blocks(self, block_ids: Sequence[int], group: int = 0) -> None:
-        """Make blocks unfindable: the step that was to fill them failed."""
+        """Make blocks unfindable because the step meant to fill them failed."""
         self.pools[group].forget_hashes(block_ids)
 
     def forget_prefix(self, token_ids: Int32Array, root: bytes) -> None:
-        """Make all blocks of a context unfindable, those behind a window included that were freed before."""
+        """Make all blocks of a context unfindable, including those freed when a window moved past them."""
         for block_hash in chain_hashes(root, token_ids, self.block_size):
             for pool in self.pools:
                 block_id = pool.find(block_hash)

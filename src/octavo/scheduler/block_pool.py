@@ -2,14 +2,14 @@
 
     free blocks:   blank <-> ... <-> blank   then   hashed <-> ... <-> hashed, least recently used first
     a block is in one of these lists  <=>  its ref_count is 0
-    a hashed block keeps its hash while free, until it is handed out again
+    a hashed block keeps its hash while free, until it is allocated again
 
-Blocks are handed out so that one request's blocks tend to be neighbors, which torch's attention reads in place, and
-all requests' blocks lie close together, so that few pages of memory are touched. New requests begin 8 blocks apart,
-from the front of the pool on; when all such places are taken, in the middle between them, and so on. A request that
-grows takes the block behind its last one where that is free and holds nothing worth keeping. When a request leaves,
-its first block goes to the front of the blank list and the others to the back: the next request begins where this one
-began, in memory that is warm, and nobody begins in its path.
+Allocation keeps one request's blocks adjacent where it can, so that torch's attention reads them in place, and all
+requests' blocks close together, so that few memory pages are touched. New requests start 8 blocks apart from the front
+of the pool; when all those places are taken, halfway between them, and so on. A growing request takes the block after
+its last one if that is free and not hashed. When a request ends, its first block goes to the front of the blank list
+and the others to the back: the next request starts where this one did, in warm memory, and no other request starts in
+the path of its growth.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = 0
-        self.num_reached = 0  # blocks from this one on have never been handed out
+        self.num_reached = 0  # blocks from this one on have never been allocated
         self._ref_count = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
@@ -34,10 +34,10 @@ class BlockPool:
             self._link_before(self._blank, block_id)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Hand out `count` blocks, each with one owner, next to block `after` where possible.
+        """Allocate `count` blocks, each with one owner, next to block `after` where possible.
 
         Raises:
-            OutOfBlocksError: fewer than `count` are free; nothing was handed out.
+            OutOfBlocksError: fewer than `count` are free; nothing was allocated.
         """
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)
@@ -48,19 +48,19 @@ class BlockPool:
         return block_ids
 
     def find(self, block_hash: bytes) -> int | None:
-        """Return the block of this hash, owned or free."""
+        """Return the block with this hash, owned or free."""
         return self._block_by_hash.get(block_hash)
 
     def acquire(self, block_id: int) -> None:
-        """Add one owner to a block that was found by its hash."""
+        """Add one owner to a block found by its hash."""
         if self._ref_count[block_id] == 0:
             self._unlink(block_id)
         self._ref_count[block_id] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Take one owner from each of a request's blocks, given in the order of its context.
+        """Remove one owner from each of a request's blocks, given in the order of its context.
 
-        Later blocks become the older free ones, so a prefix outlives its tails; others are reused first.
+        Later blocks count as older free ones and are reused first, so a prefix outlives its tails.
         """
         for index in range(len(block_ids) - 1, -1, -1):
             block_id = block_ids[index]
@@ -74,7 +74,7 @@ class BlockPool:
                 self._link_before(self._blank if index > 0 else self._next[self._blank], block_id)
 
     def set_hash(self, block_id: int, block_hash: bytes) -> bool:
-        """Make a full block findable. False when another block already has the hash: that one stays."""
+        """Make a full block findable. Returns False if another block already has the hash, and keeps it."""
         if block_hash in self._block_by_hash:
             return False
         assert self._hash[block_id] is None, f"block {block_id} has a hash already"
@@ -83,7 +83,7 @@ class BlockPool:
         return True
 
     def forget_hashes(self, block_ids: Iterable[int]) -> None:
-        """Make blocks unfindable, because what they hold cannot be trusted."""
+        """Make blocks unfindable because their contents are not reliable."""
         for block_id in block_ids:
             block_hash = self._hash[block_id]
             if block_hash is not None:
@@ -145,5 +145,5 @@ class BlockPool:
 
 
 def spaced_order(count: int) -> list[int]:
-    """Return 0 ... count - 1: first every 8th number, then those half-way between, then every 2nd, then the rest."""
+    """Return 0 ... count - 1: first every 8th number, then those halfway between, then every 2nd, then the rest."""
     return [block_id for offset in (0, 4, 2, 6, 1, 5, 3, 7) for block_id in range(offset, count, 8)]

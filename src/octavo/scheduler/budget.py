@@ -1,4 +1,4 @@
-"""How one step's token budget is shared out."""
+"""Dividing one step's token budget among rows."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from octavo.contracts.schedule import Int32Array
 
 
 def split_budget(wanted: Int32Array, budget: int) -> Int32Array:
-    """Grant each row what it wants, as far as `budget` goes. `wanted` [R] is in order of urgency.
+    """Grant each row the tokens in `wanted` [R], most urgent first, as far as `budget` goes.
 
-    Rows that want a single token come first: they are streams that somebody watches, and one long prompt ahead of
-    them must not hold them up. The rest share what is left in order; the last one served gets a chunk.
+    Rows with a single token come first: they are decoding, and must not be held up by a long prompt ahead of them.
+    The rest share what is left, in order; the last one served gets a chunk.
     """
     if int(wanted.sum()) <= budget:
         return wanted

@@ -1,4 +1,4 @@
-"""Requests whose answers must have a form: they wait for their grammar, and are sampled under it.
+"""Requests with a constraint: they wait for their grammar to compile, and are sampled under it.
 
 Legend: R = rows of the step, S = those that sample, R' = rows that got tokens, M = masks, K = drafts, W = words.
 """
@@ -15,7 +15,7 @@ from octavo.scheduler.trials import Trials
 
 
 class ConstrainedRequests:
-    """Owned by the scheduler. Without `grammars` no request may ask for a form."""
+    """Owned by the scheduler. Without `grammars`, no request may have a constraint."""
 
     def __init__(self, grammars: Grammars | None, running: RunningRows) -> None:
         self._grammars = grammars
@@ -24,24 +24,24 @@ class ConstrainedRequests:
 
     @property
     def num_pending(self) -> int:
-        """How many wait for their grammar."""
+        """The number of requests waiting for their grammar."""
         return len(self._pending)
 
     def hold_back(self, request: Request) -> None:
-        """Have the request's grammar compiled; `take_compiled` gives the request back."""
+        """Start compiling the request's grammar; `take_compiled` returns the request when it is done."""
         request.status = RequestStatus.WAITING_FOR_GRAMMAR
         self._pending[request.request_id] = request
         self._known.begin(request.message)
 
     def take_compiled(self) -> list[tuple[Request, OctavoError | None]]:
-        """Return requests that may queue now, and those that will never."""
+        """Return requests whose grammar has compiled, or failed to, with the error."""
         if not self._pending:
             return []
         done = self._known.take_compiled()
         return [(self._pending.pop(request_id), error) for request_id, error in done.items()]
 
     def token_masks(self, rows: RowIndices, samples: BoolArray, trials: Trials | None) -> TokenMasks | None:
-        """Return what the rows [R] that sample in this step may sample; None when all are free."""
+        """Return the masks for those of the rows [R] that sample in this step; None if all are unconstrained."""
         sampling = rows[samples]  # [S]
         at = self._running.is_constrained[sampling].nonzero()[0]
         if not len(at):
@@ -54,7 +54,7 @@ class ConstrainedRequests:
     def _masks_with_drafts(
         self, sampling: RowIndices, num_drafts: Int32Array, request_ids: tuple[str, ...], trials: Trials
     ) -> TokenMasks:
-        """Return masks for the rows `sampling` [S] and behind each of their `num_drafts` [S]."""
+        """Return masks for the rows `sampling` [S], and after each of their `num_drafts` [S] drafts."""
         is_constrained = np.repeat(self._running.is_constrained[sampling], 1 + num_drafts)
         rows = sampling[self._running.is_constrained[sampling]].tolist()
         words = [
@@ -68,19 +68,19 @@ class ConstrainedRequests:
         return self._known.masks_along(self._running.request_at(row).request_id, draft_ids)
 
     def advance(self, update: StepUpdate) -> GrammarUpdate:
-        """Take in the tokens [R'] of a step."""
+        """Advance the grammars by the new tokens [R'] of a step."""
         at = self._running.is_constrained[update.rows].nonzero()[0].tolist()
         if not at:
             return GrammarUpdate()
         return self._known.advance({update.req_ids[index]: update.tokens_of(index) for index in at})
 
     def forget(self, request: Request) -> None:
-        """Let go of a request that has ended."""
+        """Drop a request that has ended."""
         if request.is_constrained:
             self._pending.pop(request.request_id, None)
             self._known.forget(request.request_id)
 
     @property
     def _known(self) -> Grammars:
-        assert self._grammars is not None, "this scheduler was made without grammars"
+        assert self._grammars is not None, "this scheduler has no grammars"
         return self._grammars

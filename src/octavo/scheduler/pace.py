@@ -1,7 +1,7 @@
-"""How many tokens a step may compute so that it ends in time: no stream shall stand still behind a long prompt.
+"""How many tokens a step may compute to end in time: no stream may stall because of a long prompt.
 
-A step of 2,048 tokens takes 20 ms on a GPU and many seconds on a laptop. How prompts are cut does not change a bit of
-what comes out, so it may follow the clock.
+A step of 2,048 tokens takes 20 ms on a GPU and many seconds on a laptop. Chunking does not change a bit of the output,
+so chunk sizes may depend on measured time.
 """
 
 from collections.abc import Callable
@@ -9,33 +9,33 @@ from collections.abc import Callable
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.scheduler.running import RunningRows
 
-FEWEST_TOKENS = 32  # of prompts in a step, whatever it takes; also what chunks are multiples of: whole tiles and blocks
-FIRST_TOKENS = 256  # while nothing is known
-_PATIENCE = 4.0  # times the target may pass where nobody has had a token yet: then only who comes next would notice
-_PROMPT_TOKENS_PER_STREAM = 4  # a step takes in so many where that is done within ...
-_MAX_STRETCH = 2.0  # ... so many times the target
-_MEMORY = 0.5  # what the past weighs in the next estimate
+FEWEST_TOKENS = 32  # of prompts per step, however slow; chunks are multiples of it: whole tiles and blocks
+FIRST_TOKENS = 256  # until there are measurements
+_PATIENCE = 4.0  # times the target while no request has output yet: only new arrivals are delayed
+_PROMPT_TOKENS_PER_STREAM = 4  # a step has this many if they take at most ...
+_MAX_STRETCH = 2.0  # ... this many times the target
+_MEMORY = 0.5  # weight of the past in the next estimate
 
 
 class StepPace:
-    """Learns from steps how long prompts take, and grants as many tokens as fit into `target_s` seconds.
+    """Measures how long prompt tokens take, and grants as many as fit into `target_s` seconds.
 
-    Where a decode step alone takes long, because the weights are large, a chunk may take twice as long: smaller ones
-    would read the weights again and again for a few tokens. So it may where many streams leave it little room: as they
-    end, others come, and prompts that a step has no room for would wait in a queue that never ends. Owned by the
-    scheduler. With `target_s` of 0 the budget is `max_num_batched_tokens`, always.
+    If a decode step alone is slow because the weights are large, a chunk may take twice as long: smaller ones would
+    read the weights again and again for a few tokens. The same holds if many streams leave little room for prompts:
+    otherwise the queue would grow forever as new requests replace finished ones. Owned by the scheduler. With
+    `target_s` of 0 the budget is always `max_num_batched_tokens`.
     """
 
     def __init__(self, max_num_batched_tokens: int, target_s: float, clock: Callable[[], float]) -> None:
         self._max_tokens = max_num_batched_tokens
         self._target_s = target_s
         self._clock = clock
-        self._token_s: float | None = None  # of a prompt, with its share of all that a step does
+        self._token_s: float | None = None  # per prompt token, including its share of the step's overhead
         self._decode_s: float | None = None  # a step of single tokens
-        self._last_output_s = 0.0  # when the latest answer was booked
+        self._last_output_s = 0.0  # when the latest output was recorded
 
     def budget(self, running: RunningRows) -> int:
-        """Return the tokens of the next step; every running request can advance in it."""
+        """Return the token budget of the next step; every running request can advance in it."""
         if not self._target_s:
             return self._max_tokens
         num_streams = running.num_streams
@@ -52,17 +52,17 @@ class StepPace:
         return _chunks(int(target_s / self._token_s))
 
     def record(self, output: SchedulerOutput, scheduled_s: float) -> None:
-        """Take in that the answer to a step is here that was handed out at `scheduled_s`."""
+        """Record the arrival of a step's output; the step was scheduled at `scheduled_s`."""
         before_s, self._last_output_s = self._last_output_s, self._clock()
-        took_s = self._last_output_s - max(scheduled_s, before_s)  # several may be under way
+        took_s = self._last_output_s - max(scheduled_s, before_s)  # several may be in flight
         num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
-        if output.scheduled_spec_decode_tokens is not None:  # drafts belong to a step of decoding
+        if output.scheduled_spec_decode_tokens is not None:  # drafts count as decoding
             num_tokens -= len(output.scheduled_spec_decode_tokens.token_ids)
-        if took_s <= 0.0:  # the wall clock was set
+        if took_s <= 0.0:  # the wall clock was adjusted
             return
         if num_tokens == num_rows:
             self._decode_s = _mean(self._decode_s, took_s)
-        elif num_tokens >= num_rows + FEWEST_TOKENS // 2:  # a token of a few costs far more than one of many
+        elif num_tokens >= num_rows + FEWEST_TOKENS // 2:  # per token, short chunks cost far more than long ones
             self._token_s = _mean(self._token_s, took_s / num_tokens)
 
 

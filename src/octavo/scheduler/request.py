@@ -1,4 +1,4 @@
-"""A request on the control side: the only truth for its tokens and its progress."""
+"""A request as the scheduler sees it: the single source of truth for its tokens and progress."""
 
 from enum import Enum
 
@@ -11,12 +11,12 @@ from octavo.scheduler.block_hash import request_root
 
 
 class RequestStatus(Enum):
-    """Where a request stands. The last four are final."""
+    """The state of a request. The last four are final."""
 
     WAITING_FOR_GRAMMAR = "waiting for its grammar"  # not in the queue yet
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waiting again, with tokens of its own
+    PREEMPTED = "preempted"  # waiting again, with output tokens
     STOPPED = "stop"
     LENGTH_CAPPED = "length"
     ABORTED = "abort"
@@ -33,7 +33,7 @@ _FINAL = frozenset({RequestStatus.STOPPED, RequestStatus.LENGTH_CAPPED, RequestS
 class Request:
     """One sample being generated.
 
-    While it runs, its tokens and counts live in its row of `RunningRows`; at any other time `token_ids` holds them all.
+    While it runs, its tokens and counts live in its row of `RunningRows`; otherwise `token_ids` holds all tokens.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Request:
         self.is_constrained = message.sampling_params.structured_output is not None
         self.arrival_index = arrival_index
         self.priority = message.priority
-        self.aged_class = self.priority  # as it was when it was let in: what it waited counts while it runs, too
+        self.aged_class = self.priority  # as of its admission: its waiting time still counts while it runs
         self.status = RequestStatus.WAITING
         self.row: int | None = None
         self.token_ids: Int32Array = np.array(message.prompt_token_ids, dtype=np.int32)
@@ -87,7 +87,7 @@ class Request:
 
     @property
     def active_eos_token_ids(self) -> frozenset[int]:
-        """End tokens that end this request: none with `ignore_eos`."""
+        """EOS tokens that end this request: none with `ignore_eos`."""
         return frozenset() if self.params.ignore_eos else frozenset(self.message.eos_token_ids)
 
     @property
@@ -96,10 +96,10 @@ class Request:
 
     @property
     def may_use_cached_prefix(self) -> bool:
-        """Prompt logprobs need the logits of every prompt position, so nothing of the prompt may be skipped."""
+        """Prompt logprobs need the logits of every prompt position, so no part of the prompt may be skipped."""
         return self.params.prompt_logprobs is None
 
     @property
     def order(self) -> tuple[int, int]:
-        """Smaller runs first; the largest of the running is preempted first."""
+        """Smallest runs first; the largest running one is preempted first."""
         return self.aged_class, self.arrival_index

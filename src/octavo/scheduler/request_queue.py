@@ -1,4 +1,4 @@
-"""Requests that wait, in the order in which they will be admitted."""
+"""Waiting requests, in order of admission."""
 
 import heapq
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from octavo.sampling_params import RequestPriority
 from octavo.scheduler.request import Request
 
-_MAX_DEAD_ENTRIES = 64  # beyond as many as there are live ones
+_MAX_DEAD_ENTRIES = 64  # in addition to one per live entry
 
 
 class RequestQueue:
-    """One heap per priority class, ordered by arrival; the heads compete, and waiting lifts a head class by class.
+    """One heap per priority class, ordered by arrival; heads are compared, and waiting promotes a head class by class.
 
-    Only heads are looked at, so a long queue costs a step nothing. A preempted request comes back with its old
-    arrival index and so stands at the front of its class. Removal is lazy: an ended entry is skipped at the top.
+    Only heads are inspected, so a long queue costs a step nothing. A preempted request returns with its old arrival
+    index, at the front of its class. Removal is lazy: finished entries are skipped at the top.
     """
 
     def __init__(self, ageing_s: float) -> None:
@@ -28,7 +28,7 @@ class RequestQueue:
         heapq.heappush(self._classes[request.priority], (request.arrival_index, request))
 
     def remove(self, request: Request) -> None:
-        """Forget a waiting request, whose status must have become final."""
+        """Remove a waiting request, whose status must be final already."""
         assert request.status.is_final
         self._num_removed += 1
         if self._num_removed > len(self) + _MAX_DEAD_ENTRIES:
@@ -40,22 +40,22 @@ class RequestQueue:
         return min(heads, key=lambda request: self._aged_order(request, now_s), default=None)
 
     def pop(self, request: Request) -> None:
-        """Remove what `peek` returned."""
+        """Remove the request that `peek` returned."""
         _, popped = heapq.heappop(self._classes[request.priority])
         assert popped is request
 
     def aged_class(self, request: Request, now_s: float) -> int:
-        """Return the class that a request has by now: one better for each `ageing_s` since it came."""
+        """Return a request's current class: one better for each `ageing_s` since its arrival."""
         waited_s = max(0.0, now_s - request.arrival_time_s)
         return request.priority - int(waited_s / self._ageing_s)
 
     def in_order(self, now_s: float) -> Iterator[Request]:
-        """Yield all that wait, in order. For people and tests; costs a sort."""
+        """Yield all waiting requests, in order. For debugging and tests; sorts."""
         waiting = [request for entries in self._classes for _, request in entries if not request.status.is_final]
         yield from sorted(waiting, key=lambda request: self._aged_order(request, now_s))
 
     def _drop_removed(self) -> None:
-        """Make room: callers that gave up while nothing moved must not pile up."""
+        """Compact: entries aborted while nothing is admitted must not pile up."""
         for entries in self._classes:
             entries[:] = [entry for entry in entries if not entry[1].status.is_final]
             heapq.heapify(entries)

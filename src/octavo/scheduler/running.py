@@ -2,9 +2,9 @@
 
 num_hashed <= num_computed <= num_known + num_in_flight <= limit, num_computed <= num_slots of every group
 tokens[row, 0:num_known]                         known: prompt and sampled
-[num_known, num_known + num_in_flight)           sampled by a step whose answer is not here yet: with drafts, at most
-[0, num_computed)                                in KV memory, or will be once the steps in flight are done; drafts that
-                                                 are rejected are taken back
+[num_known, num_known + num_in_flight)           sampled by a step whose output is pending; upper bound with drafts
+[0, num_computed)                                in KV memory, or will be once the steps in flight are done; rejected
+                                                 drafts are rolled back
 [0, num_hashed)                                   in full blocks whose hashes are known
 """
 
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from octavo.contracts.schedule import Int32Array
 from octavo.scheduler.request import Request, RequestStatus
 
-RowIndices = NDArray[np.intp]  # numpy's own index type: with any other, an indexed read takes three times as long
+RowIndices = NDArray[np.intp]  # numpy's index type: with any other, an indexed read takes three times as long
 
 
 class RunningRows:
-    """A fixed number of rows. A row's number is also its index in the worker, for as long as the request runs."""
+    """A fixed number of rows. A row's number is also its index in the worker while the request runs."""
 
     def __init__(
         self, max_num_rows: int, max_model_len: int, block_size: int, group_block_sizes: Sequence[int] = ()
@@ -30,18 +30,18 @@ class RunningRows:
         self._block_size = block_size
         self._group_block_sizes = tuple(group_block_sizes) or (block_size,)
         num_groups = len(self._group_block_sizes)
-        self.tokens: Int32Array = np.zeros((max_num_rows, max_model_len), dtype=np.int32)  # pages appear when touched
+        self.tokens: Int32Array = np.zeros((max_num_rows, max_model_len), dtype=np.int32)  # pages appear on first touch
         self.num_prompt = np.zeros(max_num_rows, dtype=np.int32)
         self.num_known = np.zeros(max_num_rows, dtype=np.int32)
         self.num_in_flight = np.zeros(max_num_rows, dtype=np.int32)
         self.num_computed = np.zeros(max_num_rows, dtype=np.int32)
         self.num_hashed = np.zeros(max_num_rows, dtype=np.int32)
-        # Of each KV group [G, rows]: the end of what its blocks can hold, and columns without a block at its front.
+        # Of each KV group [G, rows]: end of what its blocks can hold, and columns without a block at the front.
         self.num_slots = np.zeros((num_groups, max_num_rows), dtype=np.int32)
         self.slots_of_group = list(self.num_slots)  # G views [rows]
         self.num_freed = np.zeros((num_groups, max_num_rows), dtype=np.int32)
         self.limit = np.zeros(max_num_rows, dtype=np.int32)  # tokens at which the request ends
-        self.generation = np.zeros(max_num_rows, dtype=np.int64)  # rises when the row changes hands
+        self.generation = np.zeros(max_num_rows, dtype=np.int64)  # incremented when the row's request leaves
         self.is_constrained = np.zeros(max_num_rows, dtype=np.bool_)  # its next token depends on the last one's value
         self.requests: list[Request | None] = [None] * max_num_rows
         self._request_ids = np.full(max_num_rows, "", dtype=object)
@@ -49,9 +49,9 @@ class RunningRows:
         self.block_ids: list[list[list[int]]] = [[[] for _ in range(max_num_rows)] for _ in range(num_groups)]
         self.last_hash: list[bytes] = [b""] * max_num_rows  # hash of the last full block
         self._free_rows = list(range(max_num_rows))[::-1]
-        self._order: list[tuple[int, int]] = []  # of all that run, best first
-        self._ordered_rows = array("q")  # theirs
-        self._active: RowIndices | None = None  # the same as an index, made when asked for
+        self._order: list[tuple[int, int]] = []  # of all running requests, best first
+        self._ordered_rows = array("q")  # their rows
+        self._active: RowIndices | None = None  # the same as an index array, built on demand
         self._active_ids: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class RunningRows:
         return self._active
 
     def req_ids_of(self, rows: RowIndices) -> tuple[str, ...]:
-        """Return the request ids of `rows`; the same tuple as last time while all of the same rows run."""
+        """Return the request ids of `rows`; the same tuple object for `active` until the set changes."""
         if rows is not self._active:
             return tuple(self._request_ids[rows].tolist())
         if self._active_ids is None:
@@ -78,7 +78,7 @@ class RunningRows:
 
     @property
     def num_streams(self) -> int:
-        """Requests that have had a token, so that somebody waits for the next one."""
+        """The number of requests that have produced output, so a client is waiting for the next token."""
         rows = self.active
         return int(np.count_nonzero(self.num_known[rows] > self.num_prompt[rows]))
 
@@ -93,7 +93,7 @@ class RunningRows:
         return request
 
     def holders(self, blocks: Iterable[tuple[int, int]]) -> list[Request]:
-        """Return the requests that hold any of these blocks, given as (group, block). Slow: every table is read."""
+        """Return the requests that hold any of these blocks, given as (group, block). Slow: reads every table."""
         wanted = frozenset(blocks)
         rows = [
             row
@@ -133,7 +133,7 @@ class RunningRows:
         return row
 
     def remove(self, request: Request, status: RequestStatus) -> list[list[int]]:
-        """Give the row back; the request takes its known tokens along. Returns the blocks it held of each group."""
+        """Free the row; known tokens move to the request. Returns the blocks it held, by group."""
         row = request.row
         assert row is not None
         request.token_ids = self.tokens[row, : self.num_known[row]].copy()
@@ -150,21 +150,21 @@ class RunningRows:
         return block_ids
 
     def held_blocks(self, row: int) -> list[list[int]]:
-        """Return the blocks that a row holds of each group."""
+        """Return the blocks that a row holds, by group."""
         return [
             tables[row][first:] if (first := self.num_freed[group, row]) else tables[row]
             for group, tables in enumerate(self.block_ids)
         ]
 
     def free_columns(self, row: int, group: int, end: int, null_block: int) -> list[int]:
-        """Take the blocks of the columns up to `end` from a row, which has `null_block` there from now on."""
+        """Remove and return the blocks of a row's columns up to `end`; `null_block` replaces them."""
         first, self.num_freed[group, row] = int(self.num_freed[group, row]), end
         table = self.block_ids[group][row]
         freed, table[first:end] = table[first:end], [null_block] * (end - first)
         return freed
 
     def check_integrity(self) -> None:
-        """Assert the invariants drawn at the top of this file, for every running row."""
+        """Assert the invariants at the top of this file for every running row."""
         rows = self.active
         total = self.num_known[rows] + self.num_in_flight[rows]
         assert sorted([*rows.tolist(), *self._free_rows]) == list(range(len(self.requests)))

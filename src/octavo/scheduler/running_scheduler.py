@@ -1,4 +1,4 @@
-"""What the running rows compute in the next step: who takes part, with how many tokens, and what blocks that needs.
+"""What the running rows compute in the next step: which rows, how many tokens each, and which blocks they need.
 
 Legend: R = rows in the step.
 """
@@ -12,25 +12,25 @@ from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.budget import split_budget
 from octavo.scheduler.running import RowIndices, RunningRows
 
-# Rows whose blocks of a KV group cannot hold what they would compute: the group, rows, blocks that each of them lacks.
+# Rows whose blocks of a KV group cannot hold what they would compute: group, rows, missing blocks of each row.
 ShortRows = tuple[int, list[int], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningTokens:
-    """The part of a step that belongs to running rows."""
+    """The running rows' part of a step."""
 
     rows: RowIndices  # [R]
     counts: Int32Array  # [R] tokens, each at least 1
-    short: list[ShortRows]  # of these; no entry for a group that has blocks enough
+    short: list[ShortRows]  # no entry for a group with enough blocks
 
 
 class RunningScheduler:
-    """Owned by the scheduler. With several batches in flight it deals the rows out, so that each batch gets some.
+    """Owned by the scheduler. With several batches in flight, it spreads the rows over them, so that none is empty.
 
-    In a pipeline only the last stage samples, so a row whose last token is in flight sits out until its value is known:
-    the first stage needs it. If one batch took all rows that are ready, the others would be empty. So each takes at
-    most its part of those that decode. Chunks of a prompt wait for nothing; they may follow one another at once.
+    In a pipeline only the last stage samples, so a row whose last token is in flight pauses until its value is known:
+    the first stage needs it. If one batch took all ready rows, the others would be empty, so each takes at most its
+    share of the decoding rows. Chunks of a prompt do not wait; they may follow one another immediately.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class RunningScheduler:
 
     @property
     def sends_tokens(self) -> bool:
-        """True where some ranks only learn by the next order what was sampled."""
+        """True if some ranks learn the sampled tokens only from the next scheduler output."""
         return self._num_batches > 1
 
     def next(self, budget: int) -> RunningTokens:
-        """Return what running rows would compute in a step of at most `budget` tokens that is made now."""
+        """Return what running rows would compute in a step of at most `budget` tokens scheduled now."""
         running = self._running
         rows = running.active
         counts = split_budget(self._wanted(rows), budget)
@@ -62,12 +62,12 @@ class RunningScheduler:
         return RunningTokens(rows=rows, counts=counts, short=short)
 
     def _wanted(self, rows: RowIndices) -> Int32Array:
-        """Return how many tokens each of `rows` [R] would compute if the budget had no end."""
+        """Return how many tokens each of `rows` [R] would compute with an unlimited budget."""
         running = self._running
-        if self._has_drafts:  # every row waits for its last token: what may follow is guessed from it
-            num_known = np.maximum(running.num_known[rows], running.num_computed[rows])  # those on trial are not known
+        if self._has_drafts:  # every row waits for its last token: drafts are proposed from it
+            num_known = np.maximum(running.num_known[rows], running.num_computed[rows])  # drafts are not known yet
         elif self._num_batches == 1:
-            # A row under a grammar waits for its last token: what may follow depends on it.
+            # A row under a grammar waits for its last token: the next mask depends on it.
             num_ahead = np.where(running.is_constrained[rows], 0, running.num_in_flight[rows])
             num_known = running.num_known[rows] + num_ahead
         else:
@@ -77,7 +77,7 @@ class RunningScheduler:
         return wanted if self._num_batches == 1 else self._balanced(wanted)
 
     def _balanced(self, wanted: Int32Array) -> Int32Array:
-        """Leave to other batches what is more than this one's part of the rows that want a single token."""
+        """Leave single-token rows beyond this batch's share to the other batches."""
         max_single = -(-len(wanted) // self._num_batches)
         is_single = wanted == 1
         wanted[is_single & (np.cumsum(is_single) > max_single)] = 0

@@ -1,17 +1,17 @@
 """The scheduler: which requests compute how many tokens in the next step.
 
-Charter. There is no prefill phase and no decode phase. A request has tokens known and tokens computed; a step makes
-the second catch up, within one token budget. Running requests come first, then waiting ones in order of (priority,
-arrival). If blocks run out, the worst of the running is preempted: its blocks are freed, and it is computed again
-later from the front of its class. `schedule` may run again before the answer of the last step is here: the token
-that a step will sample counts at once, as a token in flight.
+There is no prefill phase and no decode phase. A request has known tokens and computed tokens; a step lets the
+computed ones catch up, within one token budget. Running requests come first, then waiting ones in order of (priority,
+arrival). If blocks run out, the worst running request is preempted: its blocks are freed, and it is recomputed later
+from the front of its class. `schedule` may run again before the last step's output has arrived: the token that a step
+will sample counts immediately, as a token in flight.
 
-With `num_batches` in flight, as many as a pipeline has stages, a row waits for its last token instead, and the rows are
-dealt over the batches (`running_scheduler`).
+With `num_batches` in flight, one per pipeline stage, a row waits for its last token instead, and the rows are spread
+over the batches (`running_scheduler`).
 
-What lives elsewhere: columns of progress in `running`, what they compute next in `running_scheduler`, waiting
-order in `request_queue`, who is let in in `admission`, blocks in `block_manager`, the step being built in
-`step_builder`, its answer in `step_update`, ends of requests in `stop`, requests that wait for a grammar or run under
+What lives elsewhere: progress of running requests in `running`, what they compute next in `running_scheduler`, the
+waiting order in `request_queue`, admission in `admission`, blocks in `block_manager`, the step being built in
+`step_builder`, its output in `step_update`, finish conditions in `stop`, requests that wait for a grammar or run under
 one in `constrained`, the two messages in `contracts`.
 """
 
@@ -46,7 +46,7 @@ from octavo.scheduler.stop_ids import StopIdTable
 
 
 class Scheduler:
-    """Owned by the thread that first uses it. Knows tokens, never text or tensors."""
+    """Owned by the thread that first uses it. Handles tokens, never text or tensors."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Scheduler:
     ) -> None:
         if drafter is not None and blocks.recurrent:
             raise UnsupportedModelError(
-                f"drafter={type(drafter).__name__}: a recurrent state cannot take rejected drafts back, and "
+                f"drafter={type(drafter).__name__}: a recurrent state cannot roll back rejected drafts, and "
                 f"{len(blocks.recurrent)} of this model's {blocks.num_groups} KV groups are recurrent"
             )
         self.blocks = blocks
@@ -74,8 +74,8 @@ class Scheduler:
         self._speculation = Speculation(drafter, self.running, blocks, self._constrained) if drafter else None
         self._rank_drafter = drafter if isinstance(drafter, RankDrafter) else None
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
-        self.finished: dict[str, FinishedRequest] = {}  # ended, and no `EngineCoreOutputs` has said so yet
-        self._requests: dict[str, Request] = {}  # all that wait or run
+        self.finished: dict[str, FinishedRequest] = {}  # ended, but not reported in an `EngineCoreOutputs` yet
+        self._requests: dict[str, Request] = {}  # all waiting and running ones
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step
         self._in_flight: deque[StepInFlight] = deque()
         self._max_model_len = max_model_len
@@ -89,7 +89,7 @@ class Scheduler:
     # -- requests in and out ------------------------------------------------------------------------------------
 
     def add_request(self, message: EngineCoreRequest) -> None:
-        """Queue a request. The front door found it correct and able to fit."""
+        """Queue a request that the frontend has validated, including that it can fit."""
         self._assert_owner()
         assert message.request_id not in self._requests, f"request {message.request_id!r} is here already"
         request = Request(message, self._num_arrived, self._max_model_len)
@@ -104,7 +104,7 @@ class Scheduler:
             self.waiting.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests now, wherever they are. Unknown ids are ignored: those ended on their own."""
+        """End requests now, whatever their state. Unknown ids are ignored: those have already ended."""
         self._assert_owner()
         for request_id in request_ids:
             request = self._requests.get(request_id)
@@ -112,26 +112,26 @@ class Scheduler:
                 self._end(request, finished(request, RequestStatus.ABORTED), RequestStatus.ABORTED)
 
     def is_finished(self) -> bool:
-        """True when nothing waits, nothing runs and no answer is outstanding."""
+        """True if no request waits or runs and no step is in flight."""
         return not (self._requests or self._in_flight)
 
     @property
     def only_waits_for_grammars(self) -> bool:
-        """True when a step would do nothing until some grammar is compiled."""
+        """True if a step would do nothing until a grammar is compiled."""
         return self._constrained.num_pending > 0 and self._constrained.num_pending == len(self._requests)
 
     def get_ready_requests(self) -> list[Request]:
         """Return the waiting requests in the order in which they would be admitted now."""
         return list(self.waiting.in_order(self._clock()))
 
-    # -- a step: the order --------------------------------------------------------------------------------------
+    # -- a step: the scheduler output ---------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:
-        """Decide the next step. Blocks, rows and progress are booked as if it were done already."""
+        """Schedule the next step. Blocks, rows and progress are updated as if it had completed."""
         return self._commit(self._plan_step())
 
     def schedule_ahead(self) -> SchedulerOutput | None:
-        """Decide a step behind those in flight; None when nothing can be computed before one of them is answered."""
+        """Schedule a step after those in flight; None if nothing can be computed before the output of one arrives."""
         builder = self._plan_step()
         return self._commit(builder) if builder.num_tokens else None
 
@@ -155,7 +155,7 @@ class Scheduler:
         return step.output
 
     def _queue_compiled(self) -> None:
-        """Let requests queue whose grammar is there by now; end those whose grammar cannot be."""
+        """Queue requests whose grammar has compiled; end those whose grammar failed to."""
         for request, error in self._constrained.take_compiled():
             if error is None:
                 self.waiting.add(request)
@@ -164,7 +164,7 @@ class Scheduler:
                 self._fail(request, str(error), type(error).__name__)
 
     def _schedule_running(self, builder: StepBuilder, budget: int) -> None:
-        """Give running rows their tokens and the blocks for them, preempting the worst until the blocks suffice."""
+        """Schedule running rows and allocate their blocks, preempting the worst until the blocks suffice."""
         if self.blocks.windowed:
             builder.free_behind_windows(self._in_flight)
         running_tokens = self._running_scheduler.next(budget)
@@ -180,14 +180,14 @@ class Scheduler:
         builder.add_running(running_tokens.rows, running_tokens.counts)
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
-        """Free a running request's blocks and row. What it has sampled stays known; the rest is computed again."""
+        """Free a running request's blocks and row. Its sampled tokens stay known; their KV is recomputed."""
         self._release(request, RequestStatus.PREEMPTED, is_sound=is_sound)
         request.num_preemptions += 1
         self._num_preemptions += 1
         self.waiting.add(request)
 
     def _release(self, request: Request, status: RequestStatus, *, is_sound: bool) -> None:
-        """Take row and blocks from a running request. What sound blocks hold stays findable; others lose their hash."""
+        """Release a running request's row and blocks. Sound blocks stay findable; others lose their hash."""
         row = request.row
         assert row is not None
         if is_sound:
@@ -199,20 +199,20 @@ class Scheduler:
         self._forgotten_req_ids.append(request.request_id)
 
     def _forget_blocks(self, request: Request, row: int) -> None:
-        """Make a row's blocks unfindable, and those that it has freed behind a sliding window."""
+        """Make a row's blocks unfindable, including those freed when a sliding window moved past them."""
         for group, block_ids in enumerate(self.running.held_blocks(row)):
             self.blocks.forget_blocks(block_ids, group)
         if self.blocks.windowed:
             hashed = self.running.tokens[row, : self.running.num_hashed[row]]
             self.blocks.forget_prefix(hashed, request.block_root)
 
-    # -- a step: the answer -------------------------------------------------------------------------------------
+    # -- a step: the model output -------------------------------------------------------------------------------
 
     def update_from_output(self, output: SchedulerOutput, model_output: ModelRunnerOutput) -> EngineCoreOutputs:
-        """Book what a step sampled, end the requests that are done, and say what is new."""
+        """Append the tokens a step sampled, end finished requests, and return what is new."""
         self._assert_owner()
         step = self._in_flight.popleft()
-        assert step.output is output, "answers come in the order of their steps"
+        assert step.output is output, "outputs arrive in the order of their steps"
         self._pace.record(step.output, step.scheduled_s)
         update = StepUpdate.of(step, model_output, self.running).cut(self._num_until_stop)
         update.append_tokens(self.running)
@@ -220,7 +220,7 @@ class Scheduler:
         at_limit = update.num_known >= self.running.limit[update.rows]
         may_end = at_limit | self._stop_ids.candidates(update.last_token_ids)
         for index in may_end.nonzero()[0].tolist():
-            if update.req_ids[index] in self._requests:  # its form is not complete yet
+            if update.req_ids[index] in self._requests:  # not already ended by its grammar
                 self._end_if_stopped(int(update.rows[index]), int(update.last_token_ids[index]))
         for request_id, error in update.errors.items():
             self._fail(self._requests[request_id], error)
@@ -229,12 +229,12 @@ class Scheduler:
         return self._outputs(update, step)
 
     def _take_drafts(self, draft_token_ids: Mapping[str, list[int]]) -> None:
-        assert self._rank_drafter is not None, "ranks draft for a scheduler that was not told so"
+        assert self._rank_drafter is not None, "ranks proposed drafts, but the scheduler has no RankDrafter"
         for request_id in draft_token_ids.keys() & self._requests.keys():
             self._rank_drafter.take(request_id, draft_token_ids[request_id])
 
     def _num_until_stop(self, request_id: str, position: int, token_ids: list[int]) -> int:
-        """Return how many of several new tokens, the first at `position`, a request has until one of them ends it."""
+        """Return how many of several new tokens, the first at `position`, a request keeps until one of them ends it."""
         request = self._requests[request_id]
         for count, token_id in enumerate(token_ids, start=1):
             if check_stop(request, token_id, position + count) is not None:
@@ -242,7 +242,7 @@ class Scheduler:
         return len(token_ids)
 
     def _advance_grammars(self, update: StepUpdate) -> None:
-        """End requests whose form is complete: such an answer was not cut, even if it is as long as it may be."""
+        """End requests whose constraint is complete. They count as stopped, even at the length limit."""
         grammars = self._constrained.advance(update)
         for request_id in grammars.complete:
             request, index = self._requests[request_id], update.req_ids.index(request_id)
@@ -260,15 +260,15 @@ class Scheduler:
             self._end(request, report, RequestStatus(report.finish_reason))
 
     def fail_step(self, output: SchedulerOutput, error: str) -> None:
-        """End the requests of the oldest step in flight: its forward raised. Steps behind it go on.
+        """End the requests of the oldest step in flight, whose forward raised. Later steps continue.
 
-        A request that shares blocks which the step should have filled is computed again. Whether the worker has heard
-        which rows to forget is not known, so it is told again: to forget a request that it lacks must cost it nothing.
+        Requests that share blocks which the step should have filled are recomputed. The worker may or may not have
+        dropped the step's finished requests, so their ids are sent again: dropping an unknown request must be a no-op.
         """
         self._assert_owner()
         step = self._in_flight.popleft()
-        assert step.output is output, "answers come in the order of their steps"
-        for unsure in (step, *self._in_flight):  # a hash set in a later one may stand for what follows an empty block
+        assert step.output is output, "outputs arrive in the order of their steps"
+        for unsure in (step, *self._in_flight):  # hashes of later steps may depend on unfilled blocks
             for group, block_id in unsure.hashed_blocks:
                 self.blocks.forget_blocks([block_id], group)
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
@@ -282,11 +282,11 @@ class Scheduler:
         return request is not None and request.row is not None
 
     def take_finished(self) -> EngineCoreOutputs:
-        """Report ends that no step's answer carries: aborts, and failures of a step."""
+        """Report ends that no step's output carries: aborts and failed steps."""
         return self._outputs(StepUpdate.nothing(), None)
 
     def _fail(self, request: Request, error: str, error_type: str | None = None) -> None:
-        """End one request as failed. What its blocks hold is not to be trusted, so nobody shall find them."""
+        """End one request as failed. Its blocks become unfindable, because their contents are not reliable."""
         report = finished(request, RequestStatus.FAILED, error=error, error_type=error_type)
         self._end(request, report, RequestStatus.FAILED)
 
@@ -308,7 +308,7 @@ class Scheduler:
         reports, self.finished = self.finished, {}
         return update.outputs(self._epoch, step, reports, self.running, self.stats())
 
-    # -- looking in ---------------------------------------------------------------------------------------------
+    # -- introspection ------------------------------------------------------------------------------------------
 
     def stats(self) -> SchedulerStats:
         """Return a snapshot for logs and metrics."""
@@ -324,7 +324,7 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Assert that every block has the owners it counts and every row is consistent. Slow: for idle moments."""
+        """Assert that reference counts match owners and every row is consistent. Slow: call it while idle."""
         self.blocks.check_integrity()
         self.running.check_integrity()
         for group, pool in enumerate(self.blocks.pools):
@@ -335,7 +335,7 @@ class Scheduler:
         assert len(self._requests) == len(self.running) + len(self.waiting) + self._constrained.num_pending
 
     def _assert_owner(self) -> None:
-        """One owner of scheduler and blocks; other threads reach it by messages."""
+        """Scheduler and blocks belong to one thread; others send it messages."""
         if self._owner is None:
             self._owner = threading.get_ident()
         assert self._owner == threading.get_ident(), "the scheduler belongs to another thread"

@@ -1,6 +1,6 @@
-"""Which running rows get drafts in a step, and how many: they take only what nobody else has a use for.
+"""Which running rows get drafts in a step, and how many: drafts use only budget and blocks that are left over.
 
-A drafter proposes here, on the scheduler's thread, or inside the ranks, with the output of each step.
+A drafter runs on the scheduler's thread, or inside the ranks, which return drafts with each step's output.
 
 Legend: R = running rows of the step.
 """
@@ -19,14 +19,14 @@ from octavo.scheduler.trials import Trials
 
 
 class RankDrafter:
-    """The `Drafter` of ranks that draft themselves: what they proposed with a step's output waits for the next step."""
+    """A `Drafter` for drafts proposed by ranks: keeps those of a step's output until the next step."""
 
     def __init__(self, max_num_drafts: int) -> None:
         self.max_num_drafts = max_num_drafts
         self._proposals: dict[str, Sequence[int]] = {}  # by request id
 
     def take(self, request_id: str, draft_ids: Sequence[int]) -> None:
-        """Take what may follow all that the request knows now."""
+        """Store the tokens that may follow all known tokens of the request."""
         self._proposals[request_id] = draft_ids
 
     def forget(self, request_id: str) -> None:
@@ -38,7 +38,7 @@ class RankDrafter:
 
 
 class Speculation:
-    """Owned by a scheduler that has a drafter. A draft preempts nobody and takes no budget from a prompt."""
+    """Owned by a scheduler with a drafter. Drafts never cause a preemption and take no budget from prompts."""
 
     def __init__(
         self, drafter: Drafter, running: RunningRows, blocks: BlockManager, constrained: ConstrainedRequests
@@ -46,10 +46,10 @@ class Speculation:
         self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
 
     def add_drafts(self, step: StepBuilder, budget: int) -> None:
-        """Put at most `budget` drafts on trial, behind rows that compute their last known token and nothing else."""
+        """Add at most `budget` drafts to rows that compute only their last known token."""
         running = self._running
         rows, known_counts = step.running_part
-        room = running.limit[rows] - 1 - running.num_known[rows]  # behind the limit nothing is sampled
+        room = running.limit[rows] - 1 - running.num_known[rows]  # nothing is sampled past the limit
         at = ((known_counts == 1) & (running.num_computed[rows] + 1 == running.num_known[rows]) & (room > 0)).nonzero()[
             0
         ]
@@ -75,7 +75,7 @@ class Speculation:
             step.add_trials(Trials(counts=counts, token_ids=np.array(token_ids, dtype=np.int32), masks=masks))
 
     def _make_room(self, step: StepBuilder, row: int, num_drafts: int) -> int:
-        """Return for how many drafts every group has blocks, having given the row more where many are free."""
+        """Return for how many drafts every group has blocks, after allocating more to the row if enough are free."""
         running, blocks = self._running, self._blocks
         num_slots: list[int] = (running.num_slots[:, row] - running.num_known[row]).tolist()  # of each group
         missing = [blocks.blocks_for(max(0, num_drafts - slots), group) for group, slots in enumerate(num_slots)]

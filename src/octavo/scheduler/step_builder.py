@@ -1,4 +1,4 @@
-"""The step being put together: what running and admitted requests compute, and the order that comes of it."""
+"""The step being built: what running and admitted requests compute, and the resulting scheduler output."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -28,25 +28,25 @@ _NO_DIFFS = CachedRequestData()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInFlight:
-    """What is needed to read a step's answer, even if rows have changed hands since."""
+    """What is needed to process a step's output, even if rows have been reassigned since."""
 
     output: SchedulerOutput
-    scheduled_s: float  # when it was made
+    scheduled_s: float  # when it was built
     rows: RowIndices  # [R] `output.rows` as an index
-    generations: NDArray[np.int64]  # [R] of each row when the step was made
-    hashed_blocks: list[tuple[int, int]]  # (group, block): findable as this step, or one before, is to fill them
+    generations: NDArray[np.int64]  # [R] of each row when the step was built
+    hashed_blocks: list[tuple[int, int]]  # (group, block): findable because this step, or an earlier one, fills them
     admitted: dict[str, AdmittedRequest]
 
     def requests(self, running: RunningRows) -> list[Request]:
-        """Return the step's requests that are still in the rows that they had then."""
+        """Return the step's requests that are still in the same rows."""
         is_current = running.generation[self.rows] == self.generations
         return [running.request_at(row) for row in self.rows[is_current].tolist()]
 
 
 class StepBuilder:
-    """Made anew for every step by the scheduler, which decides; this one keeps the books.
+    """Created by the scheduler for every step; the scheduler decides, the builder does the bookkeeping.
 
-    Blocks of a prompt get their hashes as they are filled; those of an output when the request gives them up.
+    Blocks of a prompt are hashed as they are filled; those of an output when the request releases them.
     """
 
     def __init__(self, running: RunningRows, blocks: BlockManager, *, sends_tokens: bool) -> None:
@@ -64,7 +64,7 @@ class StepBuilder:
         self._trials: Trials | None = None
 
     def add_running(self, rows: RowIndices, counts: Int32Array) -> None:
-        """Take up running rows [R] with `counts` tokens each. Their blocks can hold them."""
+        """Add running rows [R] with `counts` tokens each, for which they have blocks."""
         self._rows, self._req_ids, self._counts = rows, self._running.req_ids_of(rows), counts
         self.num_tokens += int(counts.sum())
         for index in (counts > 1).nonzero()[0].tolist():
@@ -79,13 +79,13 @@ class StepBuilder:
         self._running.slots_of_group[group][row] += count * self._blocks.block_sizes[group]
 
     def free_behind_windows(self, in_flight: Iterable[StepInFlight]) -> None:
-        """Free the blocks that no row's next token can see, before others are given out.
+        """Free the blocks that no row's next token can see, before new ones are allocated.
 
-        Steps in flight may read them still: every rank computes steps in order, so it does before a later one writes.
-        What they hold stays findable, as when a request ends.
+        Steps in flight may still read them: ranks compute steps in order, so these reads precede any later write. Their
+        contents stay findable, as when a request ends.
         """
         running, blocks, rows = self._running, self._blocks, self._running.active
-        # Not past what is known: a block is hashed when it is freed, and computed tokens may be taken back.
+        # Not past what is known: a block is hashed when it is freed, and computed tokens may be rolled back.
         next_tokens = np.minimum(running.num_computed[rows], running.num_known[rows])
         for group in blocks.windowed:
             kind, null_block = blocks.groups[group], blocks.null_block(group)
@@ -100,9 +100,9 @@ class StepBuilder:
 
     @property
     def unwritten_states(self) -> frozenset[tuple[int, int]]:
-        """Blocks of recurrent groups, as (group, block), that only this step fills.
+        """Blocks of recurrent groups, as (group, block), that are unwritten until this step.
 
-        Keys and values of a step are all written before any are read, but states come one row at a time, in any order.
+        A step writes all keys and values before it reads any, but computes states one row at a time, in any order.
         """
         recurrent = self._blocks.recurrent
         return (
@@ -110,9 +110,9 @@ class StepBuilder:
         )
 
     def add_admitted(self, request: Request, budget: int) -> int:
-        """Take up a request that has just got its row; return how many tokens it computes in this step.
+        """Add a request that has just been given its row; return how many tokens it computes in this step.
 
-        The blocks that it fills become findable at once: siblings that arrive together share them, because a step
+        The blocks that it fills become findable immediately: siblings that arrive together share them, because a step
         writes all keys and values before it reads any.
         """
         assert request.row is not None
@@ -126,11 +126,11 @@ class StepBuilder:
 
     @property
     def running_part(self) -> tuple[RowIndices, Int32Array]:
-        """The running rows [R] taken up so far, and the known tokens that each computes [R]."""
+        """The running rows [R] added so far, and the known tokens that each computes [R]."""
         return self._rows, self._counts
 
     def add_trials(self, trials: Trials) -> None:
-        """Put drafts on trial, behind the known tokens of running rows. Their blocks can hold them."""
+        """Add drafts after the known tokens of running rows, which have blocks for them."""
         self._trials = trials
         self.num_tokens += len(trials.token_ids)
 
@@ -141,9 +141,9 @@ class StepBuilder:
         now_s: float,
         make_masks: Callable[[RowIndices, BoolArray, Trials | None], TokenMasks | None],
     ) -> StepInFlight:
-        """Finish the step: write the scheduler output, and count its tokens as computed.
+        """Finish the step: build the scheduler output, and count its tokens as computed.
 
-        `make_masks` says what rows [R], of which some sample [R], may sample, behind each draft, too.
+        `make_masks` takes rows [R] and which of them sample [R], and returns their masks, also after each draft.
         """
         running = self._running
         new_requests = [self._new_request_data(request) for request in self._admitted]
@@ -196,8 +196,8 @@ class StepBuilder:
         diffs = self.table_changes.diffs() if self.table_changes else _NO_DIFFS
         if not self._sends_tokens:
             return diffs
-        rows = self._rows[self._counts == 1]  # all that decode are among these
-        positions = self._running.num_computed[rows] - 1  # as counted when this step is done
+        rows = self._rows[self._counts == 1]  # includes all decoding rows
+        positions = self._running.num_computed[rows] - 1  # counts include this step
         return replace(
             diffs,
             token_rows=rows.astype(np.int32),
@@ -222,7 +222,7 @@ class StepBuilder:
         )
 
     def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:
-        """Report requests that run for the first time; one resumed after a preemption was reported then."""
+        """Report requests that run for the first time, not those resumed after a preemption."""
         return {
             request.request_id: AdmittedRequest(
                 scheduled_time_s=now_s, num_cached_tokens=int(self._running.num_computed[request.row])
@@ -232,13 +232,13 @@ class StepBuilder:
         }
 
     def _hash_prompt_blocks(self, row: int, count: int) -> None:
-        """Make the blocks findable that a chunk of `count` tokens fills."""
+        """Make the blocks that a chunk of `count` tokens fills findable."""
         num_tokens = min(int(self._running.num_computed[row]) + count, int(self._running.num_known[row]))
         self._hashed_blocks += hash_full_blocks(row, num_tokens, self._running, self._blocks)
 
 
 def hash_released(row: int, running: RunningRows, blocks: BlockManager, in_flight: Iterable[StepInFlight]) -> None:
-    """Make findable what a row is about to free. Any of the steps in flight may be the one that fills it."""
+    """Make the blocks that a row is about to free findable. Any step in flight may be the one that fills them."""
     num_tokens = min(running.num_computed[row], running.num_known[row])
     hashed_blocks = hash_full_blocks(row, int(num_tokens), running, blocks)
     for step in in_flight:
@@ -246,7 +246,7 @@ def hash_released(row: int, running: RunningRows, blocks: BlockManager, in_fligh
 
 
 def hash_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: BlockManager) -> list[tuple[int, int]]:
-    """Hash the blocks that the first `num_tokens` tokens of a row fill; return those now found by their hashes.
+    """Hash the blocks that the first `num_tokens` tokens of a row fill; return those that became findable.
 
     All of these tokens are known: a token in flight never enters a hash.
     """

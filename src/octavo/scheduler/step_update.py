@@ -1,4 +1,4 @@
-"""Reading a step's answer: which rows got tokens, and are those rows still the same requests?"""
+"""Processing a step's output: which rows got tokens, and do they still belong to the same requests?"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,21 +19,21 @@ _NOTHING: Int32Array = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepUpdate:
-    """Rows that got new tokens in a step, R' of them. Requests that ended or were preempted meanwhile are left out."""
+    """Rows that got new tokens in a step, R' of them. Excludes requests that have ended or been preempted since."""
 
     req_ids: tuple[str, ...]  # [R']
     rows: RowIndices  # [R']
     last_token_ids: Int32Array  # [R'] the new token, or the last of several
-    positions: Int32Array  # [R'] at which the first new token of each stands
+    positions: Int32Array  # [R'] of each row's first new token
     several: "SeveralTokens | None" = None  # None: each row has one
-    errors: dict[str, str] = field(default_factory=dict)  # requests that failed alone, and why
+    errors: dict[str, str] = field(default_factory=dict)  # requests that failed individually, and why
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     expert_load: ExpertLoad | None = None
 
     @classmethod
     def of(cls, step: StepInFlight, model_output: ModelRunnerOutput, running: RunningRows) -> Self:
-        """Match the answer with the rows as they are now."""
+        """Match the output with the current rows."""
         scheduler_output = step.output
         assert model_output.req_ids is scheduler_output.req_ids or model_output.req_ids == scheduler_output.req_ids
         has_token = model_output.num_sampled > 0
@@ -72,7 +72,7 @@ class StepUpdate:
 
     @property
     def num_known(self) -> Int32Array:
-        """How many tokens each row knows now [R']."""
+        """The number of known tokens of each row [R']."""
         known: Int32Array = self.positions + (1 if self.several is None else self.several.counts)
         return known
 
@@ -84,7 +84,7 @@ class StepUpdate:
         return token_ids
 
     def cut(self, num_kept: Callable[[str, int, list[int]], int]) -> Self:
-        """Keep several tokens up to a request's end: `num_kept` says how many of tokens that begin at a position."""
+        """Drop tokens past a request's end: `num_kept` returns how many of those from a position on to keep."""
         if self.several is None:
             return self
         counts, logprobs = self.several.counts.copy(), dict(self.logprobs)
@@ -97,7 +97,7 @@ class StepUpdate:
         return replace(self, several=several, last_token_ids=several.last, logprobs=logprobs)
 
     def append_tokens(self, running: RunningRows) -> None:
-        """Turn each row's oldest token in flight into a known one; of drafts, take back those that were rejected."""
+        """Turn each row's oldest token in flight into a known one, and roll back rejected drafts."""
         if self.several is not None:
             self.several.append(self.rows, self.positions, running)
             return
@@ -113,7 +113,7 @@ class StepUpdate:
         running: RunningRows,
         stats: SchedulerStats,
     ) -> EngineCoreOutputs:
-        """Say what is new to whoever asked for it; without a step, only `reports` of requests that ended."""
+        """Build the message for the frontend; without a step, only `reports` of ended requests."""
         return EngineCoreOutputs(
             epoch=epoch,
             req_ids=list(self.req_ids),
@@ -132,11 +132,11 @@ class StepUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeveralTokens:
-    """New tokens of a step with drafts, of which a row may get several. Legend: K = most that one may get."""
+    """New tokens of a step with drafts, in which a row may get several. Legend: K = maximum per row."""
 
     table: Int32Array  # [R', K]
-    counts: Int32Array  # [R'] of the table's entries, each at least 1
-    num_drafts: Int32Array  # [R'] of which the row keeps `counts` - 1
+    counts: Int32Array  # [R'] valid entries of each table row, at least 1
+    num_drafts: Int32Array  # [R'], of which `counts` - 1 are accepted
 
     @property
     def last(self) -> Int32Array:
@@ -153,7 +153,7 @@ class SeveralTokens:
         return np.arange(self.table.shape[1]) < self.counts[:, None]
 
     def append(self, rows: RowIndices, positions: Int32Array, running: RunningRows) -> None:
-        """See `StepUpdate.append_tokens`. The slots of rejected drafts are written again by the steps that follow."""
+        """See `StepUpdate.append_tokens`. Later steps overwrite the KV slots of rejected drafts."""
         at, offsets = self._is_new.nonzero()
         running.tokens[rows[at], positions[at] + offsets] = self.flat
         running.num_known[rows] = positions + self.counts
@@ -162,7 +162,7 @@ class SeveralTokens:
 
 
 def _check_complete(scheduler_output: SchedulerOutput, model_output: ModelRunnerOutput, has_token: BoolArray) -> None:
-    """Assert tokens for each row that samples, and none for a request that failed, in whichever row."""
+    """Assert that each row that samples has tokens, and no failed request has any."""
     expected = scheduler_output.samples
     if model_output.errors:
         expected = expected & [req_id not in model_output.errors for req_id in scheduler_output.req_ids]

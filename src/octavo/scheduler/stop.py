@@ -1,4 +1,4 @@
-"""When a request is done, as far as tokens can tell. Stop strings are the front's business: text exists only there."""
+"""When a request ends because of its tokens. Stop strings are handled by the frontend: text exists only there."""
 
 from msgspec.structs import replace
 
@@ -9,8 +9,8 @@ from octavo.scheduler.request import Request, RequestStatus
 def check_stop(request: Request, token_id: int, num_tokens: int) -> FinishedRequest | None:
     """Decide whether `token_id`, now the last of `num_tokens` known tokens, ends the request.
 
-    A stop token wins over the length cap when both hold. `stop_token_id` is reported only for an id that the request
-    itself named, as clients expect.
+    A stop token takes precedence over the length limit. `stop_token_id` is only reported for ids in the request's own
+    `stop_token_ids`, as clients expect.
     """
     num_output_tokens = num_tokens - request.num_prompt_tokens
     if token_id in request.stop_token_ids and num_output_tokens > request.params.min_tokens:
@@ -22,7 +22,7 @@ def check_stop(request: Request, token_id: int, num_tokens: int) -> FinishedRequ
 
 
 def grammar_complete(request: Request) -> FinishedRequest:
-    """Report an answer whose form is complete: it has ended, though no end token said so."""
+    """Report an output that satisfies its constraint: it has stopped, though without a stop token."""
     return replace(finished(request, RequestStatus.STOPPED), shows_last_token=True)
 
 

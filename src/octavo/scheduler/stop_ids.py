@@ -1,4 +1,4 @@
-"""A quick first look at sampled tokens: which of them may end somebody's request?"""
+"""A cheap pre-check of sampled tokens: which of them may end a request?"""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ class StopIdTable:
     """The union of all stop ids seen, as a table. A hit is only a candidate: `check_stop` decides per request."""
 
     def __init__(self) -> None:
-        self._may_stop: BoolArray = np.zeros(1024, dtype=np.bool_)  # the last entry is False, and stands for all beyond
+        self._may_stop: BoolArray = np.zeros(1024, dtype=np.bool_)  # the last entry is False, and covers all larger ids
 
     def add(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

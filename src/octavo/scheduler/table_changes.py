@@ -1,4 +1,4 @@
-"""What a step changes in block tables: blocks given out, and null blocks in place of those that were freed.
+"""Changes of block tables in a step: allocated blocks, and null blocks in place of freed ones.
 
 Legend: N = changes.
 """
@@ -21,7 +21,7 @@ class TableChanges:
         return bool(self._rows)
 
     def add(self, row: int, group: int, first_column: int, block_ids: list[int]) -> None:
-        """Note that from `first_column` on, a row's table of a KV group has these blocks."""
+        """Record that a row's table of a KV group has these blocks from `first_column` on."""
         count = len(block_ids)
         self._rows += [row] * count
         self._block_ids += block_ids
@@ -29,7 +29,7 @@ class TableChanges:
         self._columns += range(first_column, first_column + count)
 
     def drop(self, row: int) -> None:
-        """Leave out what was noted of a row: its request was preempted."""
+        """Discard a row's changes: its request was preempted."""
         kept = [index for index, changed in enumerate(self._rows) if changed != row]
         for numbers in (self._rows, self._block_ids, self._groups, self._columns):
             numbers[:] = [numbers[index] for index in kept]

@@ -1,4 +1,4 @@
-"""The fake worker behind an executor, as a rank, or stepped by hand."""
+"""The fake worker in an executor, as a rank, or stepped manually."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

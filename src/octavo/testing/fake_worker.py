@@ -58,7 +58,7 @@ class FakeRow:
         table[column : column + 1] = [block_id]
 
     def slots(self, group: int, positions: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
-        """Return where a group has the keys and values of `positions`."""
+        """Return the slots of the keys and values of `positions` in a group."""
         return np.array(self.block_ids[group])[positions // block_size] * block_size + positions % block_size
 
 
@@ -116,7 +116,7 @@ class FakeWorker:
         drafts = self._try_drafts(scheduler_output)
         held = tuple(self.rows[row].request_id for row in scheduler_output.rows.tolist())
         assert held == scheduler_output.req_ids, (
-            f"rows hold {held}, the scheduler output names {scheduler_output.req_ids}"
+            f"rows hold {held}, the scheduler output has {scheduler_output.req_ids}"
         )
         starts, counts = scheduler_output.num_computed_tokens.tolist(), scheduler_output.num_scheduled_tokens.tolist()
         spans = [
@@ -124,7 +124,7 @@ class FakeWorker:
             for row, start, count in zip(scheduler_output.rows.tolist(), starts, counts, strict=True)
         ]
         self.num_tokens_computed += scheduler_output.total_num_scheduled_tokens
-        for row, start, _ in spans:  # states before any is written: rows come in any order
+        for row, start, _ in spans:  # read all states before writing any: rows come in any order
             self._read_states(row, start)
         for row, start, end in spans:
             self._write(row, start, end)
@@ -137,7 +137,7 @@ class FakeWorker:
         return _answer_of(scheduler_output, sampled, self._proposals([row for row, _, _ in spans], sampled))
 
     def _proposals(self, rows: list[FakeRow], sampled: list[list[int]]) -> dict[str, list[int]]:
-        """Return what a drafter in the rank proposes behind the tokens that rows [R] sampled."""
+        """Return what a drafter in the rank proposes after the tokens sampled by rows [R]."""
         if self._drafter is None:
             return {}
         req_ids = [row.request_id for row, token_ids in zip(rows, sampled, strict=True) if token_ids]
@@ -156,7 +156,7 @@ class FakeWorker:
             self._sample(state, int(ends[index]), drafts[index])
 
     def update_rows(self, scheduler_output: SchedulerOutput) -> None:
-        """Apply the diffs of a step to the rows, as every worker does before it computes anything."""
+        """Apply the diffs of a step to the rows, as every worker does before computing."""
         ended = set(scheduler_output.finished_req_ids)
         self.rows = {row: state for row, state in self.rows.items() if state.request_id not in ended}
         for new in scheduler_output.scheduled_new_reqs:
@@ -187,7 +187,7 @@ class FakeWorker:
             kv[slots] = contexts[positions]
 
     def _read_states(self, row: FakeRow, start: int) -> None:
-        """Check the states that a row begins with, which are those of the token before."""
+        """Check the states that a row starts from: those of the previous token."""
         for group in self._recurrent if start else ():
             column = (start - 1) // self._groups[group].block_tokens(self._block_size)
             state = self._kv[group][row.block_ids[group][column]]
@@ -203,7 +203,7 @@ class FakeWorker:
                     self._write(row, start, end)
 
     def _reads(self, row: FakeRow, start: int, end: int) -> Iterator[tuple[NDArray[np.int64], int]]:
-        """Yield what each group holds for tokens `start` to `end` - 1 to read, and the position where that begins."""
+        """Yield what tokens `start` to `end` - 1 read from each group, and the position where it starts."""
         for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
             if group not in self._recurrent:
                 first = kind.first_read(start)

@@ -1,4 +1,4 @@
-"""A drafter that knows the answers."""
+"""A drafter that knows the correct output."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Self
@@ -17,12 +17,12 @@ class KnownDrafter:
     ) -> None:
         self.max_num_drafts = max_num_drafts
         self.num_proposed = self.num_accepted = 0
-        self._num_known: dict[str, int] = {}  # by request id, when it was last asked about
+        self._num_known: dict[str, int] = {}  # by request id, at its last call
         self._continuation, self._vocab_size = continuation, vocab_size
 
     @classmethod
     def of_sequences(cls, sequences: Iterable[Sequence[int]], *, vocab_size: int, max_num_drafts: int = 4) -> Self:
-        """Use known sequences, prompts included: a context continues like the first that begins with it."""
+        """Use known sequences, prompts included: a context continues like the first sequence that starts with it."""
         known = [list(sequence) for sequence in sequences]
 
         def continuation(request_id: str, context: list[int]) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Requests and schedulers in one line, and the tokens that the fake model gives them."""
+"""One-line requests and schedulers, and the tokens that the fake model generates."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
