@@ -173,7 +173,7 @@ def expert_rows(
     middle, out = make(num_pairs, experts.num_parts * row_size), x.new_empty(num_pairs, experts.hidden_size)
     rows, row_scales = _operand(x, experts)
     _launch(rows, row_scales, pairs, experts, middle, is_into=True, one_tiling=one_tiling)
-    sizes = None if experts.are_sizes_alike else experts.sizes[expert_ids]
+    sizes = None if experts.are_sizes_alike else experts.sizes[expert_ids[pairs[1]]]  # in the order of experts
     rows, row_scales = _activated_operand(middle, sizes, experts, activation)
     _launch(rows, row_scales, pairs, experts, out, is_into=False, one_tiling=one_tiling)
     return out
