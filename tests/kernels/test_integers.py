@@ -51,6 +51,7 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def exact_product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """Return [T, N] float64: the product that is meant, with nothing rounded after x has become integers."""
+    assert isinstance(weight.format, IntegerFormat)
     if weight.format.is_rotated:
         x, weight = rotated(x.float()), replace(weight, format=replace(weight.format, is_rotated=False))
     integers, scale = integer_rows(x)

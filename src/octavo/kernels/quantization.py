@@ -98,7 +98,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     transform whose steps are 1, 2, 4, ..., 32: so every kernel finds the same bits.
     """
     num_rotated = x.shape[-1] // ROTATION_BLOCK * ROTATION_BLOCK
-    rotation, rest = x.split((num_rotated, x.shape[-1] - num_rotated), dim=-1)
+    rotation, rest = x[..., :num_rotated], x[..., num_rotated:]
     step = 1
     while step < ROTATION_BLOCK:
         first, second = rotation.unflatten(-1, (-1, 2, step)).unbind(-2)  # [..., K / (2 * step), step] each
