@@ -24,7 +24,7 @@ MAX_ROWS = 70
 TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)
 FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
 FORMS += [replace(form, is_rotated=True) for form in (FORMS[0], TWO_LEVEL)]
-SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300), (40, 1100)]  # N, K
+SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300), (40, 1100), (16, 576)]  # N, K
 # Tiles, vectors, and both sides of each border between them.
 SOME_ROWS = [(0, 1), (3, 2), (5, 4), (1, 5), (20, 9), (0, 16), (2, 17), (7, 33)]
 
@@ -51,8 +51,9 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def exact_product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """Return [T, N] float64: the product that is meant, with nothing rounded after x has become integers."""
-    if weight.format.is_rotated:
-        x, weight = rotated(x.float()), replace(weight, format=replace(weight.format, is_rotated=False))
+    form = weight.format
+    if isinstance(form, IntegerFormat) and form.is_rotated:
+        x, weight = rotated(x.float()), replace(weight, format=replace(form, is_rotated=False))
     integers, scale = integer_rows(x)
     return scale * (integers @ weight.dequantized().double().T)
 
@@ -136,14 +137,13 @@ def test_packing_a_weight_is_packing_its_integers(form: IntegerFormat, level: st
     )
 
 
-def test_a_rotation_is_a_hadamard_matrix_s_and_its_own_inverse() -> None:
-    x = random(5, 84).float()
-    matrix = torch.ones(1, 1)
-    while len(matrix) < 64:
-        matrix = torch.cat((torch.cat((matrix, matrix), dim=1), torch.cat((matrix, -matrix), dim=1)))
-    torch.testing.assert_close(rotated(x)[:, :64], x[:, :64] @ matrix / 8)
-    assert torch.equal(rotated(x)[:, 64:], x[:, 64:])
-    torch.testing.assert_close(rotated(rotated(x)), x)
+def test_a_rotation_is_orthogonal_mixes_all_and_undoes_itself() -> None:
+    for size, num_mixed in ((40, 0), (84, 64), (576, 576), (1024, 1024), (448 + 3, 64)):
+        matrix = rotated(torch.eye(size))
+        torch.testing.assert_close(matrix @ matrix.T, torch.eye(size), atol=1e-5, rtol=0)
+        torch.testing.assert_close(rotated(matrix), torch.eye(size), atol=1e-5, rtol=0)
+        assert int((matrix[0] != 0.0).sum()) == max(1, num_mixed)
+        assert matrix[size // 64 * 64 :].equal(torch.eye(size)[size // 64 * 64 :])
 
 
 @pytest.mark.parametrize("level", ALL_LEVELS)

@@ -90,21 +90,37 @@ WeightFormat = IntegerFormat | Float8Format
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Multiply each whole block of 64 elements of x [..., K] float32 by H / 8, H a Hadamard matrix; what is left stays.
+    """Multiply x [..., K] float32 by an orthogonal matrix that mixes all of K's whole blocks of 64; what is left stays.
 
     Rows of activations have outliers, beside which one scale for a row rounds all else away. A rotation spreads each
-    over its block, and a product stays the same: (x H / 8) (W H / 8)^T = x W^T (QuaRot: Ashkboos et al. 2024,
-    arXiv:2404.00456). Rotating twice changes nothing. Sums and differences, in the order of a fast Walsh-Hadamard
-    transform whose steps are 1, 2, 4, ..., 32: so every kernel finds the same bits.
+    over the row, and a product stays the same: (x R) (W R)^T = x W^T (QuaRot: Ashkboos et al. 2024, arXiv:2404.00456).
+    Rotating twice changes nothing. A Hadamard matrix of the largest power of two that divides K, then for each factor
+    of 3 the reflection 2/3 - 1 of three blocks. Sums and differences, in the order of a fast Walsh-Hadamard transform
+    whose steps are 1, 2, 4, ...: so every kernel finds the same bits.
     """
-    num_rotated = x.shape[-1] // ROTATION_BLOCK * ROTATION_BLOCK
-    rotation, rest = x.split((num_rotated, x.shape[-1] - num_rotated), dim=-1)
+    size = x.shape[-1] // ROTATION_BLOCK * ROTATION_BLOCK
+    if size == 0:
+        return x
+    rotation, rest = x[..., :size], x[..., size:]
     step = 1
-    while step < ROTATION_BLOCK:
+    while size // step % 2 == 0:
         first, second = rotation.unflatten(-1, (-1, 2, step)).unbind(-2)  # [..., K / (2 * step), step] each
         rotation = torch.stack((first + second, first - second), dim=-2).flatten(-3)
         step *= 2
-    return torch.cat((rotation / ROTATION_BLOCK**0.5, rest), dim=-1)
+    while size // step % 3 == 0:
+        first, second, third = thirds = rotation.unflatten(-1, (-1, 3, step)).unbind(-2)
+        total = first + second + third
+        rotation = torch.stack([total + total - (of + of + of) for of in thirds], dim=-2).flatten(-3)
+        step *= 3
+    return torch.cat((rotation * rotation_scale(size), rest), dim=-1)
+
+
+def rotation_scale(size: int) -> float:
+    """Return what sums and differences over `size` inputs, whole blocks, are multiplied with to keep their length."""
+    powers, threes = size & -size, 1
+    while size // powers // threes % 3 == 0:
+        threes *= 3
+    return 1.0 / (math.sqrt(powers) * threes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,20 +64,21 @@ static inline void load_row_line(const bf16* x, std::int64_t k, std::int64_t siz
 
 // Rotates a row [K] to `wide`, with zeros up to whole k tiles, and returns the largest magnitude, NaN being the last.
 static inline float rotate_row(const bf16* x, std::int64_t size, float* wide) {
-  u32x16 largest = {};
   for (std::int64_t k = 0; k < size; k += kTileK) {
     f32x16 values[4];
     load_row_line(x, k, size, values);
     if (k + kTileK <= size) rotate_block(values);
-    for (int i = 0; i < 4; ++i) {
-      store_f32(wide + k + i * 16, values[i]);
-      const u32x16 bits = (u32x16)values[i] & 0x7fffffffu;
+    for (int i = 0; i < 4; ++i) store_f32(wide + k + i * 16, values[i]);
+  }
+  finish_rotation(wide, size);
+  u32x16 largest = {};
+  for (std::int64_t k = 0; k < num_k_tiles(size) * kTileK; k += 16) {
+    const u32x16 bits = (u32x16)load_f32(wide + k) & 0x7fffffffu;
 #if defined(OCTAVO_HAS_AVX512)
-      largest = (u32x16)_mm512_max_epu32((__m512i)largest, (__m512i)bits);
+    largest = (u32x16)_mm512_max_epu32((__m512i)largest, (__m512i)bits);
 #else
-      largest = select((i32x16)bits > (i32x16)largest, bits, largest);
+    largest = select((i32x16)bits > (i32x16)largest, bits, largest);
 #endif
-    }
   }
   std::uint32_t most = 0;
   for (int lane = 0; lane < 16; ++lane) most = largest[lane] > most ? largest[lane] : most;

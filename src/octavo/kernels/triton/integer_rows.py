@@ -11,6 +11,7 @@ import torch
 import triton
 from triton import language as tl
 
+from octavo.kernels.quantization import ROTATION_BLOCK, rotation_scale
 from octavo.kernels.triton.activation import constants, gated, squared
 from octavo.kernels.triton.arguments import aligned
 from octavo.kernels.types import SILU, Activation, Fused
@@ -25,14 +26,26 @@ class IntegerRows:
 
 
 @triton.jit
-def _rotated(x: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:  # [BLOCK] float32
-    """Rotate each 64 elements, as `rotated` of kernels/quantization.py does, in its order."""
-    for number in tl.static_range(6):
+def _rotated(
+    x: tl.tensor, size: tl.tensor, scale: tl.tensor, BLOCK: tl.constexpr, NUM_STEPS: tl.constexpr
+) -> tl.tensor:
+    """Rotate the first `size` of x [BLOCK] float32, whole blocks of 64: `rotated` of kernels/quantization.py."""
+    columns = tl.arange(0, BLOCK)
+    mixed = x
+    for number in tl.static_range(NUM_STEPS):
         STEP: tl.constexpr = 1 << number
-        pairs = tl.permute(tl.reshape(x, (BLOCK // (2 * STEP), 2, STEP)), (0, 2, 1))
+        pairs = tl.permute(tl.reshape(mixed, (BLOCK // (2 * STEP), 2, STEP)), (0, 2, 1))
         first, second = tl.split(pairs)
-        x = tl.reshape(tl.permute(tl.join(first + second, first - second), (0, 2, 1)), (BLOCK,))
-    return x * 0.125
+        joined = tl.reshape(tl.permute(tl.join(first + second, first - second), (0, 2, 1)), (BLOCK,))
+        mixed = tl.where(size // STEP % 2 == 0, joined, mixed)
+    step = size & -size
+    while (size > 0) & (size // tl.maximum(step, 1) % 3 == 0):
+        number_of = columns // step % 3
+        start = tl.minimum(columns - number_of * step, BLOCK - 1 - 2 * step)
+        total = tl.gather(mixed, start, 0) + tl.gather(mixed, start + step, 0) + tl.gather(mixed, start + 2 * step, 0)
+        mixed = total + total - (mixed + mixed + mixed)
+        step *= 3
+    return tl.where(columns < size, mixed * scale, x)
 
 
 @triton.jit
@@ -66,6 +79,9 @@ def _integer_rows_kernel(
     values: tl.tensor,  # [T, P] int8
     scales: tl.tensor,  # [T] float32
     sizes: tl.tensor | None,  # [T] int32, how much of each row is there; None: K
+    rotation_scales: tl.tensor | None,  # [T] float32, with them
+    rotated_size: tl.tensor,  # where sizes are None
+    rotation_scale: tl.tensor,
     eps: tl.tensor,
     OFFSET: tl.constexpr,
     IS_ACTIVATED: tl.constexpr,
@@ -76,6 +92,7 @@ def _integer_rows_kernel(
     SIZE: tl.constexpr,  # K
     PADDED: tl.constexpr,  # P
     BLOCK: tl.constexpr,
+    NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is BLOCK
 ) -> None:
     """One program a row. What would be an op of its own is rounded to the dtype."""
     number = tl.program_id(0).to(tl.int64)
@@ -101,8 +118,9 @@ def _integer_rows_kernel(
         row = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factors).to(row.dtype)
     floats = row.to(tl.float32)
     if IS_ROTATED:
-        size = SIZE if sizes is None else tl.load(sizes + number)
-        floats = tl.where(columns < size // 64 * 64, _rotated(floats, BLOCK), floats)
+        if sizes is not None:
+            rotated_size, rotation_scale = tl.load(sizes + number) // 64 * 64, tl.load(rotation_scales + number)
+        floats = _rotated(floats, rotated_size, rotation_scale, BLOCK, NUM_STEPS)
     _put_integers(floats, values + number * PADDED, scales + number, PADDED, BLOCK)
 
 
@@ -112,11 +130,16 @@ def integer_rows(x: torch.Tensor, padded_size: int, *, is_rotated: bool) -> Inte
 
 
 def activated_integer_rows(
-    x: torch.Tensor, activation: Activation, padded_size: int, *, is_rotated: bool, sizes: torch.Tensor | None = None
+    x: torch.Tensor,
+    activation: Activation,
+    padded_size: int,
+    *,
+    is_rotated: bool,
+    sizes: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> IntegerRows:
     """The same of the activation [T, K] of x: [T, 2 * K] with a gate, gates first, else [T, K].
 
-    `sizes` [T] int32: rows are shorter than K, with zeros behind them.
+    `sizes` [T] int32: rows are shorter than K, with zeros behind them; and [T] float32, `rotation_scale` of each.
     """
     size = x.shape[1] // (1 + activation.is_gated)
     return _launch(x, size, padded_size, is_rotated, activation=activation, sizes=sizes)[0]
@@ -137,7 +160,7 @@ def _launch(
     is_rotated: bool,
     fused: Fused | None = None,
     activation: Activation | None = None,
-    sizes: torch.Tensor | None = None,
+    sizes: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[IntegerRows, torch.Tensor | None]:
     x, num_rows, total = aligned(x), len(x), None
     values = torch.empty(num_rows, padded_size, dtype=torch.int8, device=x.device)
@@ -147,9 +170,12 @@ def _launch(
         residual, total = aligned(residual), torch.empty_like(x)
     if num_rows:
         block = triton.next_power_of_2(padded_size)
+        row_sizes, scales_of = sizes or (None, None)
+        rotated_size = size // ROTATION_BLOCK * ROTATION_BLOCK
         norm_weight, eps, offset = (fused.norm_weight, fused.eps, fused.norm_offset) if fused else (None, 0.0, 0.0)
         _integer_rows_kernel[(num_rows,)](
-            *(x, residual, norm_weight, total, values, scales, sizes, eps),
+            *(x, residual, norm_weight, total, values, scales, row_sizes, scales_of),
+            *(rotated_size, rotation_scale(rotated_size) if rotated_size else 1.0, eps),
             OFFSET=offset,
             IS_ACTIVATED=activation is not None,
             **constants(activation or SILU),
@@ -157,6 +183,7 @@ def _launch(
             SIZE=size,
             PADDED=padded_size,
             BLOCK=block,
+            NUM_STEPS=block.bit_length() - 1,
             num_warps=min(32, max(1, block // 512)),
             enable_fp_fusion=False,  # a product and a sum in one would not round in between
         )

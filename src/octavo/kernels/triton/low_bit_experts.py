@@ -16,7 +16,7 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.quantization import Float8Format
+from octavo.kernels.quantization import Float8Format, rotation_scale
 from octavo.kernels.triton.activation import activate
 from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
 from octavo.kernels.triton.integer_rows import activated_integer_rows, integer_rows
@@ -35,6 +35,7 @@ class LowBitExperts(PackedExperts):
     gate_up_addresses: torch.Tensor  # [4, X] int64, of weights [2 * I, D], gates first: see `_addresses`
     down_addresses: torch.Tensor  # [4, X] int64, of weights [D, I]
     sizes: torch.Tensor  # [X] int32, each expert's I
+    rotation_scales: torch.Tensor  # [X] float32, `rotation_scale` of its whole blocks
     form: Form
     is_integer: bool
     is_rotated: bool
@@ -61,6 +62,9 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
         gate_up_addresses=_addresses(into),
         down_addresses=_addresses(back),
         sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
+        rotation_scales=torch.tensor(
+            [rotation_scale(size // 64 * 64) if size >= 64 else 1.0 for size in sizes], device=device
+        ),
         form=kernel_form,
         is_integer=not isinstance(form, Float8Format),
         is_rotated=into[0].is_rotated,
@@ -173,7 +177,8 @@ def expert_rows(
     middle, out = make(num_pairs, experts.num_parts * row_size), x.new_empty(num_pairs, experts.hidden_size)
     rows, row_scales = _operand(x, experts)
     _launch(rows, row_scales, pairs, experts, middle, is_into=True, one_tiling=one_tiling)
-    sizes = None if experts.are_sizes_alike else experts.sizes[expert_ids[pairs[1]]]  # in the order of experts
+    of_rows = expert_ids[pairs[1]]  # in the order of experts
+    sizes = None if experts.are_sizes_alike else (experts.sizes[of_rows], experts.rotation_scales[of_rows])
     rows, row_scales = _activated_operand(middle, sizes, experts, activation)
     _launch(rows, row_scales, pairs, experts, out, is_into=False, one_tiling=one_tiling)
     return out
@@ -188,7 +193,10 @@ def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, tor
 
 
 def _activated_operand(
-    middle: torch.Tensor, sizes: torch.Tensor | None, experts: LowBitExperts, activation: Activation
+    middle: torch.Tensor,
+    sizes: tuple[torch.Tensor, torch.Tensor] | None,
+    experts: LowBitExperts,
+    activation: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same of the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] without gates; `sizes` where not all are Q."""
     if not experts.is_integer:
