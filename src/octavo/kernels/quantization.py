@@ -104,11 +104,11 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     rotation, rest = x[..., :size], x[..., size:]
     step = 1
     while size // step % 2 == 0:
-        first, second = rotation.unflatten(-1, (-1, 2, step)).unbind(-2)  # [..., K / (2 * step), step] each
+        first, second = rotation.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)  # [..., K / (2 * step), step] each
         rotation = torch.stack((first + second, first - second), dim=-2).flatten(-3)
         step *= 2
     while size // step % 3 == 0:
-        first, second, third = thirds = rotation.unflatten(-1, (-1, 3, step)).unbind(-2)
+        first, second, third = thirds = rotation.reshape(*x.shape[:-1], -1, 3, step).unbind(-2)
         total = first + second + third
         rotation = torch.stack([total + total - (of + of + of) for of in thirds], dim=-2).flatten(-3)
         step *= 3
