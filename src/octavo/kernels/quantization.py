@@ -101,7 +101,7 @@ def rotated(x: torch.Tensor) -> torch.Tensor:
     rotation, rest = x[..., :num_rotated], x[..., num_rotated:]
     step = 1
     while step < ROTATION_BLOCK:
-        first, second = rotation.reshape(*rotation.shape[:-1], -1, 2, step).unbind(-2)  # [..., K / (2 * step), step] each
+        first, second = rotation.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)  # [..., K / (2 * step), step] each
         rotation = torch.stack((first + second, first - second), dim=-2).flatten(-3)
         step *= 2
     return torch.cat((rotation / ROTATION_BLOCK**0.5, rest), dim=-1)
