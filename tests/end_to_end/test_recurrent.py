@@ -103,7 +103,7 @@ def test_drafts_are_refused(name: str, alone: list[Any], make_llm: MakeLLM, monk
     drafter = KnownDrafter.of_sequences([[1, 2, 3]], vocab_size=9)
     monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
     with pytest.raises(
-        UnsupportedModelError, match="drafter=KnownDrafter: a recurrent state cannot take rejected drafts"
+        UnsupportedModelError, match="drafter=KnownDrafter: a recurrent state cannot roll back rejected drafts"
     ):
         make_llm(name)
 
