@@ -81,7 +81,8 @@ def test_a_stop_string_ends_the_request_in_front_and_in_the_core(engine: LLMEngi
     assert output.token_ids == plain.token_ids[: len(output.token_ids)]
     included = engine.generate("Hi", params.replace(include_stop_str_in_output=True))[0].outputs[0]
     assert included.text == output.text + stop
-    engine.step()  # the core hears of the end
+    engine.step()  # the core processes the aborts
+    assert engine.step() == ([], 0)  # and has nothing left to compute
     engine.check_integrity()
 
 

@@ -143,7 +143,7 @@ FAULTS = [
         name="a stop string does not abort in the core",
         right="            front.client.abort(result.to_abort)\n        return result.changed",
         wrong="            pass\n        return result.changed",
-        tests="engine/test_llm_engine.py engine/test_stop_strings.py",
+        tests="engine/test_llm_engine.py",
     ),
     Fault(
         name="nobody tells the core that a listener has left",
