@@ -1,6 +1,7 @@
 """`octavo convert --quantize`: checkpoints that load like any other, nearer to the model than `--quantization`."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from benchmarks.quality_texts import demo_answers
 from safetensors.torch import load_file
 from tests.convert.test_convert import save
 from tests.distributed.ranks import run_ranks
+from tests.gguf.files import convert as write_gguf
 from tests.models.paged import PagedRunner, load
+from tests.models.test_moe import CASES
 from typer.testing import CliRunner
 
 from octavo.calibration.plan import BitsPlan
@@ -18,7 +21,9 @@ from octavo.calibration.quantize import quantize
 from octavo.calibration.text import passages_of
 from octavo.cli.convert import app
 from octavo.config.hub import resolve_model
+from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
+from octavo.convert.targets import TargetOptions
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.native_level import native_kernels
@@ -81,11 +86,27 @@ def test_ranks_compute_with_their_shards(demo_int4: Path) -> None:
         torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
 
 
-def test_experts_are_rounded_too(tmp_path: Path) -> None:
-    source = Checkpoint.open(str(save("qwen2-moe", tmp_path / "source")), dtype="float32")
-    found = quantize(source, BitsPlan(), PASSAGES, shows_progress=False)
-    assert any(".experts.0." in name for name in found.layers)
-    assert not any("gate.weight" in name for name in found.layers)
+def save_stacked(folder: Path) -> Path:
+    CASES["qwen3-moe"].build().save_pretrained(folder, save_original_format=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "save_model",
+    [
+        lambda folder: write_gguf(save("qwen3-tied-gqa-8", folder / "saved"), folder / "model.gguf"),
+        lambda folder: save("qwen2-moe", folder),
+        save_stacked,
+    ],
+    ids=["gguf, tied", "experts, one of them shared", "stacked experts"],
+)
+def test_every_tensor_is_in_its_place(save_model: Callable[[Path], Path], tmp_path: Path) -> None:
+    """With 8 bits, the logits are nearly those of the source; in 4 bits a tiny model has others."""
+    source, out = save_model(tmp_path / "source"), tmp_path / "out"
+    found = quantize(Checkpoint.open(str(source)), BitsPlan(bits=8), PASSAGES, shows_progress=False)
+    convert(found, out, "safetensors", TargetOptions())
+    expected = logits_of(source)
+    assert float((logits_of(out) - expected).norm() / expected.norm()) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from octavo.kernels.rotation import rotated
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.octavo import FORMS, METHOD, VERSION, stored_tensors
 from octavo.models.interfaces import CausalLM
-from octavo.models.weights import weight_slots
+from octavo.models.weights import spelt_as_in_table, weight_slots
 from octavo.worker.parameters import empty_model
 
 _HEAD = "lm_head"
@@ -37,11 +37,11 @@ class QuantizedCheckpoint(Checkpoint):
     layers: Mapping[str, QuantizedWeight]  # by name in the checkpoint
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Checkpoint.tensors`."""
-        for name, tensor in Checkpoint.tensors(self):
+        """See `Checkpoint.tensors`. Experts that are stacked in the source are tensors of their own."""
+        for name, tensor in spelt_as_in_table(empty_model(self.model), Checkpoint.tensors(self)):
             if name.removesuffix(_WEIGHT) not in self.layers:
                 yield name, tensor
-        for layer, weight in self.layers.items():
+        for layer, weight in self.layers.items():  # scales stay in float32
             yield from ((f"{layer}.{name}", tensor) for name, tensor in stored_tensors(weight).items())
 
     @property
@@ -82,12 +82,21 @@ def quantize(
     config = replace(checkpoint.model, dtype="float32")
     recorded = RecordedModel(config, checkpoint.tensors(), passages)
     layers = dict(_round_layers(recorded, bits, shows_progress=shows_progress))
+    dtype = (
+        checkpoint.dtype or torch.bfloat16
+    )  # of what stays dense; the CPU's kernels for integers compute in bfloat16
+    changed = {
+        "tie_word_embeddings": False,
+        "quantization_config": settings,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    unchanged = {key: value for key, value in checkpoint.settings.items() if key != "torch_dtype"}
     return QuantizedCheckpoint(
         path=checkpoint.path,
         model=model,
-        settings={**checkpoint.settings, "tie_word_embeddings": False, "quantization_config": settings},
+        settings={**unchanged, **changed},
         load_format=checkpoint.load_format,
-        dtype=checkpoint.dtype,
+        dtype=dtype,
         layers=layers,
     )
 
