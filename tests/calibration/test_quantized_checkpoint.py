@@ -29,6 +29,7 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.native_level import native_kernels
 from octavo.kernels.quantization import get_quantization
 from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.octavo import FORMS
 from octavo.tokenizer.tokenizer import Tokenizer
 
 TOKENS = [5, 9, 33, 60, 4]
@@ -62,6 +63,7 @@ def test_it_is_nearer_to_the_model_than_what_is_made_at_load(demo_int4: Path) ->
 
 @needs_kernels
 def test_kernels_compute_with_the_stored_integers(demo_int4: Path) -> None:
+    assert FORMS[4] == get_quantization("int4").linear  # and so at the same speed
     model = load(demo_int4, dtype="bfloat16")
     linears = [part for part in model.modules() if isinstance(part, MergedLinear)]
     assert not any(part.is_compressed for part in linears)
