@@ -10,6 +10,7 @@ TARGETS = MappingProxyType(
     {
         "safetensors": ("octavo.convert.folders", "write_safetensors"),
         "pt": ("octavo.convert.folders", "write_torch"),
+        "tensorizer": ("octavo.convert.tensorized", "write_tensorized"),
     }
 )
 
@@ -22,8 +23,8 @@ class TargetOptions:
         InvalidParameterError: a value out of range.
     """
 
-    max_shard_bytes: int = 2 << 30  # of weights in one file; also what a conversion holds in memory
+    max_shard_bytes: int | None = None  # of weights in one file, which a conversion holds in memory; None: 2 GiB
 
     def __post_init__(self) -> None:
-        if self.max_shard_bytes < 1:
+        if self.max_shard_bytes is not None and self.max_shard_bytes < 1:
             raise InvalidParameterError("max_shard_bytes", self.max_shard_bytes, "at least 1")
