@@ -17,7 +17,7 @@ def convert(
     source: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2` or `demo`")],
     out: Annotated[Path, typer.Argument(help="folder to create")],
     to: Annotated[
-        str, typer.Option("--to", help="format to write: safetensors, pt or tensorizer", metavar="<str>")
+        str, typer.Option("--to", help="format to write: safetensors, pt, sharded_state or tensorizer", metavar="<str>")
     ] = "safetensors",
     dtype: Annotated[
         str,
@@ -33,7 +33,11 @@ def convert(
     ] = None,
     max_shard_gib: Annotated[
         float | None,
-        typer.Option("--max-shard-gib", help="maximum GiB of weights in one file, of safetensors and pt [default: 2]"),
+        typer.Option("--max-shard-gib", help="maximum GiB of weights in one file; not of tensorizer [default: 2]"),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option("--tensor-parallel-size", help="number of ranks that a sharded_state is for [default: 1]"),
     ] = None,
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
@@ -42,7 +46,10 @@ def convert(
     from octavo.convert.targets import TargetOptions
 
     start_s = time.perf_counter()
-    options = TargetOptions(max_shard_bytes=None if max_shard_gib is None else int(max_shard_gib * 2**30))
+    options = TargetOptions(
+        max_shard_bytes=None if max_shard_gib is None else int(max_shard_gib * 2**30),
+        tensor_parallel_size=tensor_parallel_size,
+    )
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
     num_bytes = run.convert(checkpoint, out, to, options)
     print(f"{out}: {to}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")

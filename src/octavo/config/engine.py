@@ -7,7 +7,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
-LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "sharded_state", "dummy"]
 QuantizationName = Literal["int8", "int4", "fp8"]
 
 
