@@ -110,7 +110,7 @@ def test_processes_read_their_parts(degree: str, tmp_path: Path) -> None:
     convert(Checkpoint.open("demo"), tmp_path / "out", "sharded_state", TargetOptions(tensor_parallel_size=size))
     params, texts = SamplingParams(temperature=0.0, max_tokens=12), []
     for name in ("demo", str(tmp_path / "out")):
-        llm = LLM(name, max_model_len=128, threads=1, **({degree: 2} if name != "demo" else {}))  # type: ignore[arg-type]
+        llm = LLM(name, max_model_len=128, threads=1, **({degree: 2} if name != "demo" else {}))
         texts.append(llm.generate("What is a block?", params, use_tqdm=False)[0].outputs[0].text)
         llm.exit()
     assert texts[1] == texts[0]
