@@ -86,11 +86,10 @@ def test_a_row_is_judged_by_what_it_guessed_without_getting_drafts() -> None:
 
 def test_a_new_request_in_a_row_begins_anew() -> None:
     rows = Rows(flat)
-    rows.guess([7, 8], rights=[False] * NUM_ROWS)
+    rows.guess([7, 8], rights=[True] * NUM_ROWS)
     rows.running.generation[rows.rows] += 1
     rows.planner.observe(rows.rows.tolist(), [[7]] * NUM_ROWS)
-    rows.planner._prior_right = rows.planner._prior_guesses = 1.0
-    assert rows.planner.acceptance(rows.rows).tolist() == [1.0] * NUM_ROWS
+    assert not rows.plan().any()
 
 
 def test_costs_between_and_beyond_measurements() -> None:
@@ -133,7 +132,7 @@ class Chatter:
         """Nothing is stored."""
 
 
-def test_a_scheduler_stops_verifying_drafts_that_are_wrong() -> None:
+def test_drafts_that_would_be_wrong_are_not_verified() -> None:
     now = [0.0]
     scheduler = make_scheduler(drafter=Chatter(), adapts_drafts=True, max_model_len=128, clock=lambda: now[0])
     worker = FakeWorker.of(scheduler)
@@ -145,8 +144,7 @@ def test_a_scheduler_stops_verifying_drafts_that_are_wrong() -> None:
         num_drafts.append(0 if drafts is None else len(drafts.token_ids))
         now[0] += 1.0 + 0.1 * output.total_num_scheduled_tokens
         scheduler.update_from_output(output, worker.execute(output))
-    assert sum(num_drafts[:5]) > 0
-    assert not any(num_drafts[30:])
+    assert not any(num_drafts)
 
 
 def test_a_request_may_decline_drafts() -> None:

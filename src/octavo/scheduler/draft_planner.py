@@ -17,8 +17,7 @@ from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_costs import StepCosts
 
 _FORGET = 0.85  # weight of a row's past in its acceptance, per guess
-_PRIOR_GUESSES = 1.5  # weight of the engine's acceptance in a row's
-_PRIOR_FORGET = 0.99
+_DOUBT = 1.0  # wrong guesses assumed of every row: it gets drafts once a guess was right, which costs nothing to see
 _MIN_GAIN = 1.02  # of tokens per second; less is within the noise of measured times
 
 
@@ -32,7 +31,6 @@ class DraftPlanner:
         self._running, self._costs = running, costs
         num_rows = len(running.requests)
         self._num_right, self._num_guesses = np.zeros(num_rows), np.zeros(num_rows)
-        self._prior_right, self._prior_guesses = 1.0, 2.0
         self._open: dict[int, tuple[int, int, Sequence[int]]] = {}  # by row: generation, known tokens, proposal
 
     def observe(self, rows: Sequence[int], proposals: Sequence[Sequence[int]]) -> None:
@@ -53,16 +51,12 @@ class DraftPlanner:
             is_right = float(guess == token)
             self._num_right[row] = _FORGET * self._num_right[row] + is_right
             self._num_guesses[row] = _FORGET * self._num_guesses[row] + 1.0
-            self._prior_right = _PRIOR_FORGET * self._prior_right + is_right
-            self._prior_guesses = _PRIOR_FORGET * self._prior_guesses + 1.0
             if not is_right:
                 break
 
     def acceptance(self, rows: RowIndices) -> NDArray[np.float64]:
         """Return the expected probability that a row's next guess is right [P]."""
-        prior = self._prior_right / self._prior_guesses
-        right, guesses = self._num_right[rows], self._num_guesses[rows]
-        rates: NDArray[np.float64] = (right + _PRIOR_GUESSES * prior) / (guesses + _PRIOR_GUESSES)
+        rates: NDArray[np.float64] = self._num_right[rows] / (self._num_guesses[rows] + _DOUBT)
         return rates
 
     def plan(self, rows: RowIndices, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
