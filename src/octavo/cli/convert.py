@@ -18,7 +18,7 @@ def convert(
     source: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2` or `demo`")],
     out: Annotated[Path, typer.Argument(help="folder to create")],
     to: Annotated[
-        str, typer.Option("--to", help="format to write: safetensors or pt", metavar="<str>")
+        str, typer.Option("--to", help="format to write: safetensors, pt, sharded_state or tensorizer", metavar="<str>")
     ] = "safetensors",
     dtype: Annotated[
         str,
@@ -32,7 +32,14 @@ def convert(
     revision: Annotated[
         str | None, typer.Option("--revision", help="branch, tag or commit of a Hub model", metavar="<str>")
     ] = None,
-    max_shard_gib: Annotated[float, typer.Option("--max-shard-gib", help="maximum GiB of weights in one file")] = 2.0,
+    max_shard_gib: Annotated[
+        float | None,
+        typer.Option("--max-shard-gib", help="maximum GiB of weights in one file; not of tensorizer [default: 2]"),
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option("--tensor-parallel-size", help="number of ranks that a sharded_state is for [default: 1]"),
+    ] = None,
     quantize: Annotated[
         str | None,
         typer.Option("--quantize", help="int4: round linear layers to 4 bits, calibrated on a text", metavar="<str>"),
@@ -52,7 +59,10 @@ def convert(
     from octavo.convert.targets import TargetOptions
 
     start_s = time.perf_counter()
-    options = TargetOptions(max_shard_bytes=int(max_shard_gib * 2**30))
+    options = TargetOptions(
+        max_shard_bytes=None if max_shard_gib is None else int(max_shard_gib * 2**30),
+        tensor_parallel_size=tensor_parallel_size,
+    )
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
     detail = to
     if quantize is not None:

@@ -13,7 +13,6 @@ from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin
 
 from octavo.config.engine import (
-    LATER_LOAD_FORMATS,
     CacheConfig,
     EngineConfig,
     KVCacheDType,
@@ -26,6 +25,7 @@ from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
+from octavo.config.speculative import SpeculativeConfig
 from octavo.errors import InvalidParameterError, UnknownOptionError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _COUNTS = (
     "threads",
     *_DEGREES,
 )
-_KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+_KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}
 
 
 def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
@@ -65,7 +65,9 @@ class EngineArgs:
     """
 
     model_name: str = option(
-        DEFAULT_MODEL, "checkpoint folder, GGUF file, Hub id, `smollm2`, or `demo`, the bundled model"
+        DEFAULT_MODEL,
+        "checkpoint folder, GGUF file, Hub id (org/name, or org/name:Q4_K_M for one of several GGUF files), `smollm2`, "
+        "or `demo`, the bundled model",
     )
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")
@@ -98,7 +100,10 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
-    load_format: LoadFormat = option("auto", "auto: safetensors, pt or gguf, as the model is; dummy: random weights")
+    load_format: LoadFormat = option("auto", "format of the weights; auto: as the model is; dummy: random weights")
+    tensorizer_uri: str | None = option(
+        None, "file or http(s) address of the model's weights in the tensorizer format; default: in the model's folder"
+    )
     packed_cache_gib: float = option(
         20.0, "maximum GiB of packed weights to cache in ~/.cache/octavo (or $OCTAVO_CACHE) for the next start; 0: none"
     )
@@ -108,6 +113,11 @@ class EngineArgs:
     enforce_eager: bool = option(False, "run op by op, without captured graphs")
     deterministic: bool = option(
         False, "use only batch-invariant kernels, or fail; the C++ kernels for CPUs always are"
+    )
+    speculative_config: str | dict[str, Any] | None = option(
+        None,
+        'speculative decoding, a JSON object: {"method": "ngram"} verifies drafts copied from the prompt and output; '
+        "more keys in docs/speculative.md",
     )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
@@ -130,9 +140,6 @@ class EngineArgs:
     trust_remote_code: bool = option(False, "not supported: Octavo never runs code from a checkpoint")
 
     def __post_init__(self) -> None:
-        if self.load_format in LATER_LOAD_FORMATS:
-            limit = "not supported by this version yet; one of " + ", ".join(get_args(LoadFormat))
-            raise InvalidParameterError("load_format", self.load_format, limit)
         for spec in fields(self):
             check_type(spec.name, spec.type, getattr(self, spec.name))
         for name in _COUNTS:
@@ -140,6 +147,8 @@ class EngineArgs:
             if value is not None and value < 1:
                 raise InvalidParameterError(name, value, "an integer of at least 1")
         self._check_rest()
+        if self.speculative_config is not None:
+            SpeculativeConfig.parse(self.speculative_config)
         if self.engine_process is False and self.data_parallel_size > 1:
             limit = f"true or unset: each of {self.data_parallel_size} replicas (data_parallel_size) is a process"
             raise InvalidParameterError("engine_process", False, limit)
@@ -193,6 +202,7 @@ class EngineArgs:
             load=LoadConfig(
                 load_format=self.load_format,
                 seed=self.seed or 0,
+                tensorizer_uri=self.tensorizer_uri,
                 packed_cache_bytes=int(self.packed_cache_gib * 2**30),
             ),
             quantization=self.quantization,
@@ -200,6 +210,7 @@ class EngineArgs:
             threads=self.threads,
             enforce_eager=self.enforce_eager,
             deterministic=self.deterministic,
+            speculative=None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config),
             parallel=ParallelConfig(
                 tensor_parallel_size=self.tensor_parallel_size,
                 pipeline_parallel_size=self.pipeline_parallel_size,
@@ -229,6 +240,9 @@ class EngineArgs:
             if getattr(self, name):
                 limit = "not supported: the number of ranks is fixed at start-up; start another engine instead"
                 raise InvalidParameterError(name, True, limit)
+        if self.tensorizer_uri is not None and self.load_format not in ("auto", "tensorizer"):
+            limit = f"unset: it has no effect with load_format={self.load_format!r}"
+            raise InvalidParameterError("tensorizer_uri", self.tensorizer_uri, limit)
         if self.max_model_len == 1:
             raise InvalidParameterError("max_model_len", 1, "at least 2: one token of prompt and one of output")
         utilization = self.gpu_memory_utilization
@@ -249,7 +263,7 @@ class EngineArgs:
 
 
 def check_type(name: str, annotation: Any, value: object) -> None:
-    """Check an option against its annotation: a Literal or a plain type, each optionally None, or a tuple of strings.
+    """Check an option against its annotation: a Literal, a tuple of strings, or plain types of which one may be None.
 
     Raises:
         InvalidParameterError: names the option, its value and the allowed values.
@@ -263,5 +277,8 @@ def check_type(name: str, annotation: Any, value: object) -> None:
     elif isinstance(allowed[0], str):
         if value not in allowed:
             raise InvalidParameterError(name, value, "one of " + ", ".join(allowed))
-    elif type(value) not in allowed and not (type(value) is int and float in allowed):  # exact: True is not an int
-        raise InvalidParameterError(name, value, f"must be {_KINDS[allowed[0]]}")
+    else:
+        kinds = [get_origin(kind) or kind for kind in allowed]
+        if type(value) not in kinds and not (type(value) is int and float in kinds):  # exact: True is not an int
+            what = " or ".join(_KINDS[kind] for kind in kinds if kind is not NoneType)
+            raise InvalidParameterError(name, value, f"must be {what}")

@@ -5,11 +5,11 @@ from typing import Literal
 
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
+from octavo.config.speculative import SpeculativeConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
-LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "sharded_state", "dummy"]
 QuantizationName = Literal["int8", "int4", "fp8"]
-LATER_LOAD_FORMATS = ("tensorizer",)  # known, but not supported yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,7 @@ class LoadConfig:
 
     load_format: LoadFormat
     seed: int  # for dummy weights
+    tensorizer_uri: str | None = None  # file or http(s) address of the weights; None: in the model's folder
     packed_cache_bytes: int = 0  # maximum size of the cache of packed weights on disk; 0: no cache
 
 
@@ -55,6 +56,7 @@ class EngineConfig:
     threads: int | None = None  # CPU threads; None: one per core available to this process
     enforce_eager: bool = False  # no captured graphs
     deterministic: bool = False  # only batch-invariant kernels
+    speculative: SpeculativeConfig | None = None
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint

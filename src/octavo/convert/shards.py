@@ -8,6 +8,7 @@ import torch
 
 from octavo.convert.companions import write_json
 
+_MAX_BYTES = 2 << 30
 Tensors = Iterable[tuple[str, torch.Tensor]]
 Save = Callable[[dict[str, torch.Tensor], Path], None]
 
@@ -24,14 +25,14 @@ class ShardNames:
         return self.stem + self.suffix if count == 1 else f"{self.stem}-{number:05}-of-{count:05}{self.suffix}"
 
 
-def write_shards(tensors: Tensors, folder: Path, names: ShardNames, save: Save, max_bytes: int) -> None:
-    """Save tensors to files of at most `max_bytes` of weights each, unless one tensor alone is larger.
+def write_shards(tensors: Tensors, folder: Path, names: ShardNames, save: Save, max_bytes: int | None) -> None:
+    """Save tensors to files of at most `max_bytes` of weights each (None: 2 GiB), unless one tensor alone is larger.
 
     Only one file's tensors are in memory at a time.
     """
     contents: list[list[str]] = []
     total = 0
-    for shard in _shards(tensors, max_bytes):
+    for shard in _shards(tensors, max_bytes or _MAX_BYTES):
         contents.append(list(shard))
         total += sum(tensor.nbytes for tensor in shard.values())
         save(shard, folder / f"{len(contents)}.part")

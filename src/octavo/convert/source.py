@@ -74,7 +74,8 @@ class Checkpoint:
 def _settings(path: Path, dtype: DType | None) -> dict[str, Any]:
     """Return config.json's contents: the folder's own, or those that a GGUF file's metadata stands for."""
     if path.is_file():
-        settings = _for_transformers(dict(read_gguf_fields(path).values))
+        values = read_gguf_fields(path).values
+        settings = _for_transformers({key: values[key] for key in values if key != "quantization_config"})
     else:
         own = JsonFields.read(path / "config.json")
         settings = {**own.values, **dict.fromkeys(own.nulls)}

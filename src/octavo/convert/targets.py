@@ -10,6 +10,8 @@ TARGETS = MappingProxyType(
     {
         "safetensors": ("octavo.convert.folders", "write_safetensors"),
         "pt": ("octavo.convert.folders", "write_torch"),
+        "sharded_state": ("octavo.convert.sharded", "write_sharded"),
+        "tensorizer": ("octavo.convert.tensorized", "write_tensorized"),
     }
 )
 
@@ -22,8 +24,21 @@ class TargetOptions:
         InvalidParameterError: a value out of range.
     """
 
-    max_shard_bytes: int = 2 << 30  # of weights in one file; also what a conversion holds in memory
+    max_shard_bytes: int | None = None  # of weights in one file, which a conversion holds in memory; None: 2 GiB
+
+    tensor_parallel_size: int | None = None  # ranks that a sharded state is for; None: 1
 
     def __post_init__(self) -> None:
-        if self.max_shard_bytes < 1:
-            raise InvalidParameterError("max_shard_bytes", self.max_shard_bytes, "at least 1")
+        for name in ("max_shard_bytes", "tensor_parallel_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidParameterError(name, value, "at least 1")
+
+    def refuse(self, name: str, to: str) -> None:
+        """Check that an option is not given, as it has no effect on a format.
+
+        Raises:
+            InvalidParameterError: it is.
+        """
+        if (value := getattr(self, name)) is not None:
+            raise InvalidParameterError(name, value, f"unset: it has no effect on {to}")
