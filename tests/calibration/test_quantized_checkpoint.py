@@ -13,7 +13,7 @@ from tests.convert.test_convert import save
 from tests.distributed.ranks import run_ranks
 from tests.gguf.files import convert as write_gguf
 from tests.models.paged import PagedRunner, load
-from tests.models.test_moe import CASES
+from tests.models.test_family import CASES
 from typer.testing import CliRunner
 
 from octavo.calibration.plan import BitsPlan
@@ -52,7 +52,7 @@ def demo_int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_kernels
 def test_it_is_nearer_to_the_model_than_what_is_made_at_load(demo_int4: Path) -> None:
-    samples = list(demo_answers(4))
+    samples = list(demo_answers(1))
     expected = [log_probabilities(Subject("demo").load("float32"), sample) for sample in samples]
     models = [load(demo_int4, dtype="bfloat16"), Subject("demo").load(quantization=get_quantization("int4"))]
     calibrated, made_at_load = (
