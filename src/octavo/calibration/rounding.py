@@ -31,13 +31,15 @@ def round_to_two_level(weight: torch.Tensor, gram: torch.Tensor, form: IntegerFo
     for start in range(0, len(rest), _GROUP):
         stop = start + _GROUP
         of_group = _multipliers(rest[start:stop], factor.diagonal()[start:stop])  # [N]
-        errors = torch.empty(_GROUP, rest.shape[1])
-        for row in range(start, stop):
-            nearest, meant = _nearest(rest[row], of_group)
-            values[row] = nearest
-            error = torch.div(rest[row] - meant, factor[row, row], out=errors[row - start])
-            rest[row + 1 : stop].addr_(factor[row, row + 1 : stop], error, alpha=-1.0)
         multipliers[start // _GROUP] = of_group
+        steps = _inverse(of_group)
+        nearest, errors = torch.empty(2, _GROUP, rest.shape[1])
+        for row in range(start, stop):
+            torch.mul(rest[row], steps, out=nearest[row - start]).round_().clamp_(-8.0, 7.0)
+            meant = (nearest[row - start] * of_group).add_(4.0).mul_(0.125).floor_()  # in steps of 8 bits
+            error = torch.sub(rest[row], meant, out=errors[row - start]).div_(factor[row, row])
+            rest[row + 1 : stop].addr_(factor[row, row + 1 : stop], error, alpha=-1.0)
+        values[start:stop] = nearest
         rest[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1.0)
     return QuantizedWeight(
         format=form,
@@ -69,19 +71,14 @@ def _multipliers(group: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
     weights = diagonal.square().reciprocal()
     for reach in _REACHES:
         multiplier = (extreme * (-8.0 / reach)).round_().clamp_(-127.0, 127.0)
-        step = multiplier / 8.0  # what 4 bits stand for is rounded once more, which is little beside this
-        error = weights @ _integers(group, multiplier).mul_(step).sub_(group).square_()
+        integers = (group * _inverse(multiplier)).round_().clamp_(-8.0, 7.0)
+        # What 4 bits stand for is rounded once more, which is little beside this.
+        error = weights @ integers.mul_(multiplier / 8.0).sub_(group).square_()
         is_better = error < least
         best, least = torch.where(is_better, multiplier, best), torch.where(is_better, error, least)
     return best
 
 
-def _nearest(x: torch.Tensor, multipliers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the integers of 4 bits nearest to x [N] in steps of 8 bits, and what they stand for in these."""
-    values = _integers(x, multipliers)
-    return values, (values * multipliers).add_(4.0).mul_(0.125).floor_()
-
-
-def _integers(x: torch.Tensor, multipliers: torch.Tensor) -> torch.Tensor:
-    inverse = torch.where(multipliers == 0.0, 0.0, 8.0 / multipliers)
-    return (x * inverse).round_().clamp_(-8.0, 7.0)
+def _inverse(multipliers: torch.Tensor) -> torch.Tensor:
+    """Return what brings numbers in steps of 8 bits to those of 4, [N]; zeros where a group vanishes."""
+    return torch.where(multipliers == 0.0, 0.0, 8.0 / multipliers)
