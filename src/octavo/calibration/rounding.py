@@ -35,10 +35,11 @@ def round_to_two_level(weight: torch.Tensor, gram: torch.Tensor, form: IntegerFo
         steps = _inverse(of_group)
         nearest, errors = torch.empty(2, _GROUP, rest.shape[1])
         for row in range(start, stop):
-            torch.mul(rest[row], steps, out=nearest[row - start]).round_().clamp_(-8.0, 7.0)
-            meant = (nearest[row - start] * of_group).add_(4.0).mul_(0.125).floor_()  # in steps of 8 bits
-            error = torch.sub(rest[row], meant, out=errors[row - start]).div_(factor[row, row])
-            rest[row + 1 : stop].addr_(factor[row, row + 1 : stop], error, alpha=-1.0)
+            before, here = row - start, rest[row]
+            here.addmv_(errors[:before].T, factor[start:row, row], alpha=-1.0)
+            torch.mul(here, steps, out=nearest[before]).round_().clamp_(-8.0, 7.0)
+            meant = (nearest[before] * of_group).add_(4.0).mul_(0.125).floor_()  # in steps of 8 bits
+            torch.sub(here, meant, out=errors[before]).div_(factor[row, row])
         values[start:stop] = nearest
         rest[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1.0)
     return QuantizedWeight(
