@@ -16,6 +16,7 @@ from tests.models.paged import PagedRunner, load
 from tests.models.test_family import CASES
 from typer.testing import CliRunner
 
+from octavo import LLM, SamplingParams
 from octavo.calibration.plan import BitsPlan
 from octavo.calibration.quantize import quantize
 from octavo.calibration.text import passages_of
@@ -68,6 +69,18 @@ def test_kernels_compute_with_the_stored_integers(demo_int4: Path) -> None:
     linears = [part for part in model.modules() if isinstance(part, MergedLinear)]
     assert not any(part.is_compressed for part in linears)
     torch.testing.assert_close(PagedRunner(model).step({0: TOKENS})[0], logits_of(demo_int4), atol=0.5, rtol=0.1)
+
+
+@needs_kernels
+def test_a_request_has_its_bytes_in_any_batch(demo_int4: Path) -> None:
+    llm = LLM(str(demo_int4), max_model_len=128, max_num_seqs=4)
+    prompts = ["What is 3 + 4?", "Hello", "Spell cat backwards.", "Which is larger, 7 or 12?"]
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+    together = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, answer in zip(prompts, together, strict=True):
+        [alone] = llm.generate([prompt], params, use_tqdm=False)
+        assert alone.outputs[0].token_ids == answer.outputs[0].token_ids
+    llm.exit()
 
 
 def test_more_bits_for_a_layer_are_for_all_that_is_computed_with_it(demo_int4: Path) -> None:
