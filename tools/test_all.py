@@ -37,11 +37,14 @@ PARTS = {
     ),
     "triton": Part(  # the interpreter's breadth, and every kernel compiled for GPUs that are not here
         tests=("tests/kernels/triton/", "tests/end_to_end/test_triton.py", "tests/benchmarks/", "tests/device/"),
-        sources=("kernels/triton/", "attention/triton", "kernels/quantiz", "device/", "testing_device.py"),
+        sources=("kernels/triton/", "attention/triton", "kernels/quantiz", "kernels/rotation", "device/", "testing_device.py"),
     ),
     "models": Part(
-        tests=("tests/models/", "tests/loader/", "tests/config/", "tests/demo/", "tests/gguf/"),
-        sources=("models/", "layers/", "loader/", "config/", "demo/", "gguf/"),
+        tests=(
+            *("tests/models/", "tests/loader/", "tests/config/", "tests/demo/", "tests/gguf/"),
+            *("tests/convert/", "tests/calibration/"),
+        ),
+        sources=("models/", "layers/", "loader/", "config/", "demo/", "gguf/", "convert/", "calibration/"),
     ),
     "engines": Part(  # equality of every path, storms, ranks in processes
         tests=("tests/end_to_end/", "tests/worker/", "tests/executor/", "tests/distributed/"),
