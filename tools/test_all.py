@@ -37,7 +37,14 @@ PARTS = {
     ),
     "triton": Part(  # the interpreter's breadth, and every kernel compiled for GPUs that are not here
         tests=("tests/kernels/triton/", "tests/end_to_end/test_triton.py", "tests/benchmarks/", "tests/device/"),
-        sources=("kernels/triton/", "attention/triton", "kernels/quantiz", "kernels/rotation", "device/", "testing_device.py"),
+        sources=(
+            "kernels/triton/",
+            "attention/triton",
+            "kernels/quantiz",
+            "kernels/rotation",
+            "device/",
+            "testing_device.py",
+        ),
     ),
     "models": Part(
         tests=(

@@ -11,7 +11,7 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.rotation import Rotation, mixing_scale
+from octavo.kernels.rotation import ROTATION_BLOCK, Rotation, mixing_scale
 from octavo.kernels.triton.activation import constants, gated, squared
 from octavo.kernels.triton.arguments import aligned
 from octavo.kernels.types import SILU, Activation, Fused
@@ -47,7 +47,7 @@ def _rotated(
     mixing_scale: tl.tensor,
     SPANS_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
-    NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is BLOCK
+    NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is no less than any power of two that divides a rotated size
 ) -> tl.tensor:
     """Rotate the first `size` elements, as `rotated` of kernels/rotation.py does, in its order."""
     columns = tl.arange(0, BLOCK)
@@ -115,7 +115,7 @@ def _integer_rows_kernel(
     SIZE: tl.constexpr,  # K
     PADDED: tl.constexpr,  # P
     BLOCK: tl.constexpr,
-    NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is BLOCK
+    NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is no less than any power of two that divides a rotated size
 ) -> None:
     """One program per row. Results of ops fused here are rounded to the dtype in between."""
     number = tl.program_id(0).to(tl.int64)
@@ -193,7 +193,7 @@ def _launch(
     if residual is not None:
         residual, total = aligned(residual), torch.empty_like(x)
     if num_rows:
-        block = triton.next_power_of_2(padded_size)
+        block, num_rotated = triton.next_power_of_2(padded_size), size // ROTATION_BLOCK * ROTATION_BLOCK
         norm_weight, eps, offset = (fused.norm_weight, fused.eps, fused.norm_offset) if fused else (None, 0.0, 0.0)
         _integer_rows_kernel[(num_rows,)](
             *(x, residual, norm_weight, total, values, scales),
@@ -207,7 +207,7 @@ def _launch(
             SIZE=size,
             PADDED=padded_size,
             BLOCK=block,
-            NUM_STEPS=block.bit_length() - 1,
+            NUM_STEPS=(block if sizes else num_rotated & -num_rotated).bit_length() - 1,
             num_warps=min(32, max(1, block // 512)),
             enable_fp_fusion=False,  # a fused multiply-add would not round in between
         )
