@@ -175,7 +175,7 @@ class ChatAnswer:
         """Return the parsed pieces of the answer that new text completes."""
         pieces = self._parser.push(delta.text)
         if delta.finish_reason is not None:
-            pieces = [*pieces, *self._parser.finish()]
+            pieces = [*pieces, *self._parser.finish(is_cut=delta.finish_reason == "length")]
         if self._reasoning_tokens is not None:
             self._reasoning_tokens.push(delta.token_ids)
         for piece in pieces:

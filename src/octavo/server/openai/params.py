@@ -3,6 +3,7 @@
 OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` are three ways to give a constraint.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,6 +15,7 @@ from octavo.inputs import Prompt, TokensPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
+from octavo.server.openai.schemas import closed
 from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput
 
@@ -107,9 +109,14 @@ def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
         raise bad_request(f"Only one of {', '.join(paths)} may be given.", paths[1])
     ((field, value, path),) = constraints
     try:
-        return StructuredOutput(**{field: value})  # type: ignore[arg-type]  # it checks itself
+        constraint = StructuredOutput(**{field: value})  # type: ignore[arg-type]  # it checks itself
     except InvalidParameterError as error:
         raise as_api_error(error, {field: path}) from error
+    if constraint.json_schema is None:
+        return constraint
+    wanted = request.response_format
+    is_strict = wanted is not None and wanted.json_schema is not None and bool(wanted.json_schema.strict)
+    return StructuredOutput(json_schema=closed(json.loads(str(constraint.json_schema)), strict=is_strict))
 
 
 def needs_grammar(request: GenerationRequest) -> bool:
