@@ -217,7 +217,7 @@ def test_history_as_templates_read_it() -> None:
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "7"}]},
         {"role": "user", "content": "So?", "name": "Ann", "tool_calls": []},
     ]
-    plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]), TOKENIZER)
+    plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]), TOKENIZER, print)
     assert plain[0] == {
         "role": "assistant",
         "reasoning_content": "Hm.",

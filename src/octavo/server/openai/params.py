@@ -4,7 +4,7 @@ OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*`
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,6 +28,7 @@ _SAME = (
     "skip_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs",
 )  # fmt: skip
 
+Warn = Callable[[str], None]  # takes what the client asked for and does not get
 Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, its path on the wire
 
 
@@ -199,8 +200,13 @@ def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt
 
 
 def process_prompt(
-    front: EngineFront, request: GenerationRequest, prompt: Prompt, params: SamplingParams
+    front: EngineFront, request: GenerationRequest, prompt: Prompt, params: SamplingParams, warn: Warn
 ) -> ProcessedRequest:
-    """Validate one prompt of a request. Raises UserError."""
+    """Validate one prompt of a request; warn if the context has no room for all tokens asked for. Raises UserError."""
     priority = RequestPriority.NORMAL if request.priority is None else request.priority
-    return front.process(prompt, params, priority=priority, cache_salt=request.cache_salt)
+    processed = front.process(prompt, params, priority=priority, cache_salt=request.cache_salt)
+    name = wire_names(request).get("max_tokens", "max_tokens")
+    cap, room = getattr(request, name), processed.params.max_tokens
+    if cap is not None and room is not None and cap > room:
+        warn(f"{name} is lowered to {room}, which the model's context leaves after the prompt")
+    return processed
