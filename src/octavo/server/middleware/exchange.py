@@ -132,6 +132,8 @@ class ExchangeMiddleware:
         status = exchange.status or CLIENT_LEFT
         self._metrics.num_in_flight -= 1
         self._metrics.responses[status] += 1
+        route = getattr(scope.get("route"), "path", "none")  # what no route answers has any path
+        self._metrics.requests[scope["method"], route, f"{status // 100}xx"] += 1
         self._metrics.num_bytes_sent += exchange.num_bytes_sent
         self._metrics.num_client_aborts += exchange.was_abandoned
         self._log_warnings(exchange)
