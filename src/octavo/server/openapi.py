@@ -65,6 +65,11 @@ _SECURITY_SCHEMES: Page = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The server's API key, if it has one."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, as a header."},
 }
+_TAGS = {
+    "OpenAI": "The OpenAI API, with extensions of other engines.",
+    "tokens": "How the model's tokenizer and chat template see a text.",
+    "operations": "For probes, dashboards and operators.",
+}
 _STREAMED = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -87,6 +92,7 @@ def make_page(app: FastAPI) -> Page:
     link_of = dict(zip(types, links, strict=True))
     for path, operations in page["paths"].items():
         for operation in operations.values():
+            operation["tags"] = [_tag(path)]
             operation["responses"] = _responses(path, operation["responses"], link_of)
             if path in _BODIES:
                 content = _json(link_of[_BODIES[path]])
@@ -94,6 +100,7 @@ def make_page(app: FastAPI) -> Page:
                     name: {"value": value} for name, value in _EXAMPLES[path].items()
                 }
                 operation["requestBody"] = {"required": True, "content": content}
+    page["tags"] = [{"name": name, "description": text} for name, text in _TAGS.items()]
     page["components"] = {"schemas": schemas, "securitySchemes": _SECURITY_SCHEMES}
     page["security"] = [{name: []} for name in _SECURITY_SCHEMES] + [{}]  # or none, if the server has no key
     return page
@@ -107,6 +114,12 @@ def _responses(path: str, responses: Page, link_of: dict[type, Page]) -> Page:
     if path in _STREAMED:
         success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
     return {"200": success, "default": {"description": "Why not.", "content": _json(link_of[ErrorReply])}}
+
+
+def _tag(path: str) -> str:
+    if path in ("/tokenize", "/detokenize", "/tokenizer_info"):
+        return "tokens"
+    return "OpenAI" if path.startswith("/v1/") or path == "/models" else "operations"
 
 
 def _json(schema: Page) -> Page:
