@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo._version import __version__
@@ -87,18 +88,20 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         return as_api_error(error)
     route = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return ApiError(404, _not_found(route, request.url.path), code="unknown_url")
+        return ApiError(404, _not_found(route, request), code="unknown_url")
     if error.status_code == 405:
         text = f"Method not allowed: {route}."
         return ApiError(405, text, code="method_not_allowed", headers=dict(error.headers or {}))
     return ApiError(error.status_code, str(error.detail))
 
 
-def _not_found(route: str, path: str) -> str:
-    name = path.rpartition("/v1/")[2].partition("/")[0]
-    if name in _NOT_OFFERED_YET:
-        return f"{route} is not offered yet. /v1/chat/completions and /v1/completions are; /docs lists every route."
-    return f"Unknown request URL: {route}."
+def _not_found(route: str, request: Request) -> str:
+    name = request.url.path.rpartition("/v1/")[2].partition("/")[0]
+    if name not in _NOT_OFFERED_YET:
+        return f"Unknown request URL: {route}."
+    paths = [each.path for each in request.app.routes if isinstance(each, Route) and "POST" in (each.methods or ())]
+    offered = " and ".join(path for path in paths if path.startswith("/v1/"))
+    return f"{route} is not offered yet. {offered} are; /docs lists every route."
 
 
 def with_middleware(
