@@ -54,6 +54,10 @@ def test_more_tokens_than_the_context_leaves(server: HttpServer, field: str) -> 
     header = warnings(server, {field: 10**9, "stop": [" ", "e", "."]})
     assert header is not None
     assert header.startswith(f"{field} is lowered to ")
+    longer = warnings(server, {field: 10**9, "stop": [" ", "e", "."], "messages": BODY["messages"] * 3})
+    assert longer is not None
+    assert longer != header
+    assert server.log.count(f"{field} is lowered") == 1  # whatever the number
 
 
 def test_fields_are_those_of_the_route(server: HttpServer) -> None:
