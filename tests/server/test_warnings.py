@@ -87,3 +87,17 @@ def test_messages_without_content_are_named(server: HttpServer) -> None:
         error = server.post(CHAT, {"messages": messages}).json()["error"]
         assert error["param"] == "messages[1].content"
         assert role in error["message"]
+
+
+def test_system_messages_that_the_template_would_drop_are_merged_and_warned_of(server: HttpServer) -> None:
+    """As the demo model's does: it writes a system message only where it is the first."""
+    user, system = BODY["messages"][0], {"role": "system", "content": "Be brief."}
+    header = warnings(server, {"messages": [user, system, user]})
+    assert header is not None
+    assert "merged into the first" in header
+    assert warnings(server, {"messages": [system, user, user]}) is None
+    prompts = [
+        server.post("/tokenize", {"messages": messages}).json()["tokens"]
+        for messages in ([user, system, user], [system, user, user])
+    ]
+    assert prompts[0] == prompts[1]
