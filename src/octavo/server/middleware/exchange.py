@@ -204,7 +204,7 @@ def _watching_send(send: Send, exchange: Exchange) -> Send:
             )
             headers.append((b"x-request-id", exchange.request_id.encode()))
             if exchange.warnings:
-                text = "; ".join(dict.fromkeys(exchange.warnings)).encode("ascii", "backslashreplace")
+                text = " | ".join(dict.fromkeys(exchange.warnings)).encode("ascii", "backslashreplace")
                 headers.append((WARNINGS_HEADER, text[:_MAX_WARNINGS_BYTES]))
             message = {**message, "headers": headers}
         await send(message)
