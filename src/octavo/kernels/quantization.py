@@ -62,10 +62,8 @@ class IntegerFormat:
 
         Where these inputs end inside a group, groups become so much smaller that none is divided.
         """
-        if self.group_size is None:
-            return self, torch.zeros(1, dtype=torch.int64)
-        size = math.gcd(self.group_size, start, 0 if stop == in_size else stop)
-        return replace(self, group_size=size), torch.arange(start, stop, size) // self.group_size
+        size, groups = _groups_of_share(self.group_size, start, stop, in_size)
+        return replace(self, group_size=size), groups
 
     def num_bytes(self, num_outputs: int, in_size: int) -> int:
         """Return what a weight [N, K] takes with its scales."""
@@ -78,15 +76,31 @@ class Float8Format:
     """How one weight [N, K] becomes floats of 8 bits, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
     bits: ClassVar[int] = 8
-    group_size: ClassVar[None] = None  # a scale for each output
+    group_size: int | None = None  # inputs that share a scale; None: all of them
     is_two_level: ClassVar[bool] = False
+
+    def num_groups(self, in_size: int) -> int:
+        """Return G."""
+        return 1 if self.group_size is None else -(-in_size // self.group_size)
+
+    def of_share(self, start: int, stop: int, in_size: int) -> tuple["Float8Format", torch.Tensor]:
+        """See `IntegerFormat.of_share`."""
+        size, groups = _groups_of_share(self.group_size, start, stop, in_size)
+        return Float8Format(group_size=size), groups
 
     def num_bytes(self, num_outputs: int, in_size: int) -> int:
         """Return what a weight [N, K] takes with its scales."""
-        return num_outputs * (in_size + _SCALE_BYTES)
+        return num_outputs * (in_size + _SCALE_BYTES * self.num_groups(in_size))
 
 
 WeightFormat = IntegerFormat | Float8Format
+
+
+def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int) -> tuple[int | None, torch.Tensor]:
+    if group_size is None:
+        return None, torch.zeros(1, dtype=torch.int64)
+    size = math.gcd(group_size, start, 0 if stop == in_size else stop)
+    return size, torch.arange(start, stop, size) // group_size
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,12 @@ import torch
 
 from octavo.distributed.groups import Group, SingleRank
 from octavo.distributed.shares import HeadShare, Share
+from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
-from octavo.layers.quant.base import TensorSpec, Weight
-from octavo.layers.quant.packing import CompressedLinear, pack, pack_dense, stack
+from octavo.layers.quant.base import DENSE, TensorSpec, Weight
+from octavo.layers.quant.packing import CompressedLinear, becomes_dense, pack, pack_dense, stack
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -56,11 +57,17 @@ class MergedLinear(WeightOwner):
     def num_bytes(self) -> int:
         dtype = self._context.dtype
         bias = self._num_outputs * dtype.itemsize * self._has_bias
-        return self.scheme.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
+        scheme = DENSE if becomes_dense(self._context.kernels, self._stored_form) else self.scheme
+        return scheme.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
 
     @property
     def layout(self) -> str:
         return repr(self.scheme)
+
+    @property
+    def _stored_form(self) -> WeightFormat | None:
+        """The format of this rank's shard in the checkpoint."""
+        return self.scheme.form_of(self.inputs)
 
     @property
     def _num_outputs(self) -> int:
@@ -93,7 +100,7 @@ class MergedLinear(WeightOwner):
         if self._packed is None:
             adds_bias = self._has_bias and self.inputs.start == 0  # once: by the rank with the first part of the sum
             weight, bias = self._gather_weight(), self._gather_bias() if adds_bias else None
-            self._packed = pack(self._context.kernels, weight, bias, self.role, self.scheme)
+            self._packed = pack(self._context.kernels, weight, bias, self.role, self.scheme, self._context.dtype)
             self._loaded.clear()
 
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
@@ -103,8 +110,9 @@ class MergedLinear(WeightOwner):
         return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        kernels, form = self._context.kernels, self.scheme.form_of(self.inputs)
+        kernels = self._context.kernels
         assert isinstance(kernels, KeepsPacked), f"{kernels.name} has no packed weights to restore"
+        form = None if becomes_dense(kernels, self._stored_form) else self._stored_form
         if "values" in tensors and form is not None:
             self._packed = CompressedLinear.adopt(tensors, self.inputs.size, form)
         else:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from octavo.config.engine import LATER_LOAD_FORMATS, LoadConfig
+from octavo.config.engine import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
@@ -27,6 +27,7 @@ _LOADERS = {
     "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
     "pt": ("octavo.loader.torch_pt", "TorchLoader"),
     "gguf": ("octavo.loader.gguf", "GgufLoader"),
+    "tensorizer": ("octavo.loader.tensorized", "TensorizerLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),
 }
 
@@ -77,12 +78,11 @@ def get_model_loader(load_config: LoadConfig) -> ModelLoader:
     """Return the loader of `load_config.load_format`.
 
     Raises:
-        InvalidParameterError: an unknown or unsupported format.
+        InvalidParameterError: an unknown format.
     """
     name = load_config.load_format
     if name not in _LOADERS:
-        which = "not read by this version yet" if name in LATER_LOAD_FORMATS else "unknown"
-        raise InvalidParameterError("load_format", name, f"{which}; one of " + ", ".join(_LOADERS))
+        raise InvalidParameterError("load_format", name, "unknown; one of " + ", ".join(_LOADERS))
     module, class_name = _LOADERS[name]
     loader: ModelLoader = getattr(import_module(module), class_name)(load_config)
     return loader

@@ -14,6 +14,7 @@ from octavo.layers.weight_owner import WeightOwner
 from octavo.models.interfaces import CausalLM
 
 _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn})
 _INTEGER_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -142,10 +143,11 @@ def _find(model: CausalLM, path: str) -> nn.Module | None:
 
 
 def _check_tensor(model: CausalLM, name: str, tensor: torch.Tensor, spec: TensorSpec) -> None:
-    if tuple(tensor.shape) != spec.shape:
+    if tuple(tensor.shape) not in (spec.shape, *spec.other_shapes):
         shapes = f"shape {list(spec.shape)} is expected, found {list(tensor.shape)}"
         raise CheckpointError(f"{model.config.path}: tensor {name!r}: {shapes}")
-    if tensor.dtype not in (_INTEGER_DTYPES if spec.is_integer else _FLOAT_DTYPES):
+    floats = _FLOAT8_DTYPES if spec.is_float8 else _FLOAT_DTYPES
+    if tensor.dtype not in (_INTEGER_DTYPES if spec.is_integer else floats):
         raise CheckpointError(f"{model.config.path}: tensor {name!r}: dtype {tensor.dtype} cannot be loaded as weights")
 
 

@@ -23,6 +23,7 @@ from octavo.kernels.types import SILU, Activation, Fused
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TWO_LEVEL, FLOATS = IntegerFormat(bits=4, group_size=None, is_two_level=True), Float8Format()
+FLOATS_IN_GROUPS = Float8Format(group_size=128)
 INTEGERS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
 ROTATED = [replace(form, is_rotated=True) for form in (INTEGERS[0], TWO_LEVEL)]
 SHAPES = [(37, 84), (130, 400)]  # N, K
@@ -30,13 +31,13 @@ SHAPES = [(37, 84), (130, 400)]  # N, K
 
 def form_name(form: WeightFormat) -> str:
     if isinstance(form, Float8Format):
-        return "e4m3"
+        return f"e4m3-{form.group_size}" if form.group_size else "e4m3"
     name = "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
     return name + "-rotated" * form.is_rotated
 
 
 every_integer_form = pytest.mark.parametrize("form", INTEGERS, ids=form_name)
-every_form = pytest.mark.parametrize("form", [*INTEGERS, FLOATS], ids=form_name)
+every_form = pytest.mark.parametrize("form", [*INTEGERS, FLOATS, FLOATS_IN_GROUPS], ids=form_name)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -44,7 +45,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def random_weight(form: WeightFormat, shape: tuple[int, int], *, has_offsets: bool) -> QuantizedWeight:
-    weight = quantize(random(*shape) * shape[1] ** -0.5, form)
+    weight = quantize(random(*shape) * shape[1] ** -0.5, FLOATS if isinstance(form, Float8Format) else form)
+    if weight.format != form:  # floats of checkpoints, in groups
+        factors = 1.0 + random(shape[0], form.num_groups(shape[1])).abs()
+        weight = replace(weight, format=form, scales=weight.scales * factors)
     return replace(weight, offsets=random(*weight.scales.shape) * 0.01 if has_offsets else None)
 
 

@@ -5,7 +5,7 @@ from typing import TypeGuard
 
 import torch
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
@@ -32,7 +32,7 @@ class QuantizedKernels(TritonKernels):
         self.name = "triton" + "-deterministic" * (deterministic and has_floats)
 
     def computes(self, form: WeightFormat) -> bool:
-        return isinstance(form, Float8Format) or form.group_size in _GROUP_SIZES
+        return form.group_size in _GROUP_SIZES
 
     def pack_quantized(
         self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole

@@ -1,0 +1,48 @@
+"""`octavo convert SOURCE OUT`: writes a model as a checkpoint of another format."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli.options import TYPER_SETTINGS
+from octavo.config.engine import LoadFormat
+
+app = typer.Typer(**TYPER_SETTINGS)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2` or `demo`")],
+    out: Annotated[Path, typer.Argument(help="folder to create")],
+    to: Annotated[
+        str, typer.Option("--to", help="format to write: safetensors, pt or tensorizer", metavar="<str>")
+    ] = "safetensors",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", help="dtype of the weights; auto: as they are, of GGUF blocks bfloat16", metavar="<str>"
+        ),
+    ] = "auto",
+    load_format: Annotated[
+        LoadFormat, typer.Option("--load-format", help="format of the source; auto: as it is")
+    ] = "auto",
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="branch, tag or commit of a Hub model", metavar="<str>")
+    ] = None,
+    max_shard_gib: Annotated[
+        float | None,
+        typer.Option("--max-shard-gib", help="maximum GiB of weights in one file, of safetensors and pt [default: 2]"),
+    ] = None,
+) -> None:
+    """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
+    from octavo.convert import run
+    from octavo.convert.source import Checkpoint
+    from octavo.convert.targets import TargetOptions
+
+    start_s = time.perf_counter()
+    options = TargetOptions(max_shard_bytes=None if max_shard_gib is None else int(max_shard_gib * 2**30))
+    checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
+    num_bytes = run.convert(checkpoint, out, to, options)
+    print(f"{out}: {to}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
