@@ -4,7 +4,7 @@ import itertools
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,7 +54,7 @@ class EngineFront:
             config=config,
             tokenizer=tokenizer,
             inputs=InputProcessor(config, tokenizer),
-            outputs=OutputProcessor(tokenizer, EngineMetrics(args.stats_interval_s)),
+            outputs=OutputProcessor(tokenizer, EngineMetrics(args.stats_interval_s, cache_info(config))),
             client=client,
             request_numbers=itertools.count(),
         )
@@ -83,6 +83,11 @@ class EngineFront:
         """Shut down the core, which frees its memory, and the helper processes of the input processor."""
         self.client.close()
         self.inputs.close()
+
+
+def cache_info(config: EngineConfig) -> dict[str, str]:
+    """Return the settings of the KV cache, for metrics."""
+    return {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
 
 
 def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:

@@ -28,7 +28,7 @@ from octavo.server.openapi import describe
 from octavo.server.routes import Routes, error_response
 from octavo.server.settings import Settings
 
-EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
+EXPOSED_HEADERS = ("X-Request-Id", "X-Octavo-Warnings", "Retry-After")
 
 
 def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:

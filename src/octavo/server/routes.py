@@ -24,6 +24,7 @@ from octavo.server.openai.protocol import (
     decode,
 )
 from octavo.server.openai.replies import ChatCompletion, Completion
+from octavo.server.openai.unknown_fields import unknown_fields
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
@@ -98,14 +99,20 @@ class Routes:
         """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""
         body = await request.body()
         is_large = len(body) > LARGE_BODY
-        wire = await asyncio.to_thread(decode, body, kind) if is_large else decode(body, kind)
         exchange = Exchange.of(request.scope)
+        wire, warnings = await asyncio.to_thread(read, body, kind) if is_large else read(body, kind)
+        exchange.warnings += warnings
         record_request(exchange, wire, self._args)
-        reply = await unless_client_leaves(request, answer(wire, is_large=is_large))
+        reply = await unless_client_leaves(request, answer(wire, warn=exchange.warnings.append, is_large=is_large))
         if reply is None:
             return Response(status_code=CLIENT_GONE)
         record_reply(exchange, reply)
         return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
+
+
+def read(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    """Return a request, and warnings about fields that have no effect. Raises as `decode`."""
+    return decode(body, kind), unknown_fields(body, kind)
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:
