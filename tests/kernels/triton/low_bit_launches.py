@@ -36,8 +36,8 @@ def launch_all(capability: int) -> None:
         weight_only_linear(x.float(), _packed(Float8Format()), torch.float32, one_tiling=False)
     for size in (1024, 12288):
         rows, weight = torch.zeros(2, size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
-        normed_integer_rows(rows, Fused(residual=rows, norm_weight=weight, eps=1e-6), size, is_rotated=True)
-        activated_integer_rows(rows, SILU, size // 2, is_rotated=True)
+        normed_integer_rows(rows, Fused(residual=rows, norm_weight=weight, eps=1e-6), size, rotation="row")
+        activated_integer_rows(rows, SILU, size // 2, rotation="blocks")
     for num_pairs in _SOME_PAIRS:
         for kind in (_INT8, _INT4, Float8Format()):
             _launch_experts(kind, num_pairs, [128] * _NUM_EXPERTS, torch.bfloat16)
