@@ -79,7 +79,7 @@ def tensors_by_owner(
     num_missing = Counter(slot.owner for slot in slots.values())
     found: dict[WeightOwner, dict[str, torch.Tensor]] = defaultdict(dict)
     without_bias = {f"{name.rpartition('.')[0]}.bias" for name in slots}.difference(slots)
-    for name, tensor in _spelt_as_in_table(model, tensors):
+    for name, tensor in spelt_as_in_table(model, tensors):
         if name not in slots:
             is_nothing = name in without_bias and not tensor.any()
             if is_nothing or model.ignores_weight(name) or name in elsewhere:
@@ -112,7 +112,7 @@ def numbers_in(template: str, layers: range, num_experts: int) -> Iterator[dict[
         yield dict(zip(used, numbers, strict=True))
 
 
-def _spelt_as_in_table(
+def spelt_as_in_table(
     model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Split tensors with alternative names into views under the table's names."""
