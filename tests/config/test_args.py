@@ -46,7 +46,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("enable_prefix_caching", "no", "must be true or false"),
     ("enable_prefix_caching", None, "must be true or false"),
     ("generation_config", "vllm", "one of auto, none"),
-    ("load_format", "zip", "one of auto, safetensors, pt, gguf, tensorizer, dummy"),
+    ("load_format", "zip", "one of auto, safetensors, pt, gguf, tensorizer, sharded_state, dummy"),
     ("seed", -1, "between 0 and 2^64 - 1"),
     ("seed", 2**64, "between 0 and 2^64 - 1"),
     ("seed", 1.5, "must be an integer"),

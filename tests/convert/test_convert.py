@@ -97,6 +97,8 @@ def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
     checkpoint, options = Checkpoint.open(str(source)), TargetOptions()
     with pytest.raises(InvalidParameterError, match="nothing is overwritten"):
         convert(checkpoint, source, "safetensors", options)
+    with pytest.raises(InvalidParameterError, match="tensor_parallel_size=2: unset: it has no effect on pt"):
+        convert(checkpoint, tmp_path / "out", "pt", TargetOptions(tensor_parallel_size=2))
     with pytest.raises(InvalidParameterError, match="to='zip': one of safetensors, pt"):
         convert(checkpoint, tmp_path / "out", "zip", options)
     weights = source / "model.safetensors"

@@ -115,7 +115,7 @@ def _header(file: Path) -> Iterator[StoredTensor]:
                 if name != "__metadata__":
                     begin, end = entry["data_offsets"]
                     yield StoredTensor(name, tuple(entry["shape"]), entry["dtype"], end - begin)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{file}: malformed header: {error!r}") from error
 
 

@@ -65,7 +65,9 @@ class EngineArgs:
     """
 
     model_name: str = option(
-        DEFAULT_MODEL, "checkpoint folder, GGUF file, Hub id, `smollm2`, or `demo`, the bundled model"
+        DEFAULT_MODEL,
+        "checkpoint folder, GGUF file, Hub id (org/name, or org/name:Q4_K_M for one of several GGUF files), `smollm2`, "
+        "or `demo`, the bundled model",
     )
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")

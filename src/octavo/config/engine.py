@@ -8,7 +8,7 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.speculative import SpeculativeConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
-LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "sharded_state", "dummy"]
 QuantizationName = Literal["int8", "int4", "fp8"]
 
 

@@ -16,17 +16,19 @@ _TORCH = ShardNames("pytorch_model", ".bin")
 
 def write_safetensors(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write model.safetensors, or shards with an index, and the other files of a checkpoint."""
+    options.refuse("safetensors", "tensor_parallel_size", "gguf_type")
     write_companions(checkpoint, out)
-    write_shards(checkpoint.tensors(), out, _SAFETENSORS, _save_safetensors, options.max_shard_bytes)
+    write_shards(checkpoint.tensors(), out, _SAFETENSORS, save_safetensors, options.max_shard_bytes)
 
 
 def write_torch(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write pytorch_model.bin, or shards with an index, and the other files of a checkpoint."""
+    options.refuse("pt", "tensor_parallel_size", "gguf_type")
     write_companions(checkpoint, out)
     write_shards(checkpoint.tensors(), out, _TORCH, _save_torch, options.max_shard_bytes)
 
 
-def _save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+def save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 

@@ -14,11 +14,10 @@ def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) 
     """Write model.tensors and the other files of a checkpoint.
 
     Raises:
-        InvalidParameterError: the library is not installed, or a limit on shards is given.
+        InvalidParameterError: the library is not installed, or an option without effect is given.
         UnsupportedModelError: the format's index has no room for so many tensors.
     """
-    if options.max_shard_bytes is not None:
-        raise InvalidParameterError("max_shard_bytes", options.max_shard_bytes, "unset: this format is one file")
+    options.refuse("tensorizer", "max_shard_bytes", "tensor_parallel_size", "gguf_type")
     library = _library()
     write_companions(checkpoint, out)
     serializer = library.TensorSerializer(str(out / FILE_NAME))

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from octavo.config.engine import LoadFormat
 from octavo.loader.base import ModelLoader, get_model_loader
+from octavo.loader.safetensors import FILES as SAFETENSORS_FILES
+from octavo.loader.sharded_state import FILES as SHARDED_FILES
 from octavo.loader.tensorized import FILE_NAME as TENSORIZER_FILE
 from octavo.loader.torch_pt import INDEX_FILE, SINGLE_FILES
 from octavo.models.interfaces import CausalLM
@@ -18,14 +20,23 @@ class AutoLoader(ModelLoader):
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         """See `ModelLoader.tensors`."""
+        return self._found(model).tensors(model)
+
+    def fill(self, model: CausalLM) -> None:
+        """See `ModelLoader.fill`."""
+        self._found(model).fill(model)
+
+    def _found(self, model: CausalLM) -> ModelLoader:
         found: LoadFormat = "tensorizer" if self.load_config.tensorizer_uri else _format(Path(model.config.path))
-        return get_model_loader(replace(self.load_config, load_format=found)).tensors(model)
+        return get_model_loader(replace(self.load_config, load_format=found))
 
 
 def _format(path: Path) -> LoadFormat:
     """Return the format of what is at a path. Safetensors come first where there are several."""
     if path.is_file():
         return "gguf"
+    if any(path.glob(SHARDED_FILES)) and not any((path / name).is_file() for name in SAFETENSORS_FILES):
+        return "sharded_state"
     if any(path.glob("*.safetensors")):
         return "safetensors"
     if any((path / name).is_file() for name in (*SINGLE_FILES, INDEX_FILE)):

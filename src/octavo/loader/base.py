@@ -28,6 +28,7 @@ _LOADERS = {
     "pt": ("octavo.loader.torch_pt", "TorchLoader"),
     "gguf": ("octavo.loader.gguf", "GgufLoader"),
     "tensorizer": ("octavo.loader.tensorized", "TensorizerLoader"),
+    "sharded_state": ("octavo.loader.sharded_state", "ShardedStateLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),
 }
 
@@ -59,13 +60,17 @@ class ModelLoader(ABC):
         packed = PackedModel.of(model, self.load_config) if self.reads_files else None
         is_restored = packed is not None and packed.restore()
         if not is_restored:
-            load_weights(model, self._tensors_for(model))
+            self.fill(model)
             process_weights_after_loading(model)
         took_s, how = time.monotonic() - start, "mapped in, packed as they were" if is_restored else "loaded"
         logger.info("%s (%s): weights %s in %.2f s", model_config.model, model_config.architecture, how, took_s)
         if packed is not None and not is_restored:
             packed.keep()
         return model.eval()
+
+    def fill(self, model: CausalLM) -> None:
+        """Pass the weights to the layers of a model."""
+        load_weights(model, self._tensors_for(model))
 
     def _tensors_for(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
         """Return `tensors`, staged on a GPU if whole tensors are needed: one rank of several reads only its shard."""

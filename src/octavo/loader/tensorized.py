@@ -63,7 +63,7 @@ class _Stream:
         tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
         if not entry.num_bytes:
             return tensor
-        rest = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        rest = memoryview(tensor.view(-1).view(torch.uint8).numpy().data)
         while rest:
             count = self._source.readinto(rest)  # type: ignore[attr-defined]  # files and responses have it
             if not count:
