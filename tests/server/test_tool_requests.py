@@ -301,6 +301,8 @@ def test_tags_that_are_no_tokens_leave_no_room_for_thoughts_before_a_form() -> N
     settled = AnswerPlan.of(request(), constraint, formats).after([1, 5])
     assert settled.params == constraint
     assert settled.starts_inside is None
+    tool_calls = AnswerPlan.of(request(tools=tools(PLAIN)), SamplingParams(), formats)
+    assert tool_calls.after([1, 5]).starts_inside is False  # reasoning is part of the free text before calls
     with pytest.raises(ApiError, match="cannot be counted"):
         AnswerPlan.of(request(thinking_token_budget=3), SamplingParams(), formats).after([1, 5])
 

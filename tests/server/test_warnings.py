@@ -10,7 +10,7 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_to
 HEADER = "x-octavo-warnings"
 
 
-def warnings(server: HttpServer, path: str = CHAT, **fields: Any) -> str | None:
+def warnings(server: HttpServer, fields: dict[str, Any], path: str = CHAT) -> str | None:
     response = server.post(path, (BODY if path == CHAT else {"prompt": "Hi", "max_tokens": 2}) | fields)
     assert response.status_code == 200, response.text
     header: str | None = response.headers.get(HEADER)
@@ -29,13 +29,14 @@ def warnings(server: HttpServer, path: str = CHAT, **fields: Any) -> str | None:
     ],
 )
 def test_fields_without_effect_are_named(server: HttpServer, field: str, words: str) -> None:
-    header = warnings(server, **{field: []})
+    header = warnings(server, {field: []})
     assert header is not None
     assert words in header
 
 
 def test_what_every_client_sends_is_no_reason_to_warn(server: HttpServer) -> None:
-    assert warnings(server, user="me", store=False, metadata={}, service_tier="auto", seed=1) is None
+    usual = {"user": "me", "store": False, "metadata": {}, "service_tier": "auto", "seed": 1}
+    assert warnings(server, usual) is None
 
 
 def test_streams_and_errors_warn_too_and_the_log_does_once(server: HttpServer) -> None:
@@ -50,19 +51,19 @@ def test_streams_and_errors_warn_too_and_the_log_does_once(server: HttpServer) -
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_more_tokens_than_the_context_leaves(server: HttpServer, field: str) -> None:
-    header = warnings(server, **{field: 10**9, "stop": [" ", "e", "."]})
+    header = warnings(server, {field: 10**9, "stop": [" ", "e", "."]})
     assert header is not None
     assert header.startswith(f"{field} is lowered to ")
 
 
 def test_fields_are_those_of_the_route(server: HttpServer) -> None:
-    assert warnings(server, "/v1/completions", echo=True) is None
-    assert "'tools'" in str(warnings(server, "/v1/completions", tools=[]))
+    assert warnings(server, {"echo": True}, "/v1/completions") is None
+    assert "'tools'" in str(warnings(server, {"tools": []}, "/v1/completions"))
     assert HEADER in server.post("/tokenize", {"prompt": "x", "promt": "y"}).headers
 
 
 def test_many_unknown_fields_make_no_long_header(server: HttpServer) -> None:
-    header = warnings(server, **{f"{index}" * 300: 1 for index in range(100, 200)})
+    header = warnings(server, {f"{index}" * 300: 1 for index in range(100, 200)})
     assert header is not None
     assert "92 more unknown fields" in header
     assert len(header) < 1000

@@ -128,8 +128,8 @@ class _Collector(Collector):
                 labels = {"model_name": self._model_name, "engine": "0"}
                 yield from _about_engine(engine, "vllm:", 1, labels)
                 yield _ends("vllm:request_success", "finished_reason", engine, labels)
-                yield from about_drafts(drafts, "vllm:", labels)
                 yield from about_vllm(engine, self._http, labels)
+                yield from about_drafts(drafts, "vllm:", labels)
 
     def _about_http(self) -> Iterator[Metric]:
         http = self._http

@@ -63,7 +63,8 @@ def plan_completion(
 
 def _refuse_unsupported(request: CompletionRequest) -> None:
     if request.suffix:
-        raise bad_request("Fill-in-the-middle is not supported.", "suffix", "unsupported_parameter")
+        text = "'suffix' needs a model that fills in the middle of a text; the models served here only continue one."
+        raise bad_request(text, "suffix", "unsupported_parameter")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of", "unsupported_parameter")
 

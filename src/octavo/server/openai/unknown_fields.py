@@ -5,6 +5,7 @@ They are no errors: official clients send more fields with every version.
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ _MAX_SHOWN = 40  # characters of a name
 _MAX_NAMED = 8  # fields
 
 
-def unknown_fields(body: bytes, kind: type[object]) -> list[str]:
+def unknown_fields(body: bytes, kind: type[Any]) -> list[str]:
     """Return a warning for each top-level field of a valid body that `kind` lacks."""
     known = [field.encode_name for field in msgspec.structs.fields(kind)]
     given: Mapping[str, object] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
