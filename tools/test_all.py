@@ -56,8 +56,8 @@ PARTS = {
         sources=("worker/", "executor/", "distributed/", "scheduler/", "sampling/", "speculative/", "lora/", "llm.py"),
     ),
     "schedules": Part(  # thousands of random schedules
-        tests=("tests/scheduler/", "tests/contracts/"),
-        sources=("scheduler/", "contracts/", "testing/"),
+        tests=("tests/scheduler/", "tests/contracts/", "tests/speculative/"),
+        sources=("scheduler/", "contracts/", "speculative/", "testing/"),
     ),
     "text": Part(  # random grammars, texts and cuts
         tests=("tests/structured/", "tests/tokenizer/", "tests/engine/", "tests/metrics/", "tests/test_"),
