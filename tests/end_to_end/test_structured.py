@@ -88,7 +88,7 @@ def test_every_answer_has_its_form(llm: LLM) -> None:
     params = [
         SamplingParams.from_options({"seed": seed, "max_tokens": 400, "structured_output": constraint, **way})
         for constraint in CONSTRAINTS
-        for way in WAYS
+        for way in WAYS[:: pick(2, 1)]
         for seed in range(pick(1, 3))
     ]
     for output, asked in zip(llm.generate([PROMPT] * len(params), params, use_tqdm=False), params, strict=True):

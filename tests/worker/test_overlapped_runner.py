@@ -134,7 +134,7 @@ def test_blocks_freed_behind_a_window_are_no_reason_to_go_without_a_graph(place:
     settings = {"use_sliding_window": True, "sliding_window": 9, "max_position_embeddings": 256}
     layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
     TinyModel(name="mixed", family="Qwen3", settings={**settings, "layer_types": layer_types}).save(tmp_path / "mixed")
-    num_tokens = pick(140, 200)
+    num_tokens = pick(80, 200)
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     token_ids, queue = [], RecordedQueue()
     for place.queue in (None, queue):
