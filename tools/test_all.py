@@ -9,7 +9,7 @@
 With a budget, parts run one after the other, beginning with another one at each commit: what one run leaves out, a
 later one has. The first failure ends the run.
 
-Full breadth is OCTAVO_TESTS=all: see `tests/breadth.py`. `make test` runs the same tests in less breadth.
+Full breadth is TEST_BREADTH=all: see `tests/breadth.py`. `make test` runs the same tests in less breadth.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def run_within(names: list[str], budget_s: float) -> int:
 
 def run_command(command: list[str], limit_s: float | None = None) -> int | None:
     """Run a command in full breadth. Return its exit status, or None where the limit ended it."""
-    environment = {**os.environ, "OCTAVO_TESTS": "all"}
+    environment = {**os.environ, "TEST_BREADTH": "all"}
     # A group of its own can be interrupted as Ctrl-C would, with all its children.
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=limit_s is not None) as process:
         try:
