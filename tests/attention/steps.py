@@ -182,12 +182,12 @@ def make_batch(block_size: int, parts: list[tuple[Sequence, int, int]]) -> Forwa
     )
 
 
-def exact_attention(sequence: Sequence, sliding_window: int | None = None) -> torch.Tensor:
-    """Return attention at every position, [C, H, D] in float64, from its definition."""
+def exact_attention(sequence: Sequence, sliding_window: int | None = None, *, start: int = 0) -> torch.Tensor:
+    """Return attention at positions from `start` on, [., H, D] in float64, from its definition."""
     repeats = sequence.query.shape[1] // sequence.key.shape[1]
-    query = sequence.query.double()
+    query = sequence.query[start:].double()
     key, value = (kv.double().repeat_interleave(repeats, dim=1) for kv in (sequence.key, sequence.value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
-    ahead = torch.arange(len(query)).unsqueeze(1) - torch.arange(len(query))  # [C, C], how far back a key lies
+    ahead = torch.arange(start, len(key)).unsqueeze(1) - torch.arange(len(key))  # [., C], how far back a key lies
     hidden = ahead < 0 if sliding_window is None else (ahead < 0) | (ahead >= sliding_window)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)

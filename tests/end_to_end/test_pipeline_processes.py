@@ -17,7 +17,7 @@ from octavo.executor.multiproc import MultiprocExecutor
 from octavo.inputs import Prompt
 from octavo.sampling_params import SamplingParams
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=pick(6, 12), ignore_eos=True)
 PREFIX = random_tokens(30, seed=0)
 PROMPTS: list[Prompt] = [random_prompt(length, seed=length) for length in (1, 4, 9, 17, 33)]
 PROMPTS += [{"prompt_token_ids": PREFIX[:length]} for length in (30, 29, 8)]
