@@ -12,7 +12,7 @@ from octavo.kernels.quantize import quantize
 
 TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)
 FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 128)), TWO_LEVEL]
-FORMS += [replace(form, is_rotated=True) for form in (FORMS[0], TWO_LEVEL)]
+FORMS += [replace(FORMS[0], rotation="row"), replace(TWO_LEVEL, rotation="blocks")]
 
 
 def make_weight(in_size: int = 300) -> torch.Tensor:

@@ -9,23 +9,23 @@
 #include "ops.h"
 
 inline octavo::Integers make_form(int bits, std::int64_t group_size, bool is_two_level, bool is_rotated = false) {
-  return {bits, is_two_level, group_size, nullptr, nullptr, nullptr, is_rotated};
+  return {bits, is_two_level, group_size, nullptr, nullptr, nullptr, is_rotated, is_rotated && !is_two_level};
 }
 
-// A row in floats, rotated as its form is: whole blocks of 64, and with one scale for a row these with each other.
+// A row in floats, rotated as its form is.
 inline std::vector<float> floats_of(const octavo::bf16* x, std::int64_t size, const octavo::Integers& form) {
   std::vector<float> row;
   for (std::int64_t k = 0; k < size; ++k) row.push_back(widened(x[k]));
   const std::int64_t num_rotated = form.is_rotated ? size / 64 * 64 : 0;
   std::int64_t step = 1;
-  for (; form.is_two_level ? step < 64 : num_rotated / step % 2 == 0 && step < num_rotated; step *= 2)
+  for (; !form.mixes_blocks ? step < 64 : num_rotated / step % 2 == 0 && step < num_rotated; step *= 2)
     for (std::int64_t k = 0; k < num_rotated; ++k) {
       if (k & step) continue;
       const float first = row[k], second = row[k + step];
       row[k] = first + second, row[k + step] = first - second;
     }
   double length = std::sqrt(static_cast<double>(step));
-  for (; !form.is_two_level && num_rotated > step && num_rotated / step % 3 == 0; step *= 3, length *= 3.0)
+  for (; form.mixes_blocks && num_rotated > step && num_rotated / step % 3 == 0; step *= 3, length *= 3.0)
     for (std::int64_t k = 0; k < num_rotated; ++k) {
       if (k / step % 3 != 0) continue;
       const float sum = row[k] + row[k + step] + row[k + 2 * step];

@@ -13,8 +13,8 @@ from octavo.kernels.triton.low_bit_matmul import integer_linear, weight_only_lin
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
 from octavo.kernels.types import SILU, Fused, LoraAdapters
 
-_INT8 = IntegerFormat(bits=8, group_size=None, is_rotated=True)
-_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, is_rotated=True)
+_INT8 = IntegerFormat(bits=8, group_size=None, rotation="row")
+_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, rotation="blocks")
 _GROUPS, _SMALL_GROUPS = (IntegerFormat(bits=4, group_size=size) for size in (128, 32))
 _SOME_ROWS = (1, 64, 8192)
 _NUM_EXPERTS = 8

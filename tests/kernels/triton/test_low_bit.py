@@ -27,7 +27,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TWO_LEVEL, FLOATS = IntegerFormat(bits=4, group_size=None, is_two_level=True), Float8Format()
 FLOATS_IN_GROUPS = Float8Format(group_size=128)
 INTEGERS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
-ROTATED = [replace(form, is_rotated=True) for form in (INTEGERS[0], TWO_LEVEL)]
+ROTATED = [replace(INTEGERS[0], rotation="row"), replace(TWO_LEVEL, rotation="blocks")]
 ROTATIONS: list[Rotation | None] = [None, "blocks", "row"]
 SHAPES = [(37, 84), (130, 400)]  # N, K
 
@@ -36,7 +36,7 @@ def form_name(form: WeightFormat) -> str:
     if isinstance(form, Float8Format):
         return f"e4m3-{form.group_size}" if form.group_size else "e4m3"
     name = "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
-    return name + "-rotated" * form.is_rotated
+    return name + "-rotated" * (form.rotation is not None)
 
 
 every_integer_form = pytest.mark.parametrize("form", INTEGERS, ids=form_name)

@@ -131,7 +131,7 @@ static inline void widen_output(const bf16* from, const PackIntegersArgs& args, 
     if (args.form.is_rotated && k + kTileK <= args.in_size) rotate_block(values);
     for (int i = 0; i < 4; ++i) store_f32(wide + k + i * 16, values[i]);
   }
-  if (mixes_blocks(args.form)) mix_blocks(wide, args.in_size);
+  if (args.form.mixes_blocks) mix_blocks(wide, args.in_size);
 }
 
 // One output [K] as two-level integers, from `widen_output`.

@@ -47,9 +47,6 @@ template <int kStep, class V>
   for (f32x16& vector : x) vector = vector * 0.125f;
 }
 
-// Whether blocks of a row are mixed with each other: multipliers of 32 of k would lose by it.
-static inline bool mixes_blocks(const Integers& form) { return form.is_rotated && !form.is_two_level; }
-
 // Blocks of `step` of k, four at a time: pairs become sums and differences, then pairs of these.
 static inline void mix_fours(float* x, std::int64_t size, std::int64_t step) {
   for (std::int64_t block = 0; block < size; block += 4 * step)

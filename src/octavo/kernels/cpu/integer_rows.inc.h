@@ -96,7 +96,7 @@ static inline float rotate_row(const bf16* x, std::int64_t size, const Integers&
       of_blocks.meet(values[i]);
     }
   }
-  if (!mixes_blocks(form)) return of_blocks.value();
+  if (!form.mixes_blocks) return of_blocks.value();
   mix_blocks(wide, size);
   LargestMagnitude of_row;
   for (std::int64_t k = 0; k < num_k_tiles(size) * kTileK; k += 16) of_row.meet(load_f32(wide + k));
