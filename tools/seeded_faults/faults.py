@@ -149,7 +149,7 @@ FAULTS = [
         name="nobody tells the core that a listener has left",
         right="            self.front.client.abort(self.front.outputs.core_ids(state.request_id))",
         wrong="            self.front.outputs.core_ids(state.request_id)",
-        tests="engine/test_async_llm_engine.py",
+        tests="hostile/test_clients.py",
     ),
     Fault(
         name="a replay says tokens twice",
