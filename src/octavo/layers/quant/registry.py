@@ -12,6 +12,10 @@ from octavo.layers.quant.base import MadeAtLoad, Schemes
 # quant_method -> module and class, imported on demand; `config/hf_quantization.py` lists the names.
 CHECKPOINT_SCHEMES = MappingProxyType(
     {
+        "awq": ("octavo.layers.quant.awq", "AWQSchemes"),
+        "fbgemm_fp8": ("octavo.layers.quant.float8", "Float8Schemes"),
+        "fp8": ("octavo.layers.quant.float8", "Float8Schemes"),
+        "octavo": ("octavo.layers.quant.octavo", "OctavoSchemes"),
         "gptq": ("octavo.layers.quant.gptq", "GPTQSchemes"),
         "compressed-tensors": ("octavo.layers.quant.compressed_tensors", "CompressedTensorsSchemes"),
     }
