@@ -8,6 +8,7 @@ import typer
 
 from octavo.cli.options import TYPER_SETTINGS
 from octavo.config.engine import LoadFormat
+from octavo.errors import InvalidParameterError
 
 app = typer.Typer(**TYPER_SETTINGS)
 
@@ -50,8 +51,20 @@ def convert(
         int | None,
         typer.Option("--tensor-parallel-size", help="number of ranks that a sharded_state is for [default: 1]"),
     ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", help="int4: round linear layers to 4 bits, calibrated on a text", metavar="<str>"),
+    ] = None,
+    bits_for: Annotated[
+        str,
+        typer.Option("--bits-for", help="layers with other bits, such as down_proj=8,lm_head=8", metavar="<str>"),
+    ] = "",
+    calibration_text: Annotated[
+        Path | None, typer.Option("--calibration-text", help="text like the model's own use; default: a bundled one")
+    ] = None,
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
+    from octavo.calibration.request import quantized
     from octavo.convert import run
     from octavo.convert.source import Checkpoint
     from octavo.convert.targets import TargetOptions
@@ -63,5 +76,13 @@ def convert(
         gguf_type=gguf_type,
     )
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
+    detail = to
+    if quantize is not None:
+        run.check(out, to)  # before a minute of work
+        checkpoint = quantized(checkpoint, quantize, bits_for, calibration_text)
+        detail += f", {checkpoint.bits_per_weight:.2f} bits per quantized weight"
+    elif bits_for or calibration_text is not None:
+        name, value = ("bits_for", bits_for) if bits_for else ("calibration_text", str(calibration_text))
+        raise InvalidParameterError(name, value, "only with --quantize")
     num_bytes = run.convert(checkpoint, out, to, options)
-    print(f"{out}: {to}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
+    print(f"{out}: {detail}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")

@@ -5,7 +5,7 @@ from octavo.config.model import CheckpointQuantization
 from octavo.errors import UnsupportedModelError
 
 # Supported by schemes in `layers/quant/registry.py`.
-QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq")
+QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
 _FLOATS = ("fbgemm_fp8", "fp8")
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 

@@ -19,10 +19,7 @@ def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) 
         InvalidParameterError: an unknown format, or `out` exists.
         CheckpointError: the source is damaged.
     """
-    if to not in TARGETS:
-        raise InvalidParameterError("to", to, "one of " + ", ".join(TARGETS))
-    if out.exists():
-        raise InvalidParameterError("out", str(out), "a path that does not exist yet; nothing is overwritten")
+    check(out, to)
     module, function = TARGETS[to]
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     part.mkdir(parents=True)
@@ -39,3 +36,15 @@ def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) 
         shutil.rmtree(part, ignore_errors=True)
         raise
     return sum(file.stat().st_size for file in out.iterdir())
+
+
+def check(out: Path, to: str) -> None:
+    """Check what `convert` is told, before the work.
+
+    Raises:
+        InvalidParameterError: an unknown format, or `out` exists.
+    """
+    if to not in TARGETS:
+        raise InvalidParameterError("to", to, "one of " + ", ".join(TARGETS))
+    if out.exists():
+        raise InvalidParameterError("out", str(out), "a path that does not exist yet; nothing is overwritten")

@@ -115,7 +115,7 @@ def numbers_in(template: str, layers: range, num_experts: int) -> Iterator[dict[
 def spelt_as_in_table(
     model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split tensors with alternative names into views under the table's names."""
+    """Split tensors with alternative names into views under the names of the model's table."""
     others = {
         template.format(**numbers): [name.replace("{layer}", str(numbers.get("layer"))) for name in names]
         for template, names in model.other_spellings.items()

@@ -52,7 +52,7 @@ class QuantizedKernels(TritonKernels):
     def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         if not _is_of_integers(packed):
             return super().normed_linear(x, fused, packed)
-        rows, total = normed_integer_rows(x, fused, packed.padded_size, is_rotated=packed.is_rotated)
+        rows, total = normed_integer_rows(x, fused, packed.padded_size, rotation=packed.rotation)
         return integer_product(rows, packed, x.dtype), total
 
     def mlp(
@@ -61,7 +61,7 @@ class QuantizedKernels(TritonKernels):
         if not _is_of_integers(down):
             return super().mlp(x, fused, up, down)
         middle, total = self.normed_linear(x, fused, up)
-        rows = activated_integer_rows(middle, fused.activation, down.padded_size, is_rotated=down.is_rotated)
+        rows = activated_integer_rows(middle, fused.activation, down.padded_size, rotation=down.rotation)
         return integer_product(rows, down, x.dtype), total
 
     def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:

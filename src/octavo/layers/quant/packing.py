@@ -86,11 +86,13 @@ def _stack_quantized(weights: Sequence[QuantizedWeight], device: torch.device) -
     offsets = None
     if any(weight.offsets is not None for weight in weights):
         offsets = torch.cat([torch.zeros_like(w.scales) if w.offsets is None else w.offsets for w in weights])
+    multipliers = [weight.multipliers for weight in weights if weight.multipliers is not None]
     return QuantizedWeight(
         format=first.format,
         values=torch.cat([weight.values for weight in weights]).to(device),
         scales=torch.cat([weight.scales for weight in weights]).to(device),
         offsets=None if offsets is None else offsets.to(device),
+        multipliers=torch.cat(multipliers).to(device) if multipliers else None,
         order=None if first.order is None else first.order.to(device),
     )
 

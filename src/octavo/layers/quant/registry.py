@@ -16,6 +16,7 @@ CHECKPOINT_SCHEMES = MappingProxyType(
         "awq": ("octavo.layers.quant.awq", "AWQSchemes"),
         "fbgemm_fp8": ("octavo.layers.quant.float8", "Float8Schemes"),
         "fp8": ("octavo.layers.quant.float8", "Float8Schemes"),
+        "octavo": ("octavo.layers.quant.octavo", "OctavoSchemes"),
         "gptq": ("octavo.layers.quant.gptq", "GPTQSchemes"),
         "compressed-tensors": ("octavo.layers.quant.compressed_tensors", "CompressedTensorsSchemes"),
     }
