@@ -88,8 +88,10 @@ def test_errors_of_the_hub_say_what_was_tried(hub: HubServer, tmp_path: Path) ->
     assert hub.endpoint in unknown
     assert "no such public model" in unknown
     assert "no revision 'v9'" in resolve_in_process(hub.endpoint, home, MODEL_ID, "v9")["error"]
-    assert "cache" in resolve_in_process(hub.endpoint, home, MODEL_ID, HF_HUB_OFFLINE="1")["error"]
-    assert "cache" in resolve_in_process("http://127.0.0.1:9", home, MODEL_ID)["error"]
+    offline = resolve_in_process(hub.endpoint, home, MODEL_ID, HF_HUB_OFFLINE="1")["error"]
+    assert offline.endswith("because HF_HUB_OFFLINE is set, and it is not in the local cache")
+    unreachable = resolve_in_process("http://127.0.0.1:9", home, MODEL_ID)["error"]
+    assert unreachable.endswith("nor is it in the local cache; check the network, or name a local folder")
 
 
 def test_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,22 @@ def test_floats_of_8_bits_become_the_dense_weights(
 
 
 @needs_kernels
+@by_floats
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_floats_can_be_quantized_again(case: Case, quantization: str, tmp_path: Path) -> None:
+    """To the bits of a dense checkpoint of the same values, and at its size."""
+    save(case, tmp_path)
+    options = EngineArgs(model_name=str(tmp_path / "quantized"), quantization=quantization, dtype="bfloat16")  # type: ignore[arg-type]
+    assert options.resolve().quantization == quantization
+    dense, quantized = (
+        load(tmp_path / name, dtype="bfloat16", quantization=quantization) for name in ("dense", "quantized")
+    )
+    [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
+    assert torch.equal(found, expected)
+    assert weights_bytes(quantized) == weights_bytes(dense)
+
+
+@needs_kernels
 @by_case
 def test_rows_have_the_same_bits_in_any_batch(case: Case, tmp_path: Path) -> None:
     save(case, tmp_path)

@@ -16,9 +16,12 @@ app = typer.Typer(**TYPER_SETTINGS)
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2` or `demo`")],
-    out: Annotated[Path, typer.Argument(help="folder to create")],
+    out: Annotated[Path, typer.Argument(help="folder to create; of gguf, the file")],
     to: Annotated[
-        str, typer.Option("--to", help="format to write: safetensors, pt, sharded_state or tensorizer", metavar="<str>")
+        str,
+        typer.Option(
+            "--to", help="format to write: safetensors, pt, gguf, tensorizer or sharded_state", metavar="<str>"
+        ),
     ] = "safetensors",
     dtype: Annotated[
         str,
@@ -34,7 +37,15 @@ def convert(
     ] = None,
     max_shard_gib: Annotated[
         float | None,
-        typer.Option("--max-shard-gib", help="maximum GiB of weights in one file; not of tensorizer [default: 2]"),
+        typer.Option(
+            "--max-shard-gib", help="maximum GiB of weights in one file; not of gguf and tensorizer [default: 2]"
+        ),
+    ] = None,
+    gguf_type: Annotated[
+        str | None,
+        typer.Option(
+            "--gguf-type", help="type of a GGUF file's matrices, such as Q8_0 [default: --dtype]", metavar="<str>"
+        ),
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
@@ -62,6 +73,7 @@ def convert(
     options = TargetOptions(
         max_shard_bytes=None if max_shard_gib is None else int(max_shard_gib * 2**30),
         tensor_parallel_size=tensor_parallel_size,
+        gguf_type=gguf_type,
     )
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
     detail = to

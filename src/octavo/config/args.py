@@ -22,6 +22,7 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
+from octavo.config.hf_quantization import has_float_weights
 from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
@@ -179,7 +180,8 @@ class EngineArgs:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
-        if self.quantization is not None and model.quantization is not None:
+        is_quantized = model.quantization is not None and not has_float_weights(model.quantization)
+        if self.quantization is not None and model.quantization is not None and is_quantized:
             limit = (
                 f"unset: the weights of {model.model} are quantized already (quant_method {model.quantization.method})"
             )

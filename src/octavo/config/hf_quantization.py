@@ -6,6 +6,7 @@ from octavo.errors import UnsupportedModelError
 
 # Supported by schemes in `layers/quant/registry.py`.
 QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
+_FLOATS = ("fbgemm_fp8", "fp8")
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 
 
@@ -27,3 +28,12 @@ def read_quantization(fields: JsonFields) -> CheckpointQuantization | None:
             "model in one of these or as GGUF, or the original with --quantization int8 or int4"
         )
     return CheckpointQuantization(method=method, origin=settings.origin, values=settings.values)
+
+
+def has_float_weights(checkpoint: CheckpointQuantization) -> bool:
+    """Return whether all quantized weights are 8-bit floats, which `quantization=` can quantize again."""
+    if checkpoint.method in _FLOATS:
+        return True
+    groups = checkpoint.fields.nested("config_groups")
+    kinds = [groups.nested(key).nested("weights").values.get("type") for key in groups.values]
+    return bool(kinds) and set(kinds) == {"float"}

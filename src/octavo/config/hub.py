@@ -132,6 +132,7 @@ def _download_gguf(fetch: Callable[[list[str]], Path], name: str, revision: str 
 
 
 def _why_not_downloaded(error: Exception, revision: str | None) -> str:
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -146,5 +147,8 @@ def _why_not_downloaded(error: Exception, revision: str | None) -> str:
     if isinstance(error, RevisionNotFoundError):
         return f"the model has no revision {revision!r}"
     if isinstance(error, LocalEntryNotFoundError):
-        return f"it cannot be looked up, nor is it in the local cache: {error}"
-    return f"the download failed: {error}"
+        if constants.HF_HUB_OFFLINE:
+            return "it cannot be looked up because HF_HUB_OFFLINE is set, and it is not in the local cache"
+        return "it cannot be looked up, nor is it in the local cache; check the network, or name a local folder"
+    reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    return f"the download failed: {reason}; try again, which continues where it stopped"

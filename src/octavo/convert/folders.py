@@ -16,14 +16,14 @@ _TORCH = ShardNames("pytorch_model", ".bin")
 
 def write_safetensors(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write model.safetensors, or shards with an index, and the other files of a checkpoint."""
-    options.refuse("tensor_parallel_size", "safetensors")
+    options.refuse("safetensors", "tensor_parallel_size", "gguf_type")
     write_companions(checkpoint, out)
     write_shards(checkpoint.tensors(), out, _SAFETENSORS, save_safetensors, options.max_shard_bytes)
 
 
 def write_torch(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
     """Write pytorch_model.bin, or shards with an index, and the other files of a checkpoint."""
-    options.refuse("tensor_parallel_size", "pt")
+    options.refuse("pt", "tensor_parallel_size", "gguf_type")
     write_companions(checkpoint, out)
     write_shards(checkpoint.tensors(), out, _TORCH, _save_torch, options.max_shard_bytes)
 

@@ -6,12 +6,12 @@ from importlib import import_module
 from pathlib import Path
 
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TARGETS, TargetOptions
+from octavo.convert.targets import SINGLE_FILES, TARGETS, TargetOptions
 from octavo.errors import InvalidParameterError
 
 
 def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) -> int:
-    """Write a checkpoint to a new folder in format `to`. Returns its size in bytes.
+    """Write a checkpoint to a new folder, or file, in format `to`. Returns its size in bytes.
 
     Everything is written to a temporary folder beside `out`, which is then renamed.
 
@@ -25,6 +25,10 @@ def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) 
     part.mkdir(parents=True)
     try:
         getattr(import_module(module), function)(checkpoint, part, options)
+        if to in SINGLE_FILES:
+            (part / SINGLE_FILES[to]).rename(out)
+            part.rmdir()
+            return out.stat().st_size
         for file in part.iterdir():  # libraries write some of them for nobody else
             shutil.copymode(part / "config.json", file)
         part.rename(out)

@@ -31,6 +31,7 @@ def write_sharded(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> 
         InvalidParameterError: more ranks than attention heads.
         UnsupportedModelError: weights that cannot be divided.
     """
+    options.refuse("sharded_state", "gguf_type")
     size = options.tensor_parallel_size or 1
     if size > checkpoint.model.num_heads:
         limit = f"at most {checkpoint.model.num_heads}: every rank needs an attention head"

@@ -10,10 +10,14 @@ TARGETS = MappingProxyType(
     {
         "safetensors": ("octavo.convert.folders", "write_safetensors"),
         "pt": ("octavo.convert.folders", "write_torch"),
+        "gguf": ("octavo.convert.gguf_file", "write_gguf"),
         "sharded_state": ("octavo.convert.sharded", "write_sharded"),
         "tensorizer": ("octavo.convert.tensorized", "write_tensorized"),
     }
 )
+
+
+SINGLE_FILES = MappingProxyType({"gguf": "model.gguf"})  # formats that are a file instead of a folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,17 +32,20 @@ class TargetOptions:
 
     tensor_parallel_size: int | None = None  # ranks that a sharded state is for; None: 1
 
+    gguf_type: str | None = None  # of matrices in a GGUF file, such as Q8_0; None: the dtype that they have
+
     def __post_init__(self) -> None:
         for name in ("max_shard_bytes", "tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameterError(name, value, "at least 1")
 
-    def refuse(self, name: str, to: str) -> None:
-        """Check that an option is not given, as it has no effect on a format.
+    def refuse(self, to: str, *names: str) -> None:
+        """Check that options are not given, as they have no effect on a format.
 
         Raises:
-            InvalidParameterError: it is.
+            InvalidParameterError: one is.
         """
-        if (value := getattr(self, name)) is not None:
-            raise InvalidParameterError(name, value, f"unset: it has no effect on {to}")
+        for name in names:
+            if (value := getattr(self, name)) is not None:
+                raise InvalidParameterError(name, value, f"unset: it has no effect on {to}")

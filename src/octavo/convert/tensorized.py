@@ -17,8 +17,7 @@ def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) 
         InvalidParameterError: the library is not installed, or an option without effect is given.
         UnsupportedModelError: the format's index has no room for so many tensors.
     """
-    options.refuse("max_shard_bytes", "one file")
-    options.refuse("tensor_parallel_size", "tensorizer")
+    options.refuse("tensorizer", "max_shard_bytes", "tensor_parallel_size", "gguf_type")
     library = _library()
     write_companions(checkpoint, out)
     serializer = library.TensorSerializer(str(out / FILE_NAME))

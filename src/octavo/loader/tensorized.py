@@ -11,6 +11,7 @@ from urllib.request import urlopen
 import torch
 
 from octavo.errors import CheckpointError
+from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.loader.base import ModelLoader
 from octavo.loader.tensorizer_index import IndexEntry, read_index
 from octavo.models.interfaces import CausalLM
@@ -60,7 +61,7 @@ class _Stream:
                 raise self._ended()
 
     def tensor(self, entry: IndexEntry) -> torch.Tensor:
-        tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        tensor = zeros_on_large_pages(entry.shape, getattr(torch, entry.dtype))
         if not entry.num_bytes:
             return tensor
         rest = memoryview(tensor.view(-1).view(torch.uint8).numpy().data)
