@@ -8,6 +8,7 @@ import typer
 
 from octavo.cli.options import TYPER_SETTINGS
 from octavo.config.engine import LoadFormat
+from octavo.device.threads import limit_spinning
 from octavo.errors import InvalidParameterError
 
 app = typer.Typer(**TYPER_SETTINGS)
@@ -64,6 +65,7 @@ def convert(
     ] = None,
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
+    limit_spinning()  # before torch is imported: calibration has threads of its own beside torch's
     from octavo.calibration.request import quantized
     from octavo.convert import run
     from octavo.convert.source import Checkpoint
