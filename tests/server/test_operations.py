@@ -155,6 +155,10 @@ def test_a_unix_socket_and_settings_from_flag_environment_and_file(tmp_path: Pat
         answer = server.client.post(CHAT, json={**LONG, "max_tokens": 40}, headers=headers)
         assert len(parse_events(answer.text)) > 1
         assert numbers(server)["vllm:generation_tokens_total"] == 40
+        shown = server.client.get("/metrics").text
+        assert 'http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 1.0' in shown
+        assert 'vllm:cache_config_info{block_size="' in shown
+        assert "sesame" not in server.client.get("/server_info").text
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(END_S) == 0
         assert not socket.exists()

@@ -54,6 +54,10 @@ def test_more_tokens_than_the_context_leaves(server: HttpServer, field: str) -> 
     header = warnings(server, {field: 10**9, "stop": [" ", "e", "."]})
     assert header is not None
     assert header.startswith(f"{field} is lowered to ")
+    longer = warnings(server, {field: 10**9, "stop": [" ", "e", "."], "messages": BODY["messages"] * 3})
+    assert longer is not None
+    assert longer != header
+    assert server.log.count(f"{field} is lowered") == 1  # whatever the number
 
 
 def test_fields_are_those_of_the_route(server: HttpServer) -> None:
@@ -83,3 +87,17 @@ def test_messages_without_content_are_named(server: HttpServer) -> None:
         error = server.post(CHAT, {"messages": messages}).json()["error"]
         assert error["param"] == "messages[1].content"
         assert role in error["message"]
+
+
+def test_system_messages_that_the_template_would_drop_are_merged_and_warned_of(server: HttpServer) -> None:
+    """As the demo model's does: it writes a system message only where it is the first."""
+    user, system = BODY["messages"][0], {"role": "system", "content": "Be brief."}
+    header = warnings(server, {"messages": [user, system, user]})
+    assert header is not None
+    assert "merged into the first" in header
+    assert warnings(server, {"messages": [system, user, user]}) is None
+    prompts = [
+        server.post("/tokenize", {"messages": messages}).json()["tokens"]
+        for messages in ([user, system, user], [system, user, user])
+    ]
+    assert prompts[0] == prompts[1]

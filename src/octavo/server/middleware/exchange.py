@@ -29,6 +29,7 @@ access_logger = logging.getLogger("octavo.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 WARNINGS_HEADER = b"x-octavo-warnings"
 _MAX_WARNINGS_BYTES = 2048  # of the header
+_NUMBER = re.compile(r"\d+")
 _MAX_REMEMBERED = 1000  # warnings, each of which is logged once
 CLIENT_LEFT = 499  # status in log and metrics if the client disconnected before a response
 
@@ -141,10 +142,11 @@ class ExchangeMiddleware:
             log_access(scope, exchange, status)
 
     def _log_warnings(self, exchange: Exchange) -> None:
-        """Log what is new: a client repeats its mistakes with every request."""
+        """Log what is new, whatever its numbers: a client repeats its mistakes with every request."""
         for text in exchange.warnings:
-            if text not in self._known_warnings and len(self._known_warnings) < _MAX_REMEMBERED:
-                self._known_warnings.add(text)
+            kind = _NUMBER.sub("0", text)
+            if kind not in self._known_warnings and len(self._known_warnings) < _MAX_REMEMBERED:
+                self._known_warnings.add(kind)
                 logger.warning("%s (request %s; logged once)", text, exchange.request_id)
 
 
@@ -202,7 +204,7 @@ def _watching_send(send: Send, exchange: Exchange) -> Send:
             )
             headers.append((b"x-request-id", exchange.request_id.encode()))
             if exchange.warnings:
-                text = "; ".join(exchange.warnings).encode("ascii", "backslashreplace")
+                text = " | ".join(dict.fromkeys(exchange.warnings)).encode("ascii", "backslashreplace")
                 headers.append((WARNINGS_HEADER, text[:_MAX_WARNINGS_BYTES]))
             message = {**message, "headers": headers}
         await send(message)
