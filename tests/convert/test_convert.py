@@ -22,7 +22,7 @@ from octavo.config.hub import resolve_model
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
 from octavo.convert.targets import TargetOptions
-from octavo.errors import CheckpointError, InvalidParameterError
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.tokenizer.tokenizer import Tokenizer
 
 TOKENS = [5, 9, 33, 60, 4]
@@ -123,3 +123,19 @@ def test_a_real_gguf_file_keeps_its_tokenizer_and_template(tmp_path: Path) -> No
     assert (theirs.bos_token, theirs.eos_token) == ("<|im_start|>", "<|im_end|>")
     config, expected = (read_model_config(path, model="m") for path in (out, source))
     assert replace(config, path="") == replace(expected, path="")
+
+
+def test_quantized_on_the_way_it_is_divided_or_refused_as_quantized(tmp_path: Path) -> None:
+    """As `octavo convert --quantize` does: only what is written is quantized."""
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    written = replace(
+        Checkpoint.open(str(save("llama", tmp_path / "source"))), settings={"quantization_config": settings}
+    )
+    assert written.model.quantization is None
+    assert written.written_model.quantization is not None
+    with pytest.raises(
+        UnsupportedModelError, match=r"cannot be written as gguf: weights are quantized \(quant_method fp8"
+    ):
+        convert(written, tmp_path / "model.gguf", "gguf", TargetOptions())
+    with pytest.raises(CheckpointError, match=r"dtype torch\.float32 cannot be loaded as weights"):
+        convert(written, tmp_path / "out", "sharded_state", TargetOptions())

@@ -50,7 +50,7 @@ def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> Non
         UnsupportedModelError: quantized weights, or an architecture or tokenizer that files of this kind lack.
     """
     options.refuse("gguf", "max_shard_bytes", "tensor_parallel_size")
-    model, library = checkpoint.model, _library()
+    model, library = checkpoint.written_model, _library()
     if model.quantization is not None:
         why = f"weights are quantized (quant_method {model.quantization.method}); use the original"
         raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")

@@ -11,6 +11,7 @@ from octavo.config.architectures import ARCHITECTURES
 from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.gguf import read_gguf_fields
 from octavo.config.hf import read_model_config
+from octavo.config.hf_quantization import read_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig
@@ -58,6 +59,11 @@ class Checkpoint:
             load_format=load_format,
             dtype=getattr(torch, model.dtype) if is_cast else None,
         )
+
+    @property
+    def written_model(self) -> ModelConfig:
+        """The model that is written: its weights may be quantized, although those of the source are not."""
+        return replace(self.model, quantization=read_quantization(JsonFields(str(self.path), self.settings)))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) of every tensor, under the names of Hugging Face checkpoints, one at a time.
