@@ -10,7 +10,7 @@ from tools.demo_model.template import question_and_answer
 
 from octavo.config.hub import resolve_model
 from octavo.gguf.file import GgufTensor
-from octavo.loader.ggml_blocks import unpack
+from octavo.kernels.ggml_blocks import unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows
 from octavo.tokenizer.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from octavo.config.parallel import ParallelConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
-QuantizationName = Literal["int8", "int4", "fp8"]
+QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]
 LATER_LOAD_FORMATS = ("tensorizer",)  # known, but not supported yet
 
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from octavo.errors import InvalidParameterError
+from octavo.kernels.blocks import BlockFormat, BlockWeight
 
 _SCALE_BYTES = 4
 TWO_LEVEL_GROUP_SIZE = 32
@@ -86,7 +87,8 @@ class Float8Format:
         return num_outputs * (in_size + _SCALE_BYTES)
 
 
-WeightFormat = IntegerFormat | Float8Format
+PlainFormat = IntegerFormat | Float8Format
+WeightFormat = PlainFormat | BlockFormat  # whatever the weight of a linear layer may be, apart from dense
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +116,7 @@ class QuantizedWeight:
     `order` is of files whose groups are not made of neighbors: column j of all the others belongs to input order[j].
     """
 
-    format: WeightFormat
+    format: PlainFormat
     values: torch.Tensor  # [N, K], q: int8, or float8_e4m3fn
     scales: torch.Tensor  # [N, G] float32
     offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
@@ -141,13 +143,16 @@ class QuantizedWeight:
         return weight if self.order is None else weight[:, self.order.argsort()]
 
 
+LowBitWeight = QuantizedWeight | BlockWeight
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantization:
     """A choice for a whole model."""
 
     name: str
-    linear: WeightFormat  # all maps of the layers
-    logits: WeightFormat  # the last one, to logits
+    linear: PlainFormat  # all maps of the layers
+    logits: PlainFormat  # the last one, to logits
 
 
 _INT8 = IntegerFormat(bits=8, group_size=None, is_rotated=True)

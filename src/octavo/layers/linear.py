@@ -41,8 +41,8 @@ class MergedLinear(WeightOwner):
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         tensors: dict[str, TensorSpec] = {}
-        for part, outputs in self.parts.items():
-            of_weight = self.scheme.tensors(outputs.total, self.inputs.total)
+        for index, (part, outputs) in enumerate(self.parts.items()):
+            of_weight = self.scheme.part(index).tensors(outputs.total, self.inputs.total)
             tensors.update({_join(part, name): spec for name, spec in of_weight.items()})
             if self._has_bias:
                 tensors[_join(part, "bias")] = TensorSpec((outputs.total,))
@@ -56,7 +56,7 @@ class MergedLinear(WeightOwner):
     def num_bytes(self) -> int:
         dtype = self._context.dtype
         bias = self._num_outputs * dtype.itemsize * self._has_bias
-        return self.scheme.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
+        return self.scheme.merged_bytes(self._sizes_of_parts, self.inputs.size, dtype) + bias
 
     @property
     def layout(self) -> str:
@@ -64,7 +64,11 @@ class MergedLinear(WeightOwner):
 
     @property
     def _num_outputs(self) -> int:
-        return sum(outputs.size for outputs in self.parts.values())
+        return sum(self._sizes_of_parts)
+
+    @property
+    def _sizes_of_parts(self) -> list[int]:
+        return [outputs.size for outputs in self.parts.values()]
 
     @property
     def is_compressed(self) -> bool:
@@ -103,7 +107,8 @@ class MergedLinear(WeightOwner):
         return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        kernels, form = self._context.kernels, self.scheme.form_of(self.inputs)
+        kernels = self._context.kernels
+        form = self.scheme.packed_form(self._sizes_of_parts, self.inputs)
         assert isinstance(kernels, KeepsPacked), f"{kernels.name} has no packed weights to restore"
         if "values" in tensors and form is not None:
             self._packed = CompressedLinear.adopt(tensors, self.inputs.size, form)
@@ -123,10 +128,11 @@ class MergedLinear(WeightOwner):
     def _gather_weight(self) -> Weight:
         """Stack this rank's shards of the parts: [N, K]."""
         weights = []
-        for part, outputs in self.parts.items():
-            names = self.scheme.tensors(outputs.total, self.inputs.total)
+        for index, (part, outputs) in enumerate(self.parts.items()):
+            scheme = self.scheme.part(index)
+            names = scheme.tensors(outputs.total, self.inputs.total)
             tensors = {name: self._loaded[_join(part, name)] for name in names if _join(part, name) in self._loaded}
-            weights.append(self.scheme.weight(tensors, outputs, self.inputs))
+            weights.append(scheme.weight(tensors, outputs, self.inputs))
         return stack(weights, self._context.dtype, self._context.device)
 
     def _gather_bias(self) -> torch.Tensor:

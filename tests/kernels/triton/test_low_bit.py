@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat, rotated
+from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat, QuantizedWeight, rotated
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
 from octavo.kernels.triton import low_bit_matmul as module
@@ -28,7 +28,7 @@ ROTATED = [replace(form, is_rotated=True) for form in (INTEGERS[0], TWO_LEVEL)]
 SHAPES = [(37, 84), (130, 400)]  # N, K
 
 
-def form_name(form: WeightFormat) -> str:
+def form_name(form: PlainFormat) -> str:
     if isinstance(form, Float8Format):
         return "e4m3"
     name = "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
@@ -43,7 +43,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
 
-def random_weight(form: WeightFormat, shape: tuple[int, int], *, has_offsets: bool) -> QuantizedWeight:
+def random_weight(form: PlainFormat, shape: tuple[int, int], *, has_offsets: bool) -> QuantizedWeight:
     weight = quantize(random(*shape) * shape[1] ** -0.5, form)
     return replace(weight, offsets=random(*weight.scales.shape) * 0.01 if has_offsets else None)
 
@@ -51,7 +51,7 @@ def random_weight(form: WeightFormat, shape: tuple[int, int], *, has_offsets: bo
 @every_form
 @pytest.mark.parametrize(("num_rows", "shape", "has_offsets"), [(1, (70, 84), True), (17, (37, 300), False)], ids=str)
 def test_products_are_the_reference_s(
-    form: WeightFormat, num_rows: int, shape: tuple[int, int], has_offsets: bool
+    form: PlainFormat, num_rows: int, shape: tuple[int, int], has_offsets: bool
 ) -> None:
     weight = random_weight(form, shape, has_offsets=has_offsets)
     x, bias = random(num_rows, shape[1]), random(shape[0])
@@ -73,7 +73,7 @@ def assert_integer_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch
 
 
 @every_form
-def test_a_wrong_number_is_noticed(form: WeightFormat) -> None:
+def test_a_wrong_number_is_noticed(form: PlainFormat) -> None:
     """The tolerance above is finer than one step of one weight."""
     weight = random_weight(form, (37, 84), has_offsets=False)
     x = random(1, 84)
@@ -86,7 +86,7 @@ def test_a_wrong_number_is_noticed(form: WeightFormat) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("form", [INTEGERS[0], TWO_LEVEL, FLOATS], ids=form_name)
-def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtype) -> None:
+def test_halves_are_multiplied_as_they_are(form: PlainFormat, dtype: torch.dtype) -> None:
     """Factors are exact in 16 bits, and only the result is rounded to them."""
     weight, x = random_weight(form, (37, 84), has_offsets=False), random(3, 84, dtype=dtype)
     found = fast_weight_only_linear(x, pack(weight, None), dtype, one_tiling=False)
@@ -96,7 +96,7 @@ def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("form", [INTEGERS[0], INTEGERS[6], TWO_LEVEL, ROTATED[0], FLOATS], ids=form_name)
-def test_a_row_has_its_bits_in_any_batch(form: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_its_bits_in_any_batch(form: PlainFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever tiling computes it, and whether or not splits have programs of their own."""
     weight, x = random_weight(form, (40, 300), has_offsets=False), random(66, 300, dtype=torch.bfloat16)
     packed, is_integer = pack(weight, random(40)), isinstance(form, IntegerFormat)

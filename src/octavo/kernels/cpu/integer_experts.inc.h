@@ -10,7 +10,7 @@ struct SortedIntegers {
   std::int64_t max_size, max_groups;
 
   static SortedIntegers in(Room& room, const Integers& form, std::int64_t num_tiles, std::int64_t num_rows, std::int64_t max_size) {
-    const std::int64_t groups = num_groups(form, max_size);
+    const std::int64_t groups = num_row_sums(form, max_size);
     return {{room.take<std::int8_t>(num_tiles * num_k_tiles(max_size) * kTileBytes), room.take<float>(num_rows),
              room.take<std::int32_t>(num_rows * groups)},
             max_size, groups};
@@ -37,7 +37,7 @@ struct IntegerExperts {
   static IntegerExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
     const Integers &form = experts.up[0].integers, &next = experts.down[0].integers;
     const std::int64_t num_tiles = SortedPairs::max_tiles(num_pairs, experts.count), most = experts.max_intermediate;
-    const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_groups(form, size));
+    const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_row_sums(form, size));
     return {SortedPairs::in(room, num_pairs, experts.count),
             room.take<ExpertProduct<IntegerProduct, IntegerCut>>(experts.count),
             room.take<bf16>(num_tokens * size),
@@ -108,7 +108,7 @@ struct IntegerExperts {
       const std::int64_t expert = pairs.expert_ids[sorted.pair[first]], begin = sorted.first_row[expert];
       const std::int64_t size = experts.up[expert].out_size;
       const Integers& form = experts.down[expert].integers;
-      const std::int64_t groups = num_groups(form, size);
+      const std::int64_t groups = num_row_sums(form, size);
       const bf16* from = middle + begin * experts.max_intermediate;  // [rows of the expert, I]
       // An expert's row tiles follow one another as its own number of k has it, its sums as its own groups.
       const IntegerRows of_expert = middle_left.from(tile - (first - begin) / 16, begin);

@@ -7,8 +7,13 @@
 struct IntegerRows {
   std::int8_t* left;   // left tiles [row tiles][num_k][16][64]; rows and k that are not there: rows anything, k zero
   float* scales;       // [T]
-  std::int32_t* sums;  // [T, groups] of q, in the groups of the weight that they meet
+  std::int32_t* sums;  // [T, groups] of q, in the groups of the weight that they meet; or [T, K / 32] RowGroup
 };
+
+// How many int32 a row has beside its q and its scale.
+static inline std::int64_t num_row_sums(const Integers& form, std::int64_t size) {
+  return form.blocks.num_parts ? ceil_div(size, kUnitK) * std::int64_t{sizeof(RowGroup) / 4} : num_groups(form, size);
+}
 
 static inline std::size_t integer_rows_bytes(std::int64_t rows, std::int64_t size, std::int64_t groups) {
   const std::int64_t left = ceil_div(rows, 16) * num_k_tiles(size) * kTileBytes;
@@ -135,6 +140,7 @@ static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_
 // that is to be rotated; null: it is not.
 static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, float* wide, std::int8_t* line,
                                 float* scale, std::int32_t* sums) {
+  if (form.blocks.num_parts) return quantize_row_by_groups(x, size, line, scale, reinterpret_cast<RowGroup*>(sums));
   const float largest = wide ? rotate_row(x, size, wide) : largest_magnitude(x, size);
   const bool is_finite = largest < __builtin_inff(), is_zero = largest < 0x1p-120f;
   *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
@@ -167,7 +173,7 @@ static inline std::size_t rotated_bytes(const Integers& form, std::int64_t size)
 
 // All rows, normalized where that is asked for.
 static void quantize_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
-  const std::int64_t num_k = num_k_tiles(args.size), groups = num_groups(form, args.size);
+  const std::int64_t num_k = num_k_tiles(args.size), groups = num_row_sums(form, args.size);
   // Rows of one chunk: some ten microseconds, but never less than fills a thread's caches.
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));
   pool.run(ceil_div(args.rows, together), [&](std::int64_t chunk) {

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 
 from octavo.errors import CheckpointError
+from octavo.kernels.blocks import BlockFormat, BlockWeight, stack_blocks
 from octavo.kernels.quantization import QuantizedWeight, WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole, PackedLinear
@@ -44,6 +45,7 @@ class CompressedLinear:
     @classmethod
     def adopt(cls, tensors: Mapping[str, torch.Tensor], in_size: int, form: WeightFormat) -> "CompressedLinear":
         """Restore from the `tensors` of the same weight."""
+        assert not isinstance(form, BlockFormat), "blocks are packed, never compressed"
         parts = {name: tensors[name] for name in _PARTS if name in tensors}
         return cls(weight=QuantizedWeight(format=form, **parts), bias=tensors.get("bias"), in_size=in_size)
 
@@ -67,6 +69,9 @@ def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -
     Raises:
         CheckpointError: parts whose inputs are grouped in different orders.
     """
+    blocks = [weight for weight in weights if isinstance(weight, BlockWeight)]
+    if blocks:
+        return stack_blocks(blocks)
     dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
     if not dense:
         return _stack_quantized([weight for weight in weights if isinstance(weight, QuantizedWeight)], device)
@@ -98,6 +103,8 @@ def pack(
     kernels: Kernels, weight: Weight, bias: torch.Tensor | None, role: LinearRole, scheme: WeightScheme
 ) -> PackedLinear | CompressedLinear:
     """Convert weight [N, K] and bias [N] to the layout of these kernels, or compress it."""
+    if isinstance(weight, BlockWeight):
+        return kernels.pack_quantized(weight, bias, weight.format, role)
     if isinstance(weight, QuantizedWeight):
         if weight.order is None and kernels.computes(weight.format):
             return kernels.pack_quantized(weight, bias, weight.format, role)
