@@ -9,13 +9,16 @@ import pytest
 import torch
 from tests.gguf.files import convert
 from tests.gguf.test_models import MULTIPLES_OF_32, TOKENS, tiny
-from tests.models.paged import PagedRunner, load
+from tests.models.paged import PagedRunner, load, make_context
 
 from octavo.config.args import EngineArgs
+from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.errors import InvalidParameterError
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.gguf import BlockScheme
+from octavo.loader.base import get_model_loader
+from octavo.loader.packed_cache import PackedCache
 from octavo.models.interfaces import CausalLM
 
 OTHERS = [[3, 8, 1], [40, 41, 42, 43, 44, 45, 46, 47, 48]]
@@ -115,6 +118,22 @@ def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
     assert all(isinstance(part.scheme, BlockScheme) for part in linears)
     assert all(part.num_bytes == part.num_weights * 18 // 32 for part in linears)
     assert weights_bytes(empty_model(as_blocks)) < weights_bytes(empty_model(as_floats)) / 6
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied"])
+def test_packed_weights_come_back_from_the_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the embedding's rows, which stay in blocks."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("octavo.loader.packed_model._WORTH_KEEPING_BYTES", 0)
+    monkeypatch.setattr(PackedCache, "keep_soon", PackedCache.keep)
+    file = model_file(tmp_path, name, "Q4_0", num_key_value_heads=2)
+    file = mixed(file, tmp_path / "mixed.gguf", {"attn_v": "Q8_0", "ffn_up": "Q5_1"})
+    config = read_model_config(file, model="m", dtype="bfloat16")
+    load_config = LoadConfig(load_format="auto", seed=0, packed_cache_bytes=1 << 30)
+    context = make_context(torch.bfloat16, checkpoint=config.quantization)
+    first, second = (get_model_loader(load_config).load_model(config, context) for _ in range(2))
+    assert second.mapped_bytes > 0
+    assert torch.equal(PagedRunner(second).step({0: TOKENS})[0], PagedRunner(first).step({0: TOKENS})[0])
 
 
 def options(file: Path, **asked: Any) -> tuple[str | None, bool]:
