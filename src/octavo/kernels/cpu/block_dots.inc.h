@@ -20,9 +20,9 @@ struct BlockDots {
   __m512i sums[kBlockStrips][kRows];
 
   [[gnu::always_inline]] void begin(int row, std::int32_t value) { sums[0][row] = sums[1][row] = _mm512_set1_epi32(value); }
-  // 4 of k. Not by intrinsics: GCC 12 would load those of many rows at once, and spill sums.
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::int8_t* left) {
-    const __m512i first = _mm512_load_si512(right), second = _mm512_load_si512(right + kTileBytes);
+  // 4 of k of both strips. Not by intrinsics: GCC 12 would load those of many rows at once, and spill sums.
+  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t* other, const std::int8_t* left) {
+    const __m512i first = _mm512_loadu_si512(right), second = _mm512_loadu_si512(other);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       __m512i quad;
@@ -43,9 +43,9 @@ struct BlockDots {
   __m256i sums[kRows][2];
 
   [[gnu::always_inline]] void begin(int row, std::int32_t value) { sums[row][0] = sums[row][1] = _mm256_set1_epi32(value); }
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::int8_t* left) {
+  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left) {
     const __m256i* weights = reinterpret_cast<const __m256i*>(right);
-    const __m256i halves[2] = {_mm256_load_si256(weights), _mm256_load_si256(weights + 1)};
+    const __m256i halves[2] = {_mm256_loadu_si256(weights), _mm256_loadu_si256(weights + 1)};
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       std::int32_t four;
@@ -80,7 +80,7 @@ struct BlockDots {
   i32x16 sums[kRows];
 
   void begin(int row, std::int32_t value) { sums[row] = i32x16{} + value; }
-  void add(const std::uint8_t* right, const std::int8_t* left) {
+  void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left) {
     const u8x64 weights = load<u8x64>(right);
     for (int row = 0; row < kRows; ++row) {
       std::uint32_t quad;

@@ -1,9 +1,12 @@
 // Chunks of weights in blocks, as bytes and float32 scales. Included inside namespace octavo::OCTAVO_LEVEL. Layouts: blocks.h.
 
-// A chunk of a panel, expanded: [4 k tiles][2 strips][16 quads][16 outputs][4] with kBlockBias added, and scales of all 32
-// outputs for each group and each half of it.
+constexpr std::int64_t kGroupBytes = kBlockGroup * kStripOutputs;
+
+// A chunk of a panel, expanded: codes of each strip [groups][8 quads][16 outputs][4] with kBlockBias added, and scales of all
+// 32 outputs for each group and each half of it.
 struct ExpandedChunk {
-  alignas(64) std::uint8_t values[kChunkGroups / 2 * 2 * kTileBytes];
+  alignas(64) std::uint8_t room[2][kChunkGroups * kGroupBytes];
+  const std::uint8_t* values[2];  // that, or the weight itself
   alignas(64) float scales[kChunkGroups][2][32];
   alignas(64) float offsets[kChunkGroups][2][32];
 };
@@ -61,14 +64,14 @@ template <int kBits, bool kIsTable, int... kQuad>
   (put(codes_of<kBits, kQuad>(planes), kQuad), ...);
 }
 
-// The codes of `num_groups` groups of a strip, `to` being its first tile.
+// The codes of `num_groups` groups of a strip.
 template <int kBits, bool kIsTable = false>
 static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int zero, std::uint8_t* to) {
-  constexpr std::int64_t kGroupBytes = kBits * 64;
+  constexpr std::int64_t kPlaneBytes = kBits * 64;
   const std::uint8_t added = static_cast<std::uint8_t>(kBlockBias - zero);
-  for (std::int64_t group = 0; group < num_groups; ++group, from += kGroupBytes) {
-    for (std::int64_t line = 0; line < kGroupBytes; line += 64) prefetch_line(from + line);
-    expand_group<kBits, kIsTable>(from, added, to + group / 2 * 2 * kTileBytes + group % 2 * (kTileBytes / 2), Numbers<0, 1, 2, 3, 4, 5, 6, 7>{});
+  for (std::int64_t group = 0; group < num_groups; ++group, from += kPlaneBytes, to += kGroupBytes) {
+    for (std::int64_t line = 0; line < kPlaneBytes; line += 64) prefetch_line(from + line);
+    expand_group<kBits, kIsTable>(from, added, to, Numbers<0, 1, 2, 3, 4, 5, 6, 7>{});
   }
 }
 
@@ -126,19 +129,29 @@ static inline void expand_scales(const BlockTraits& traits, const std::uint8_t* 
   }
 }
 
+static inline void expand_codes_of_strip(const BlockTraits& traits, const std::uint8_t* from, std::int64_t num_groups, int strip,
+                                         ExpandedChunk& to) {
+  std::uint8_t* values = to.room[strip];
+  to.values[strip] = values;
+  switch (traits.bits) {
+    case 2: return expand_codes<2>(from, num_groups, traits.zero, values);
+    case 3: return expand_codes<3>(from, num_groups, traits.zero, values);
+    case 5: return expand_codes<5>(from, num_groups, traits.zero, values);
+    case 6: return expand_codes<6>(from, num_groups, traits.zero, values);
+    case 8:
+      if (traits.zero != kBlockBias) return expand_codes<8>(from, num_groups, traits.zero, values);
+      to.values[strip] = from;
+      for (std::int64_t line = 0; line < num_groups * kGroupBytes; line += 64) prefetch_line(from + line);
+      return;
+    default: traits.is_table ? expand_codes<4, true>(from, num_groups, 0, values) : expand_codes<4>(from, num_groups, traits.zero, values);
+  }
+}
+
 static inline void expand_strip(const BlockPanel& panel, std::int64_t index, int strip, ExpandedChunk& to) {
   const BlockTraits& traits = panel.strips[strip];
   const std::int64_t num_groups = panel.groups_of(index);
   const std::uint8_t* from = panel.chunk(index, strip);
-  std::uint8_t* values = to.values + strip * kTileBytes;
-  switch (traits.bits) {
-    case 2: expand_codes<2>(from, num_groups, traits.zero, values); break;
-    case 3: expand_codes<3>(from, num_groups, traits.zero, values); break;
-    case 5: expand_codes<5>(from, num_groups, traits.zero, values); break;
-    case 6: expand_codes<6>(from, num_groups, traits.zero, values); break;
-    case 8: expand_codes<8>(from, num_groups, traits.zero, values); break;
-    default: traits.is_table ? expand_codes<4, true>(from, num_groups, 0, values) : expand_codes<4>(from, num_groups, traits.zero, values);
-  }
+  expand_codes_of_strip(traits, from, num_groups, strip, to);
   const std::uint8_t* scales = from + num_groups * traits.group_bytes();
   for (std::int64_t line = 0; line < traits.scale_bytes(num_groups, panel.span); line += 64) prefetch_line(scales + line);
   const std::int64_t outer_bytes = (traits.is_two_level ? ceil_div(num_groups, panel.span) : num_groups) * 32;

@@ -25,10 +25,12 @@ struct ChunkOfRows {
   const std::int8_t* left(std::int64_t row) const {
     return product.rows.left + (row / 16 * product.num_k() + index * (kChunkGroups / 2)) * kTileBytes + row % 16 * kTileK;
   }
-  const RowGroup* groups(std::int64_t row) const {
-    return reinterpret_cast<const RowGroup*>(product.rows.sums) + row * groups_of_row() + index * kChunkGroups;
+  // Of which the row is the first lane.
+  const TileGroup* groups(std::int64_t row) const {
+    const std::int64_t num_sums = product.in_size / kUnitK * kTileGroupInts;
+    const SumsOfRow sums = sums_of_row(product.rows, product.form(), row, num_sums);
+    return reinterpret_cast<const TileGroup*>(sums.first) + index * kChunkGroups;
   }
-  std::int64_t groups_of_row() const { return product.in_size / kUnitK; }
   float* result(std::int64_t row, int strip) const {
     return results + ((row / 16 - first) * 2 + strip) * kResultElements + row % 16 * 16;
   }
@@ -38,34 +40,29 @@ struct ChunkOfRows {
 template <class Way, int kSubs, int kRows>
 [[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, std::int64_t row, int strip) {
   const std::int8_t* left = of.left(row);
-  const RowGroup* groups = of.groups(row);
-  const std::int64_t groups_of_row = of.groups_of_row();
-  const std::uint8_t* right = of.chunk.values + strip * kTileBytes;
+  const TileGroup* groups = of.groups(row);
+  const std::uint8_t *right = of.chunk.values[strip], *other = of.chunk.values[1];
   float* results = of.result(row, strip);
   if (of.index == 0)
     for (int i = 0; i < kRows; ++i)
       for (int s = 0; s < kBlockStrips; ++s) store_f32(results + s * kResultElements + i * 16, splat(0.0f));
-  for (std::int64_t group = 0; group < of.num_groups; ++group, ++groups) {
-    const std::uint8_t* weights = right + group / 2 * 2 * kTileBytes + group % 2 * (kTileBytes / 2);
+  for (std::int64_t group = 0; group < of.num_groups; ++group, ++groups, right += kGroupBytes, other += kGroupBytes) {
     const std::int8_t* q = left + group / 2 * kTileBytes + group % 2 * kUnitK;
 #pragma GCC unroll 2
     for (int sub = 0; sub < kSubs; ++sub) {
       BlockDots<Way, kRows> dots;
 #pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i) {
-        const RowGroup& of_row = groups[i * groups_of_row];
-        dots.begin(i, kSubs == 1 ? of_row.begin : of_row.begin_half[sub]);
-      }
+      for (int i = 0; i < kRows; ++i) dots.begin(i, kSubs == 1 ? groups->begin[i] : groups->begin_half[sub][i]);
       constexpr int kQuads = 8 / kSubs;
 #pragma GCC unroll 8
-      for (int quad = sub * kQuads; quad < (sub + 1) * kQuads; ++quad) dots.add(weights + quad * 64, q + quad * 4);
+      for (int quad = sub * kQuads; quad < (sub + 1) * kQuads; ++quad) dots.add(right + quad * 64, other + quad * 64, q + quad * 4);
 #pragma GCC unroll 2
       for (int s = 0; s < kBlockStrips; ++s) {
         const f32x16 scale = load_f32(&of.chunk.scales[group][sub][(strip + s) * 16]);
 #pragma GCC unroll 8
         for (int i = 0; i < kRows; ++i) {
           float* total = results + s * kResultElements + i * 16;
-          const f32x16 scale_of_both = scale * splat(groups[i * groups_of_row].scale);
+          const f32x16 scale_of_both = scale * splat(groups->scale[i]);
           store_f32(total, fused_multiply_add(dots.sum(s, i), scale_of_both, load_f32(total)));
         }
       }
@@ -76,8 +73,7 @@ template <class Way, int kSubs, int kRows>
 #pragma GCC unroll 8
         for (int i = 0; i < kRows; ++i) {
           float* total = results + s * kResultElements + i * 16;
-          const RowGroup& of_row = groups[i * groups_of_row];
-          const float sum = kSubs == 1 ? of_row.scaled_sum : of_row.scaled_half[sub];
+          const float sum = kSubs == 1 ? groups->scaled_sum[i] : groups->scaled_half[sub][i];
           store_f32(total, fused_multiply_add(offset, splat(sum), load_f32(total)));
         }
       }

@@ -9,13 +9,16 @@ constexpr std::int32_t kBlockBias = 128;  // vpdpbusd wants weights unsigned: th
 constexpr std::int32_t kBlockBias = 0;
 #endif
 
-// What products need of 32 q of a row, ready to be broadcast.
-struct RowGroup {
-  float scale;
-  float scaled_sum, scaled_half[2];  // scale * sum of q, of all and of 16 each
-  std::int32_t begin, begin_half[2]; // what sums of products begin with: -kBlockBias * sum of q
-  std::int32_t unused;
+// What products need of 32 q of the 16 rows of a row tile, ready to be broadcast. These lie together, as [row tiles][groups]:
+// by row, rows of a power of two would evict one another from the first-level cache.
+struct TileGroup {
+  float scale[16];
+  std::int32_t begin[16];          // what sums of products begin with: -kBlockBias * sum of q
+  float scaled_sum[16];            // scale * sum of q
+  std::int32_t begin_half[2][16];  // the same of 16 q each
+  float scaled_half[2][16];
 };
+constexpr std::int64_t kTileGroupInts = sizeof(TileGroup) / 4 / 16;  // of a row
 
 static inline float largest_magnitude(const bf16* x, std::int64_t size);  // integer_rows.inc.h
 
@@ -45,8 +48,9 @@ static inline std::int32_t put_integers_of_group(f32x16 values, std::int8_t* to)
 #endif
 }
 
-// One row [K]: its line in each left tile; its scale, 1, or NaN where the row is not finite; its groups.
-static inline void quantize_row_by_groups(const bf16* x, std::int64_t size, std::int8_t* line, float* scale, RowGroup* groups) {
+// One row [K]: its line in each left tile; its scale, 1, or NaN where the row is not finite; its lane of each group, which
+// is the first of `groups`.
+static inline void quantize_row_by_groups(const bf16* x, std::int64_t size, std::int8_t* line, float* scale, TileGroup* groups) {
   const bool is_finite = largest_magnitude(x, size) < __builtin_inff();
   *scale = is_finite ? 1.0f : __builtin_nanf("");
   for (std::int64_t group = 0; group < size / kUnitK; ++group) {
@@ -58,8 +62,11 @@ static inline void quantize_row_by_groups(const bf16* x, std::int64_t size, std:
     std::int8_t* to = line + group / 2 * kTileBytes + group % 2 * kUnitK;
     const std::int32_t sums[2] = {put_integers_of_group(first * inverse, to), put_integers_of_group(second * inverse, to + 16)};
     const std::int32_t sum = sums[0] + sums[1];
-    groups[group] = {of_group, of_group * static_cast<float>(sum),
-                     {of_group * static_cast<float>(sums[0]), of_group * static_cast<float>(sums[1])},
-                     -kBlockBias * sum, {-kBlockBias * sums[0], -kBlockBias * sums[1]}, 0};
+    TileGroup& of = groups[group];
+    of.scale[0] = of_group, of.begin[0] = -kBlockBias * sum, of.scaled_sum[0] = of_group * static_cast<float>(sum);
+    for (int half = 0; half < 2; ++half) {
+      of.begin_half[half][0] = -kBlockBias * sums[half];
+      of.scaled_half[half][0] = of_group * static_cast<float>(sums[half]);
+    }
   }
 }
