@@ -43,6 +43,8 @@ class Request:
         "is_constrained",
         "max_num_tokens",
         "message",
+        "num_accepted_drafts",
+        "num_drafts",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -67,7 +69,7 @@ class Request:
         self.max_num_tokens = min(wanted, max_model_len)  # tokens at which it ends
         self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
         self.block_root = request_root(message)
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_drafts = self.num_accepted_drafts = 0
 
     @property
     def request_id(self) -> str:
