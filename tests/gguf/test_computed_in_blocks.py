@@ -1,5 +1,6 @@
 """Models in GGUF files computed with the blocks as they are, beside the same weights in floats."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from octavo.config.args import EngineArgs
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.errors import InvalidParameterError
+from octavo.kernels.native_level import is_built
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.gguf import BlockScheme
 from octavo.loader.base import get_model_loader
 from octavo.loader.packed_cache import PackedCache
 from octavo.models.interfaces import CausalLM
 
+pytestmark = pytest.mark.skipif(
+    not is_built() or os.environ.get("OCTAVO_CPU_LEVEL") == "torch", reason="only the C++ kernels compute with blocks"
+)
 OTHERS = [[3, 8, 1], [40, 41, 42, 43, 44, 45, 46, 47, 48]]
 
 

@@ -15,6 +15,7 @@ from octavo.kernels.native_blocks import BlockNativeKernels
 from octavo.kernels.types import SILU, Fused, LinearRole
 
 QUANTIZED = [kind.name for kind in GGML_TYPES.values() if kind.is_quantized]
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
 ROWS = pick((1, 5, 37), (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 131))
 
 
