@@ -133,6 +133,16 @@ def test_mlp_and_norm(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_argmax(level: str) -> None:
+    kernels, weight = kernels_of(level), weight_of(("Q6_K", 200), in_size=256)
+    packed = kernels.pack_quantized(weight, None, weight.format, "logits")
+    values, ids = kernels.logits_linear(inputs(9, 256), packed).max(-1)
+    largest, found = kernels.logits_argmax(inputs(9, 256), packed)
+    assert torch.equal(largest, values)
+    assert torch.equal(found, ids)
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_experts(level: str) -> None:
     """All experts in one call give the bits of each one's linears."""
     kernels = kernels_of(level)
