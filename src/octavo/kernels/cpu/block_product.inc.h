@@ -18,7 +18,6 @@ struct ChunkOfRows {
   const IntegerProduct& product;
   const ExpandedChunk& chunk;
   std::int64_t index, num_groups;  // of the chunk; its groups
-  bool has_offsets;
   std::int64_t first;              // row tile
   float* results;                  // [row tiles][2][16][16]
 
@@ -37,7 +36,7 @@ struct ChunkOfRows {
 };
 
 // kRows rows times kBlockStrips strips from `strip` on.
-template <class Way, int kSubs, int kRows>
+template <class Way, int kSubs, bool kHasOffsets, int kRows>
 [[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, std::int64_t row, int strip) {
   const std::int8_t* left = of.left(row);
   const TileGroup* groups = of.groups(row);
@@ -59,43 +58,38 @@ template <class Way, int kSubs, int kRows>
 #pragma GCC unroll 2
       for (int s = 0; s < kBlockStrips; ++s) {
         const f32x16 scale = load_f32(&of.chunk.scales[group][sub][(strip + s) * 16]);
+        const f32x16 offset = kHasOffsets ? load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]) : splat(0.0f);
 #pragma GCC unroll 8
         for (int i = 0; i < kRows; ++i) {
           float* total = results + s * kResultElements + i * 16;
           const f32x16 scale_of_both = scale * splat(groups->scale[i]);
-          store_f32(total, fused_multiply_add(dots.sum(s, i), scale_of_both, load_f32(total)));
-        }
-      }
-      if (!of.has_offsets) continue;
-#pragma GCC unroll 2
-      for (int s = 0; s < kBlockStrips; ++s) {
-        const f32x16 offset = load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]);
-#pragma GCC unroll 8
-        for (int i = 0; i < kRows; ++i) {
-          float* total = results + s * kResultElements + i * 16;
-          const float sum = kSubs == 1 ? groups->scaled_sum[i] : groups->scaled_half[sub][i];
-          store_f32(total, fused_multiply_add(offset, splat(sum), load_f32(total)));
+          f32x16 sum = fused_multiply_add(dots.sum(s, i), scale_of_both, load_f32(total));
+          if constexpr (kHasOffsets) {
+            const float of_row = kSubs == 1 ? groups->scaled_sum[i] : groups->scaled_half[sub][i];
+            sum = fused_multiply_add(offset, splat(of_row), sum);
+          }
+          store_f32(total, sum);
         }
       }
     }
   }
 }
 
-template <class Way, int kSubs, int kRows = kMaxBlockRows>
+template <class Way, int kSubs, bool kHasOffsets, int kRows = kMaxBlockRows>
 static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64_t row, std::int64_t count, int strip) {
   if constexpr (kRows > 1) {
-    if (count < kRows) return multiply_chunk_by_some_rows<Way, kSubs, kRows - 1>(of, row, count, strip);
+    if (count < kRows) return multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets, kRows - 1>(of, row, count, strip);
   }
-  multiply_chunk_by_rows<Way, kSubs, kRows>(of, row, strip);
+  multiply_chunk_by_rows<Way, kSubs, kHasOffsets, kRows>(of, row, strip);
 }
 
 // All rows up to `end`, a few at a time, as equal in number as may be.
-template <class Way, int kSubs>
+template <class Way, int kSubs, bool kHasOffsets>
 static inline void multiply_chunk_by_all_rows(const ChunkOfRows& of, std::int64_t end) {
   for (std::int64_t row = of.first * 16; row < end;) {
     const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row;
     const std::int64_t count = ceil_div(rest, ceil_div(rest, kMaxBlockRows));
-    for (int strip = 0; strip < 2; strip += kBlockStrips) multiply_chunk_by_some_rows<Way, kSubs>(of, row, count, strip);
+    for (int strip = 0; strip < 2; strip += kBlockStrips) multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
     row += count;
   }
 }
@@ -107,8 +101,12 @@ static inline void multiply_panel_of_blocks_by(const IntegerProduct& product, st
   ExpandedChunk chunk;
   for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
     for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, chunk);
-    const ChunkOfRows of = {product, chunk, index, panel.groups_of(index), panel.has_offsets(), first, results};
-    panel.num_subs() == 1 ? multiply_chunk_by_all_rows<Way, 1>(of, end_row) : multiply_chunk_by_all_rows<Way, 2>(of, end_row);
+    const ChunkOfRows of = {product, chunk, index, panel.groups_of(index), first, results};
+    if (panel.num_subs() == 1) {
+      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 1, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 1, false>(of, end_row);
+    } else {
+      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 2, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 2, false>(of, end_row);
+    }
   }
 }
 
