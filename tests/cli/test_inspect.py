@@ -11,6 +11,9 @@ from tests.models.tiny import TINY_MODELS
 from typer.testing import CliRunner
 
 from octavo.cli.inspect import app
+from octavo.convert.run import convert as write_checkpoint
+from octavo.convert.source import Checkpoint
+from octavo.convert.targets import TargetOptions
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,14 @@ def test_what_would_be_computed_is_said(tmp_path: Path) -> None:
     file = str(convert(tmp_path, tmp_path / "model.gguf", "Q8_0"))
     assert "computed in these blocks on a CPU" in str(facts(file)["weights"])
     assert "blocks" not in str(facts(file, "--dtype", "float32")["weights"])
+
+
+def test_a_tensorizer_file_says_the_same(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorizer", reason="the library tensorizer is not installed (make test does it)")
+    write_checkpoint(Checkpoint.open(str(folder)), tmp_path / "out", "tensorizer", TargetOptions())
+    ours, theirs = facts(str(folder), "--tensors"), facts(str(tmp_path / "out"), "--tensors")
+    assert ours["weights"] == theirs["weights"]
+    assert sorted(each[:2] for each in ours["tensors"]) == sorted(each[:2] for each in theirs["tensors"])  # type: ignore[attr-defined]
 
 
 def test_a_damaged_file_is_a_user_error(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from octavo.config.model import CheckpointQuantization, DType, ModelConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 # Supported by schemes in `layers/quant/registry.py`.
-QUANTIZATION_METHODS = ("compressed-tensors", "gptq")
+QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
+_FLOATS = ("fbgemm_fp8", "fp8")
 GGUF_TYPES = "gguf_types"  # `config/gguf.py`: types of quantized tensors by layer
 DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16",)  # others: a GGUF file is dequantized at load
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
@@ -32,8 +33,20 @@ def read_quantization(fields: JsonFields, dtype: DType) -> CheckpointQuantizatio
     method = settings.text("quant_method", "compressed-tensors" if key == _KEYS[1] else None)
     if method not in QUANTIZATION_METHODS:
         known = ", ".join(QUANTIZATION_METHODS)
-        raise UnsupportedModelError(f"{settings.origin}: quant_method={method!r} is not supported; supported: {known}")
+        raise UnsupportedModelError(
+            f"{settings.origin}: quant_method={method!r} is not supported; supported: {known}. Use a version of the "
+            "model in one of these or as GGUF, or the original with --quantization int8 or int4"
+        )
     return CheckpointQuantization(method=method, origin=settings.origin, values=settings.values)
+
+
+def has_float_weights(checkpoint: CheckpointQuantization) -> bool:
+    """Return whether all quantized weights are 8-bit floats, which `quantization=` can quantize again."""
+    if checkpoint.method in _FLOATS:
+        return True
+    groups = checkpoint.fields.nested("config_groups")
+    kinds = [groups.nested(key).nested("weights").values.get("type") for key in groups.values]
+    return bool(kinds) and set(kinds) == {"float"}
 
 
 def settle_quantization(
@@ -41,7 +54,7 @@ def settle_quantization(
 ) -> tuple[QuantizationName | None, ModelConfig]:
     """Return `quantization=` and the model as they are to be computed.
 
-    Quantized tensors of a GGUF file may be dequantized, and quantized in another way; other quantized checkpoints not.
+    Quantized tensors of a GGUF file may be dequantized, and quantized in another way, as may 8-bit floats.
 
     Raises:
         InvalidParameterError: the option does not fit this model.
@@ -50,6 +63,8 @@ def settle_quantization(
         return None, model
     stored = model.quantization
     if stored is not None and stored.method != "gguf":
+        if has_float_weights(stored) and asked not in ("gguf", "dequantize"):
+            return asked, model
         limit = f"unset: the weights of {model.model} are quantized already (quant_method {stored.method})"
         raise InvalidParameterError("quantization", asked, limit)
     if asked == "gguf" and stored is None:

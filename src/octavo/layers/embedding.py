@@ -65,11 +65,15 @@ class Embedding(WeightOwner):
     def layout(self) -> str:
         return repr(self._head)
 
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"weight": tensors["weight"][self.ids.start : self.ids.stop]}
+
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        rows, context = tensor[self.ids.start : self.ids.stop], self._context
         if self._blocks is not None:
             self._load_blocks(tensor, self._blocks)
             return
+        is_shard, context = len(tensor) == self.ids.size, self._context
+        rows = tensor if is_shard else tensor[self.ids.start : self.ids.stop]
         if not self.is_packed:
             self._table = self._in_file(rows)
         if self._table is None and not self.is_packed:
@@ -82,7 +86,7 @@ class Embedding(WeightOwner):
         self._table = self._stored(tensor[self.ids.start : self.ids.stop])
         if self._has_tied_head:
             weight = scheme.weight({"weight": tensor}, self.ids, Share.whole(self._shape[1]))
-            packed = pack(self._context.kernels, weight, None, "logits", scheme)
+            packed = pack(self._context.kernels, weight, None, "logits", scheme, self._context.dtype)
             assert isinstance(packed, PackedLinear)
             self.packed = packed
 

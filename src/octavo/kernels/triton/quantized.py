@@ -32,9 +32,7 @@ class QuantizedKernels(TritonKernels):
         self.name = "triton" + "-deterministic" * (deterministic and has_floats)
 
     def computes(self, form: WeightFormat) -> bool:
-        if isinstance(form, IntegerFormat):
-            return form.group_size in _GROUP_SIZES
-        return isinstance(form, Float8Format)
+        return isinstance(form, IntegerFormat | Float8Format) and form.group_size in _GROUP_SIZES
 
     def pack_quantized(
         self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
@@ -58,7 +56,7 @@ class QuantizedKernels(TritonKernels):
     def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         if not _is_of_integers(packed):
             return super().normed_linear(x, fused, packed)
-        rows, total = normed_integer_rows(x, fused, packed.padded_size, is_rotated=packed.is_rotated)
+        rows, total = normed_integer_rows(x, fused, packed.padded_size, rotation=packed.rotation)
         return integer_product(rows, packed, x.dtype), total
 
     def mlp(
@@ -67,7 +65,7 @@ class QuantizedKernels(TritonKernels):
         if not _is_of_integers(down):
             return super().mlp(x, fused, up, down)
         middle, total = self.normed_linear(x, fused, up)
-        rows = activated_integer_rows(middle, fused.activation, down.padded_size, is_rotated=down.is_rotated)
+        rows = activated_integer_rows(middle, fused.activation, down.padded_size, rotation=down.rotation)
         return integer_product(rows, down, x.dtype), total
 
     def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:

@@ -14,7 +14,7 @@ from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
 from octavo.server.openai.logprobs import ChatRows, TokenNames
 from octavo.server.openai.messages import prompt_end, template_messages
-from octavo.server.openai.params import ResponseOptions, chat_params, process_prompt, truncated
+from octavo.server.openai.params import ResponseOptions, Warn, chat_params, process_prompt, truncated
 from octavo.server.openai.parsers.base import (
     Content,
     Delta,
@@ -43,7 +43,9 @@ class ChatPlan(ReplyPlan):
     answers: AnswerPlan
 
 
-def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFront, formats: AnswerFormats) -> ChatPlan:
+def plan_chat(
+    request: ChatCompletionRequest, head: ReplyHead, front: EngineFront, formats: AnswerFormats, warn: Warn
+) -> ChatPlan:
     """Render, tokenize and validate. May take a while for long conversations.
 
     Raises:
@@ -55,12 +57,12 @@ def plan_chat(request: ChatCompletionRequest, head: ReplyHead, front: EngineFron
     template_options = {**answers.prompt_options, **prompt_end(request)}
     if request.documents is not None:
         template_options["documents"] = request.documents
-    whole = front.inputs.chat_prompt(template_messages(request.messages, front.tokenizer), **template_options)
+    whole = front.inputs.chat_prompt(template_messages(request.messages, front.tokenizer, warn), **template_options)
     tokens = truncated(whole, request.truncate_prompt_tokens)
     answers = answers.after(tokens["prompt_token_ids"])
     return ChatPlan(
         head=head,
-        prompts=[process_prompt(front, request, tokens, answers.params)],
+        prompts=[process_prompt(front, request, tokens, answers.params, warn)],
         options=options,
         names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
         num_top=(request.top_logprobs or 0) if request.logprobs else None,
@@ -175,7 +177,7 @@ class ChatAnswer:
         """Return the parsed pieces of the answer that new text completes."""
         pieces = self._parser.push(delta.text)
         if delta.finish_reason is not None:
-            pieces = [*pieces, *self._parser.finish()]
+            pieces = [*pieces, *self._parser.finish(is_cut=delta.finish_reason == "length")]
         if self._reasoning_tokens is not None:
             self._reasoning_tokens.push(delta.token_ids)
         for piece in pieces:

@@ -1,7 +1,7 @@
 """Converts messages for chat templates: text only, earlier calls as objects, reasoning under one name."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -24,24 +24,23 @@ def prompt_end(request: ChatCompletionRequest | TokenizeRequest) -> dict[str, ob
     }
 
 
-def template_messages(messages: Sequence[ChatMessage], tokenizer: Tokenizer) -> list[dict[str, object]]:
-    """Return the conversation for `ChatTemplate.render`; a template without a role `developer` gets `system`.
+def template_messages(
+    messages: Sequence[ChatMessage], tokenizer: Tokenizer, warn: Callable[[str], None]
+) -> list[dict[str, object]]:
+    """Return the conversation for `ChatTemplate.render`; warn if the template will merge system messages.
 
     Raises:
         ApiError: 400; a message part that is not text.
     """
-    template = tokenizer.chat_template
-    knows_developer = template is not None and "developer" in template.source
-    return [
-        _template_message(message, f"messages[{index}].content", knows_developer)
-        for index, message in enumerate(messages)
-    ]
+    plain = [_template_message(message, f"messages[{index}].content") for index, message in enumerate(messages)]
+    if tokenizer.chat_template is not None and tokenizer.chat_template.must_merge(plain):
+        warn("system messages are merged into the first: the model's chat template has no place for later ones")
+    return plain
 
 
-def _template_message(message: ChatMessage, path: str, knows_developer: bool) -> dict[str, object]:
-    role = "system" if message.role == "developer" and not knows_developer else message.role
+def _template_message(message: ChatMessage, path: str) -> dict[str, object]:
     text = _text_of(message.content, path)
-    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, role=role, content=text))
+    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, content=text))
     plain.pop("reasoning", None)
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
