@@ -70,18 +70,28 @@ class Subject:
     is_dithered: bool = False
 
     def load(
-        self, dtype: DType = "bfloat16", quantization: Quantization | None = None, kv_cache_dtype: KVCacheDType = "auto"
+        self,
+        dtype: DType = "bfloat16",
+        quantization: Quantization | None = None,
+        kv_cache_dtype: KVCacheDType = "auto",
+        *,
+        in_blocks: bool = False,
     ) -> CausalLM:
-        """Return it with weights made at load."""
-        torch_dtype, schemes = DTYPES[dtype], MadeAtLoad(quantization)
+        """Return it with weights made at load, or `in_blocks` of its GGUF file."""
+        torch_dtype, config = DTYPES[dtype], read_model_config(resolve_model(self.name), model=self.name, dtype=dtype)
+        schemes = make_schemes(config.quantization) if in_blocks else MadeAtLoad(quantization)
         kernels = select_kernels(CPU, torch_dtype, schemes.forms)
         check_made_at_load(schemes, kernels, "this machine")
         attention = select_attention(CPU, torch_dtype, kv_cache_dtype=kv_cache_dtype)
         context = BuildContext(kernels=kernels, attention=attention, dtype=torch_dtype, device=CPU, schemes=schemes)
-        config = read_model_config(resolve_model(self.name), model=self.name, dtype=dtype)
         load_config = LoadConfig(load_format="auto", seed=0, packed_cache_bytes=0)
         loader = DitheredGgufLoader(load_config) if self.is_dithered else get_model_loader(load_config)
         return loader.load_model(config, context)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether its GGUF file has quantized tensors."""
+        return read_model_config(resolve_model(self.name), model=self.name, dtype="bfloat16").quantization is not None
 
     def load_beside(self, folder: Path) -> CausalLM:
         """Return another checkpoint of it, in the form that its weights have there."""
@@ -101,6 +111,8 @@ class Subject:
             InvalidParameterError: without the C++ kernels there are no weights in integers.
         """
         yield "bf16", self.load()
+        if self.has_blocks and not self.is_dithered:
+            yield "the GGUF file's blocks", self.load(in_blocks=True)
         for name in ("int8", "int4"):
             yield name, self.load(quantization=get_quantization(name))
         yield "bf16, keys and values int8", self.load(kv_cache_dtype="int8")

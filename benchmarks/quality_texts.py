@@ -14,7 +14,7 @@ from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
 from octavo.convert.targets import TargetOptions
 from octavo.gguf.file import GgufTensor
-from octavo.loader.ggml_blocks import unpack
+from octavo.kernels.ggml_blocks import unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.worker.parameters import empty_model

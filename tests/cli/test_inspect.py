@@ -42,6 +42,22 @@ def test_tensors_are_listed_with_their_types(folder: Path, tmp_path: Path) -> No
     assert ["token_embd.weight", [97, 36], "F16", 97 * 36 * 2] in listed  # type: ignore[operator]
 
 
+def test_what_would_be_computed_is_said(tmp_path: Path) -> None:
+    """Blocks in bfloat16, floats in any other dtype."""
+    case = next(case for case in TINY_MODELS if case.name == "llama-tied")
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    type(case)(name=case.name, family=case.family, settings={**case.settings, **sizes}).save(tmp_path)
+    file = str(convert(tmp_path, tmp_path / "model.gguf", "Q8_0"))
+    assert "computed in these blocks on a CPU" in str(facts(file)["weights"])
+    assert "blocks" not in str(facts(file, "--dtype", "float32")["weights"])
+
+
 def test_a_tensorizer_file_says_the_same(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorizer", reason="the library tensorizer is not installed (make test does it)")
     write_checkpoint(Checkpoint.open(str(folder)), tmp_path / "out", "tensorizer", TargetOptions())

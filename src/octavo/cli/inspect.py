@@ -18,6 +18,7 @@ from octavo.config.model import ModelConfig
 from octavo.errors import CheckpointError
 
 app = typer.Typer(**TYPER_SETTINGS)
+_GGUF_FLOATS = ("F32", "F16", "BF16")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -57,10 +58,7 @@ def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[s
     experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
     num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
     kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_bytes
-    quantized = f"quantized: {config.quantization.method}" if config.quantization else f"in {config.dtype}"
-    weights = f"{num_weights / 1e6:,.1f} M, {_size(sum(each.num_bytes for each in stored))} on disk; {quantized}"
-    if config.quantization is None:
-        weights += f" {_size(num_weights * num_bytes)} in memory"
+    on_disk = f"{num_weights / 1e6:,.1f} M, {_size(sum(each.num_bytes for each in stored))} on disk"
     return {
         "model": str(path),
         "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
@@ -68,8 +66,22 @@ def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[s
         "vocabulary": f"{config.vocab_size:,} tokens",
         "chat template": _chat_template(path),
         "tensors": ", ".join(_by_type(stored)),
-        "weights": weights,
+        "weights": f"{on_disk}; {_computed(config, stored, num_weights * num_bytes)}",
     }
+
+
+def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int) -> str:
+    """Say in what form the weights are computed, and what they take then: `dense_bytes` as floats."""
+    as_floats = f"in {config.dtype} {_size(dense_bytes)} in memory"
+    if config.quantization is None:
+        return as_floats
+    if config.quantization.method != "gguf":
+        return f"quantized: {config.quantization.method}"
+    has_head = any(each.name == "output.weight" for each in stored)
+    held = [each for each in stored if not has_head or each.name != "token_embd.weight"]  # rows are read from the file
+    of_float = _BYTES[config.dtype]
+    num_bytes = sum(prod(each.shape) * of_float if each.type in _GGUF_FLOATS else each.num_bytes for each in held)
+    return f"computed in these blocks on a CPU, {_size(num_bytes)} in memory; elsewhere {as_floats}"
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:

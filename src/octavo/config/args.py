@@ -22,7 +22,7 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
-from octavo.config.hf_quantization import has_float_weights
+from octavo.config.hf_quantization import settle_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
@@ -77,7 +77,8 @@ class EngineArgs:
     quantization: QuantizationName | None = option(
         None,
         "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU with bfloat16 activations), "
-        "or fp8 (GPU)",
+        "or fp8 (GPU). GGUF files with quantized tensors: gguf computes with these as they are (the default on a CPU "
+        "with bfloat16), dequantize turns them into floats at load",
     )
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
         "auto", "auto: the first available of cuda, xpu, mps, cpu"
@@ -180,12 +181,7 @@ class EngineArgs:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
-        is_quantized = model.quantization is not None and not has_float_weights(model.quantization)
-        if self.quantization is not None and model.quantization is not None and is_quantized:
-            limit = (
-                f"unset: the weights of {model.model} are quantized already (quant_method {model.quantization.method})"
-            )
-            raise InvalidParameterError("quantization", self.quantization, limit)
+        quantization, model = settle_quantization(self.quantization, model, path)
         return EngineConfig(
             model=model,
             cache=CacheConfig(
@@ -207,7 +203,7 @@ class EngineArgs:
                 tensorizer_uri=self.tensorizer_uri,
                 packed_cache_bytes=int(self.packed_cache_gib * 2**30),
             ),
-            quantization=self.quantization,
+            quantization=quantization,
             device=self.device,
             threads=self.threads,
             enforce_eager=self.enforce_eager,

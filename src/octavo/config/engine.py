@@ -9,7 +9,7 @@ from octavo.config.speculative import SpeculativeConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "sharded_state", "dummy"]
-QuantizationName = Literal["int8", "int4", "fp8"]
+QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

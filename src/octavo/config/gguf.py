@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
+from octavo.gguf.names import IGNORED, TensorNames
 
 _ARCHITECTURES = MappingProxyType(
     {
@@ -27,6 +29,7 @@ _ARCHITECTURES = MappingProxyType(
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
 # Llama 3.1 and 3.2: the file has only the factors derived from these; see `_llama3_scaling`.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
+_TABLE, _HEAD = "model.embed_tokens", "lm_head"
 _FACTORS = "rope_freqs.weight"
 
 
@@ -74,6 +77,7 @@ class _Translation:
             "bos_token_id": self._file.metadata.get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self._end_ids(),
             **self._experts(),
+            GGUF_TYPES: self._types(),
         }
         if self._get("attention.value_length", head_dim) != head_dim:
             raise self._unsupported("attention.value_length", f"it must be that of keys ({head_dim}) as well")
@@ -123,6 +127,17 @@ class _Translation:
             "shared_expert_intermediate_size": self._get("expert_shared_feed_forward_length", None),
             "norm_topk_prob": self._file.architecture != "qwen2moe",
         }
+
+    def _types(self) -> dict[str, str]:
+        """Return the types of quantized tensors by layer."""
+        names, types = TensorNames(self._file.path, self._architecture()), dict[str, str]()
+        for tensor in self._file.tensors.values():
+            if tensor.type.is_quantized and tensor.name not in IGNORED:
+                _, wanted = names.translate(tensor)
+                types.update({name.rpartition(".")[0]: tensor.type.name for name in wanted})
+        if "output.weight" not in self._file.tensors and _TABLE in types:
+            types[_HEAD] = types[_TABLE]
+        return types
 
     def _rope(self, head_dim: object) -> dict[str, Any]:
         dimensions = self._get("rope.dimension_count", head_dim)

@@ -1,21 +1,31 @@
 """Reads `quantization_config` from `config.json`: which known format a checkpoint's weights have."""
 
+from dataclasses import replace
+from pathlib import Path
+
+from octavo.config.engine import QuantizationName
 from octavo.config.json_fields import JsonFields
-from octavo.config.model import CheckpointQuantization
-from octavo.errors import UnsupportedModelError
+from octavo.config.model import CheckpointQuantization, DType, ModelConfig
+from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 # Supported by schemes in `layers/quant/registry.py`.
 QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
 _FLOATS = ("fbgemm_fp8", "fp8")
+GGUF_TYPES = "gguf_types"  # `config/gguf.py`: types of quantized tensors by layer
+DTYPES_WITH_BLOCKS: tuple[DType, ...] = ("bfloat16",)  # others: a GGUF file is dequantized at load
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 
 
-def read_quantization(fields: JsonFields) -> CheckpointQuantization | None:
-    """Return the format of the weights; None: dense.
+def read_quantization(fields: JsonFields, dtype: DType) -> CheckpointQuantization | None:
+    """Return the format of the weights; None: dense, or blocks of a GGUF file that this dtype does not compute with.
 
     Raises:
         UnsupportedModelError: an unsupported format; the message lists the supported ones.
     """
+    if GGUF_TYPES in fields:
+        types = fields.nested(GGUF_TYPES)
+        is_computed = types.values and dtype in DTYPES_WITH_BLOCKS
+        return CheckpointQuantization(method="gguf", origin=types.origin, values=types.values) if is_computed else None
     key = next((key for key in _KEYS if fields.nested(key).values), None)
     if key is None:
         return None
@@ -37,3 +47,31 @@ def has_float_weights(checkpoint: CheckpointQuantization) -> bool:
     groups = checkpoint.fields.nested("config_groups")
     kinds = [groups.nested(key).nested("weights").values.get("type") for key in groups.values]
     return bool(kinds) and set(kinds) == {"float"}
+
+
+def settle_quantization(
+    asked: QuantizationName | None, model: ModelConfig, path: Path
+) -> tuple[QuantizationName | None, ModelConfig]:
+    """Return `quantization=` and the model as they are to be computed.
+
+    Quantized tensors of a GGUF file may be dequantized, and quantized in another way, as may 8-bit floats.
+
+    Raises:
+        InvalidParameterError: the option does not fit this model.
+    """
+    if asked is None:
+        return None, model
+    stored = model.quantization
+    if stored is not None and stored.method != "gguf":
+        if has_float_weights(stored) and asked not in ("gguf", "dequantize"):
+            return asked, model
+        limit = f"unset: the weights of {model.model} are quantized already (quant_method {stored.method})"
+        raise InvalidParameterError("quantization", asked, limit)
+    if asked == "gguf" and stored is None:
+        limit = f"needs a GGUF file with quantized tensors, and dtype {', '.join(DTYPES_WITH_BLOCKS)}; here it is "
+        raise InvalidParameterError("quantization", asked, f"{limit}{path.name} in {model.dtype}")
+    if asked == "dequantize" and not path.is_file():
+        raise InvalidParameterError("quantization", asked, f"is for GGUF files; {path} is a folder")
+    if asked == "gguf":
+        return asked, model
+    return None if asked == "dequantize" else asked, replace(model, quantization=None)

@@ -11,7 +11,7 @@ from octavo.config.architectures import ARCHITECTURES
 from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.gguf import read_gguf_fields
 from octavo.config.hf import read_model_config
-from octavo.config.hf_quantization import read_quantization
+from octavo.config.hf_quantization import GGUF_TYPES, read_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig
@@ -81,7 +81,7 @@ def _settings(path: Path, dtype: DType | None) -> dict[str, Any]:
     """Return config.json's contents: the folder's own, or those that a GGUF file's metadata stands for."""
     if path.is_file():
         values = read_gguf_fields(path).values
-        settings = _for_transformers({key: values[key] for key in values if key != "quantization_config"})
+        settings = _for_transformers({key: values[key] for key in values if key != GGUF_TYPES})
     else:
         own = JsonFields.read(path / "config.json")
         settings = {**own.values, **dict.fromkeys(own.nulls)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from octavo.errors import CheckpointError
 
 MAGIC = b"GGUF"
+_FLOATS = frozenset({"F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class GgmlType:
     name: str
     block_size: int  # elements
     block_bytes: int
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether blocks hold integers with scales; else elements are floats."""
+        return self.name not in _FLOATS
 
     def row_bytes(self, size: int) -> int:
         """Return the bytes of a row of `size` elements, a multiple of `block_size`."""
@@ -39,6 +45,7 @@ GGML_TYPES = {
     23: GgmlType("IQ4_XS", 256, 136),
     30: GgmlType("BF16", 1, 2),
 }
+GGML_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 # Unsupported; names are for error messages.
 UNREAD_TYPES = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",

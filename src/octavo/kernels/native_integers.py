@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from octavo.kernels.blocks import BlockWeight
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.native import NativeKernels, NativeLinear, pack_bias
-from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import Fused, LinearRole, PackedLinear
 
@@ -25,8 +26,13 @@ _GROUP_SIZES = (None, 32, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IntegerLinear(NativeLinear):
-    """A packed map of integers; `weight` is bytes."""
+class LowBitLinear(NativeLinear):
+    """A packed map in few bits; `weight` is bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IntegerLinear(LowBitLinear):
+    """A packed map of integers whose scales lie apart."""
 
     scales: torch.Tensor  # [1 or 2, ...] float32: scales, and offsets where there are some
 
@@ -38,15 +44,16 @@ class IntegerNativeKernels(NativeKernels):
         return isinstance(form, IntegerFormat) and form.group_size in _GROUP_SIZES
 
     def pack_quantized(
-        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+        self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
         assert isinstance(form, IntegerFormat), f"{self.name} does not compute with weights of {form}"
+        assert not isinstance(weight, BlockWeight), "blocks are never brought into another form"
         return self.pack(weight, bias, form, is_gated=role == "gated")
 
     def mlp(
         self, x: torch.Tensor, fused: Fused, up: PackedLinear, down: PackedLinear
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if isinstance(up, IntegerLinear) == isinstance(down, IntegerLinear):
+        if isinstance(up, LowBitLinear) == isinstance(down, LowBitLinear):
             return super().mlp(x, fused, up, down)
         return Kernels.mlp(self, x, fused, up, down)  # one call computes with weights of one kind
 

@@ -9,7 +9,7 @@ import torch
 
 from octavo.errors import UnknownOptionError
 from octavo.kernels.native import NativeKernels
-from octavo.kernels.native_integers import IntegerNativeKernels
+from octavo.kernels.native_blocks import BlockNativeKernels
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def native_kernels(dtype: torch.dtype = torch.bfloat16) -> NativeKernels | None:
 
 @cache
 def _kernels_of(level: str, num_threads: int, dtype: torch.dtype) -> NativeKernels:
-    return (IntegerNativeKernels if dtype == torch.bfloat16 else NativeKernels)(level, num_threads, dtype)
+    return (BlockNativeKernels if dtype == torch.bfloat16 else NativeKernels)(level, num_threads, dtype)
 
 
 @cache  # once

@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from octavo.errors import InvalidParameterError
+from octavo.kernels.blocks import BlockFormat, BlockWeight
 from octavo.kernels.rotation import Rotation, rotated
 
 _SCALE_BYTES = 4
@@ -97,7 +98,8 @@ class Float8Format:
         return num_outputs * (in_size + _SCALE_BYTES * self.num_groups(in_size))
 
 
-WeightFormat = IntegerFormat | Float8Format
+PlainFormat = IntegerFormat | Float8Format
+WeightFormat = PlainFormat | BlockFormat  # whatever the weight of a linear layer may be, apart from dense
 
 
 def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int) -> tuple[int | None, torch.Tensor]:
@@ -114,7 +116,7 @@ class QuantizedWeight:
     `order` is of files whose groups are not made of neighbors: column j of all the others belongs to input order[j].
     """
 
-    format: WeightFormat
+    format: PlainFormat
     values: torch.Tensor  # [N, K], q: int8, or float8_e4m3fn
     scales: torch.Tensor  # [N, G] float32
     offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
@@ -141,13 +143,16 @@ class QuantizedWeight:
         return weight if self.order is None else weight[:, self.order.argsort()]
 
 
+LowBitWeight = QuantizedWeight | BlockWeight
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantization:
     """A choice for a whole model."""
 
     name: str
-    linear: WeightFormat  # all maps of the layers
-    logits: WeightFormat  # the last one, to logits
+    linear: PlainFormat  # all maps of the layers
+    logits: PlainFormat  # the last one, to logits
 
 
 # With one scale a row, inputs are mixed as far as they go; multipliers of 32 follow what differs between blocks.

@@ -12,8 +12,8 @@ from octavo.kernels.quantization import (
     TWO_LEVEL_GROUP_SIZE,
     Float8Format,
     IntegerFormat,
+    PlainFormat,
     QuantizedWeight,
-    WeightFormat,
 )
 
 _LARGEST_E4M3 = 448.0
@@ -25,7 +25,7 @@ _MAX_AT_ONCE = 1 << 24  # weights: bounds what is held beside the result to some
 _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, scales, multipliers
 
 
-def quantize(weight: torch.Tensor, form: WeightFormat) -> QuantizedWeight:
+def quantize(weight: torch.Tensor, form: PlainFormat) -> QuantizedWeight:
     """Bring weight [N, K] into a form."""
     parts_of = _choose(form)
     rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
@@ -35,7 +35,7 @@ def quantize(weight: torch.Tensor, form: WeightFormat) -> QuantizedWeight:
     return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)
 
 
-def _choose(form: WeightFormat) -> Callable[[torch.Tensor], _Parts]:
+def _choose(form: PlainFormat) -> Callable[[torch.Tensor], _Parts]:
     if isinstance(form, Float8Format):
         return _to_floats
     return _to_two_level if form.is_two_level else lambda weight: _to_groups(weight, form)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels.activation import activated
-from octavo.kernels.quantization import QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import LowBitWeight, WeightFormat
 from octavo.kernels.types import (
     Activation,
     Fused,
@@ -48,7 +48,7 @@ class Kernels:
         return False
 
     def pack_quantized(
-        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+        self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
         """Pack for an op of this role, in a supported form; a dense weight [N, K] is quantized to it."""
         raise TypeError(f"{self.name} has no kernels for weights of {form}")

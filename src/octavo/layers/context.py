@@ -46,12 +46,13 @@ class BuildContext:
         """Return the scheme of the linear layer being built, merged from some parts.
 
         Raises:
-            UnsupportedModelError: the parts have different schemes.
+            UnsupportedModelError: the parts have schemes that cannot be merged.
         """
         names = [self.name_of(part) for part in parts]
         schemes = [self.schemes.scheme_of(name, role) for name in names]
-        for name, scheme in zip(names, schemes, strict=True):
-            if scheme != schemes[0]:
-                found = f"{names[0]} has {schemes[0].name}, {name} has {scheme.name}"
-                raise UnsupportedModelError(f"weights of layers that are computed as one must have one form: {found}")
-        return schemes[0]
+        for scheme in schemes:
+            if (merged := scheme.merged(schemes)) is not None:
+                return merged
+        other = next(index for index, scheme in enumerate(schemes) if scheme != schemes[0])
+        found = f"{names[0]} has {schemes[0].name}, {names[other]} has {schemes[other].name}"
+        raise UnsupportedModelError(f"weights of layers that are computed as one must have one form: {found}")

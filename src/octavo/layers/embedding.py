@@ -7,9 +7,11 @@ import torch
 
 from octavo.distributed.shares import Share
 from octavo.kernels.types import KeepsPacked, PackedLinear
+from octavo.layers.block_table import BlockTable
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import DENSE, DenseScheme, TensorSpec
-from octavo.layers.quant.packing import pack_dense
+from octavo.layers.quant.gguf import BlockScheme
+from octavo.layers.quant.packing import pack, pack_dense
 from octavo.layers.table_in_file import TableInFile
 from octavo.layers.weight_owner import WeightOwner
 
@@ -31,21 +33,23 @@ class Embedding(WeightOwner):
         self.ids = Share.of_features(vocab_size, self._group.rank, self._group.size)
         self._shape = (self.ids.size, hidden_size)
         self._has_tied_head = has_tied_head
-        head = context.at("logits_head").scheme(("",), "logits")
-        self._head = head if isinstance(head, DenseScheme) else DENSE  # tied: built from this table
-        is_dense = self._head.form is None  # low-bit weights cannot serve as the table
+        head, own = context.at("logits_head").scheme(("",), "logits"), context.at("embedding").scheme(("",), "logits")
+        self._blocks = own if isinstance(own, BlockScheme) else None
+        self._head = head if isinstance(head, DenseScheme) else self._blocks or DENSE  # tied: built from this table
+        is_dense = self._head == DENSE  # low-bit weights cannot serve as the table
         self.is_packed = has_tied_head and is_dense and context.kernels.reads_packed_rows  # no separate table
         self._is_copied = has_tied_head and (context.kernels.packing_copies or not is_dense)  # for the head
-        self._table: torch.Tensor | TableInFile | None = None  # [V, D]
+        self._table: torch.Tensor | TableInFile | BlockTable | None = None  # [V, D]
         self.packed: PackedLinear | None = None  # the tied head's weight
 
     @property
     def bytes_in_file(self) -> int:
         """Size of the table if it stays in its file."""
-        return self._table.nbytes if isinstance(self._table, TableInFile) else 0
+        stored = self._table.stored if isinstance(self._table, BlockTable) else self._table
+        return stored.nbytes if isinstance(stored, TableInFile) else 0
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec((self.ids.total, self._shape[1]))}
+        return (self._blocks or DENSE).tensors(self.ids.total, self._shape[1])
 
     @property
     def num_weights(self) -> int:
@@ -54,7 +58,8 @@ class Embedding(WeightOwner):
     @property
     def num_bytes(self) -> int:
         dtype = self._context.dtype
-        return self.num_weights * dtype.itemsize + self._is_copied * self._head.num_bytes(*self._shape, dtype)
+        of_table, of_head = (self._blocks or DENSE).num_bytes, self._head.num_bytes
+        return of_table(*self._shape, dtype) + self._is_copied * of_head(*self._shape, dtype)
 
     @property
     def layout(self) -> str:
@@ -64,6 +69,9 @@ class Embedding(WeightOwner):
         return {"weight": tensors["weight"][self.ids.start : self.ids.stop]}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        if self._blocks is not None:
+            self._load_blocks(tensor, self._blocks)
+            return
         is_shard, context = len(tensor) == self.ids.size, self._context
         rows = tensor if is_shard else tensor[self.ids.start : self.ids.stop]
         if not self.is_packed:
@@ -74,9 +82,17 @@ class Embedding(WeightOwner):
             rows = rows.to(context.device, context.dtype)
             self.packed = pack_dense(context.kernels, rows, None, "logits", self._head.form)
 
+    def _load_blocks(self, tensor: torch.Tensor, scheme: BlockScheme) -> None:
+        self._table = self._stored(tensor[self.ids.start : self.ids.stop])
+        if self._has_tied_head:
+            weight = scheme.weight({"weight": tensor}, self.ids, Share.whole(self._shape[1]))
+            packed = pack(self._context.kernels, weight, None, "logits", scheme, self._context.dtype)
+            assert isinstance(packed, PackedLinear)
+            self.packed = packed
+
     def packed_tensors(self) -> Mapping[str, torch.Tensor | TableInFile] | None:
         if self._table is not None:
-            return {"weight": self._table}
+            return {"weight": self._table.stored if isinstance(self._table, BlockTable) else self._table}
         kernels = self._context.kernels
         assert self.packed is not None, "not loaded"
         return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
@@ -86,11 +102,20 @@ class Embedding(WeightOwner):
         if self.is_packed and isinstance(kernels, KeepsPacked):
             self.packed = kernels.adopt_linear(tensors, *self._shape, "logits")
         else:  # in place: only the rows looked up are read from a mapped file
-            self._table = self._in_file(tensors["weight"]) or tensors["weight"]
+            self._table = self._stored(tensors["weight"])
+
+    def _stored(self, table: torch.Tensor) -> torch.Tensor | TableInFile | BlockTable:
+        """Return a table [V, D] that stays as it is: in its file where that saves memory."""
+        stored = self._in_file(table) or table
+        return stored if self._blocks is None else BlockTable(stored, *self._blocks.kinds)
 
     def _in_file(self, table: torch.Tensor) -> TableInFile | None:
-        """Return the table [V, D] as rows of its file, if it would otherwise duplicate the head's copy in memory."""
-        return TableInFile.from_mapped(table) if self._is_copied and self._context.device.type == "cpu" else None
+        """Return the table [V, D] as rows of its file, if it would otherwise duplicate the head's copy in memory.
+
+        Blocks stay there, too: the few rows that a step looks up are dequantized then.
+        """
+        stays = self._is_copied or self._blocks is not None
+        return TableInFile.from_mapped(table) if stays and self._context.device.type == "cpu" else None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Look up ids [T] and return [T, D]."""
@@ -102,7 +127,7 @@ class Embedding(WeightOwner):
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         kernels = self._context.kernels
-        if isinstance(self._table, TableInFile):
+        if isinstance(self._table, TableInFile | BlockTable):
             return self._table.rows(ids).to(self._context.dtype)
         if self._table is not None:
             return kernels.embedding(ids, self._table)

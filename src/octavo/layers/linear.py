@@ -14,6 +14,8 @@ import torch
 
 from octavo.distributed.groups import Group, SingleRank
 from octavo.distributed.shares import HeadShare, Share
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.blocks import BlockWeight
 from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
@@ -42,8 +44,8 @@ class MergedLinear(WeightOwner):
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         tensors: dict[str, TensorSpec] = {}
-        for part, outputs in self.parts.items():
-            of_weight = self.scheme.tensors(outputs.total, self.inputs.total)
+        for index, (part, outputs) in enumerate(self.parts.items()):
+            of_weight = self.scheme.part(index).tensors(outputs.total, self.inputs.total)
             tensors.update({_join(part, name): spec for name, spec in of_weight.items()})
             if self._has_bias:
                 tensors[_join(part, "bias")] = TensorSpec((outputs.total,))
@@ -57,8 +59,9 @@ class MergedLinear(WeightOwner):
     def num_bytes(self) -> int:
         dtype = self._context.dtype
         bias = self._num_outputs * dtype.itemsize * self._has_bias
-        scheme = DENSE if becomes_dense(self._context.kernels, self._stored_form) else self.scheme
-        return scheme.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
+        if becomes_dense(self._context.kernels, self._stored_form):
+            return DENSE.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
+        return self.scheme.merged_bytes(self._sizes_of_parts, self.inputs.size, dtype) + bias
 
     @property
     def layout(self) -> str:
@@ -67,11 +70,15 @@ class MergedLinear(WeightOwner):
     @property
     def _stored_form(self) -> WeightFormat | None:
         """The format of this rank's shard in the checkpoint."""
-        return self.scheme.form_of(self.inputs)
+        return self.scheme.packed_form(self._sizes_of_parts, self.inputs)
 
     @property
     def _num_outputs(self) -> int:
-        return sum(outputs.size for outputs in self.parts.values())
+        return sum(self._sizes_of_parts)
+
+    @property
+    def _sizes_of_parts(self) -> list[int]:
+        return [outputs.size for outputs in self.parts.values()]
 
     @property
     def is_compressed(self) -> bool:
@@ -103,6 +110,9 @@ class MergedLinear(WeightOwner):
 
     def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         weight, bias = self._gather_weight(tensors), self._gather_bias(tensors)
+        if isinstance(weight, BlockWeight):
+            why = "blocks of a GGUF file cannot be saved as shards; convert the file to safetensors first"
+            raise UnsupportedModelError(f"{self.scheme.name}: {why}")
         if not isinstance(weight, torch.Tensor):
             return CompressedLinear.of(weight, bias).tensors()
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
@@ -113,6 +123,7 @@ class MergedLinear(WeightOwner):
             weight: Weight = tensors["weight"]
         else:
             weight = CompressedLinear.adopt(tensors, self.inputs.size, form).unpacked()
+        assert not isinstance(weight, BlockWeight), "blocks are never saved as shards"
         expected = self._num_outputs, self.inputs.size
         found = tuple((weight if isinstance(weight, torch.Tensor) else weight.values).shape)
         if found != expected:
@@ -154,10 +165,11 @@ class MergedLinear(WeightOwner):
     def _gather_weight(self, loaded: Mapping[str, torch.Tensor]) -> Weight:
         """Stack this rank's shards of the parts: [N, K]."""
         weights = []
-        for part, outputs in self.parts.items():
-            names = self.scheme.tensors(outputs.total, self.inputs.total)
+        for index, (part, outputs) in enumerate(self.parts.items()):
+            scheme = self.scheme.part(index)
+            names = scheme.tensors(outputs.total, self.inputs.total)
             tensors = {name: loaded[_join(part, name)] for name in names if _join(part, name) in loaded}
-            weights.append(self.scheme.weight(tensors, outputs, self.inputs))
+            weights.append(scheme.weight(tensors, outputs, self.inputs))
         return stack(weights, self._context.dtype, self._context.device)
 
     def _gather_bias(self, loaded: Mapping[str, torch.Tensor]) -> torch.Tensor | None:

@@ -137,7 +137,7 @@ class MixtureOfExperts(nn.Module):
         return self._kernels.pack_experts(packed[0::2], packed[1::2])
 
     def _check_schemes(self) -> None:
-        names = {linear.scheme: linear.scheme.name for linear in self._linears}
+        names = {linear.scheme.family: linear.scheme.name for linear in self._linears}
         if len(names) > 1:
             found = ", ".join(names.values())
             raise UnsupportedModelError(f"experts of layer {self.layer} must have one weight format, found: {found}")

@@ -1,60 +1,29 @@
 """Loads the weights of a GGUF file, renamed and reordered to match other checkpoints.
 
-Quantized tensors are dequantized here. Names and the order of rotary dimensions follow llama.cpp's converter.
+A tensor whose layer computes with blocks (`layers/quant/gguf.py`) is passed on as it is in the file; others are
+dequantized here. The order of rotary dimensions follows llama.cpp's converter.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from octavo.errors import CheckpointError
 from octavo.gguf.file import GgufFile, GgufTensor
+from octavo.gguf.names import IGNORED, TensorNames
+from octavo.kernels.ggml_blocks import dequantize
 from octavo.loader.base import ModelLoader
-from octavo.loader.ggml_blocks import dequantize
 from octavo.models.interfaces import CausalLM
-from octavo.models.weights import OtherStages
-
-_PLAIN = MappingProxyType(
-    {
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.norm",
-        "output": "lm_head",
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    }
-)
-_EXPERTS = MappingProxyType({"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"})
-_MIXTRAL = MappingProxyType({"mlp.gate": "block_sparse_moe.gate"})
-_MIXTRAL_EXPERTS = MappingProxyType({"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"})
-# Per block; in old files each expert is a tensor of its own.
-_IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<what>weight|bias)")
-_OUTSIDE = re.compile(r"(?P<part>token_embd|output_norm|output)\.(?P<what>weight|bias)")
-_IGNORED = ("rope_freqs.weight",)  # settings: `config/gguf.py` reads them
+from octavo.models.weights import OtherStages, weight_slots
 
 
 class GgufLoader(ModelLoader):
     """Reads the file at `model_config.path`."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
-        """See `ModelLoader.tensors`. Tensors are dequantized one at a time.
+        """See `ModelLoader.tensors`. Tensors are mapped, or dequantized one at a time.
 
         Raises:
             CheckpointError: the file is damaged, or has a tensor that this kind of model does not have.
@@ -62,18 +31,19 @@ class GgufLoader(ModelLoader):
         path, elsewhere = Path(model.config.path), OtherStages(model)
         if not path.is_file():
             raise CheckpointError(f"{path} is a folder; load_format='gguf' reads a file")
-        names = _Names(path, model.config.architecture)
+        names, slots = TensorNames(path, model.config.architecture), weight_slots(model)
         # Only these files interleave the rows of queries and keys, for rotation of adjacent pairs.
         heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
         file = GgufFile.read(path)
         paired = heads if file.architecture == "llama" else {}
         for tensor in file.tensors.values():
-            if tensor.name in _IGNORED:
+            if tensor.name in IGNORED:
                 continue
             part, wanted = names.translate(tensor)
             if all(name in elsewhere for name in wanted):
                 continue
-            values = self.numbers(tensor)
+            has_blocks = any(name in slots and slots[name].spec.is_integer for name in wanted)
+            values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
             if part in paired:
                 values = _halves_together(values, paired[part])
             yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)
@@ -81,37 +51,6 @@ class GgufLoader(ModelLoader):
     def numbers(self, tensor: GgufTensor) -> Tensor:
         """Return a tensor's values in its shape."""
         return dequantize(tensor_rows(tensor), tensor.type).view(tensor.shape)
-
-
-class _Names:
-    """Maps tensor names of a GGUF file to checkpoint names."""
-
-    def __init__(self, path: Path, architecture: str) -> None:
-        is_mixtral = architecture == "MixtralForCausalLM"
-        self._path = path
-        self._plain = {part: _MIXTRAL.get(name, name) if is_mixtral else name for part, name in _PLAIN.items()}
-        self._experts = _MIXTRAL_EXPERTS if is_mixtral else _EXPERTS
-        self._expert_place = "block_sparse_moe.experts" if is_mixtral else "mlp.experts"
-
-    def translate(self, tensor: GgufTensor) -> tuple[str, list[str]]:
-        """Return the part of a block, and the names of the tensor: one, or one per expert."""
-        if found := _OUTSIDE.fullmatch(tensor.name):
-            return found["part"], [f"{self._plain[found['part']]}.{found['what']}"]
-        found = _IN_BLOCK.fullmatch(tensor.name)
-        if found is None:
-            raise self._unknown(tensor)
-        part, prefix, what = found["part"], f"model.layers.{found['layer']}", found["what"]
-        stacked = part if found["expert"] is None else f"{part}_exps"
-        if stacked in self._experts:
-            numbers = range(tensor.shape[0]) if found["expert"] is None else [int(found["expert"])]
-            place = f"{prefix}.{self._expert_place}"
-            return part, [f"{place}.{number}.{self._experts[stacked]}.{what}" for number in numbers]
-        if part not in self._plain:
-            raise self._unknown(tensor)
-        return part, [f"{prefix}.{self._plain[part]}.{what}"]
-
-    def _unknown(self, tensor: GgufTensor) -> CheckpointError:
-        return CheckpointError(f"{self._path}: tensor {tensor.name!r} has no place in this model")
 
 
 def tensor_rows(tensor: GgufTensor) -> Tensor:

@@ -20,7 +20,7 @@ from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import check_made_at_load, make_schemes
+from octavo.layers.quant.registry import settle_schemes
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
@@ -50,9 +50,12 @@ class RankBuilder:
         self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
         self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
-        self._schemes = make_schemes(config.model.quantization, config.quantization)
-        self._kernels = self.devices.kernels(self._dtype, self._schemes.forms, deterministic=config.deterministic)
-        check_made_at_load(self._schemes, self._kernels, self._where)
+        self._schemes, self._kernels = settle_schemes(
+            config.model.quantization,
+            config.quantization,
+            lambda forms: self.devices.kernels(self._dtype, forms, deterministic=config.deterministic),
+            self._where,
+        )
         self._attention = self.devices.attention(self._dtype, kv_cache_dtype=config.cache.kv_cache_dtype)
         if config.deterministic:
             self._check_deterministic()

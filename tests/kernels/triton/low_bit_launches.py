@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, WeightFormat
+from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.lora import add_lora
@@ -26,7 +26,7 @@ def launch_all(capability: int) -> None:
         x = torch.zeros(num_rows, 256, dtype=torch.bfloat16)
         for form in (_INT8, _INT4, _GROUPS):
             integer_linear(x, _packed(form), torch.bfloat16)
-        with_offsets: list[tuple[WeightFormat, bool]] = [
+        with_offsets: list[tuple[PlainFormat, bool]] = [
             (Float8Format(), False),
             (_GROUPS, True),
             (_SMALL_GROUPS, True),
@@ -48,12 +48,12 @@ def launch_all(capability: int) -> None:
     _launch_lora(16, torch.float32)
 
 
-def _packed(form: WeightFormat, *, has_offsets: bool = False) -> LowBitLinear:
+def _packed(form: PlainFormat, *, has_offsets: bool = False) -> LowBitLinear:
     weight = quantize(torch.ones(256, 256), form)
     return pack(replace(weight, offsets=weight.scales if has_offsets else None), None)
 
 
-def _launch_experts(form: WeightFormat, num_pairs: int, sizes: list[int], dtype: torch.dtype) -> None:
+def _launch_experts(form: PlainFormat, num_pairs: int, sizes: list[int], dtype: torch.dtype) -> None:
     experts = pack_experts(
         [pack(quantize(torch.ones(2 * size, 256), form), None) for size in sizes],
         [pack(quantize(torch.ones(256, size), form), None) for size in sizes],

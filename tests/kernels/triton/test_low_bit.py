@@ -10,7 +10,7 @@ import torch
 from tests.breadth import pick
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat, QuantizedWeight
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
 from octavo.kernels.rotation import Rotation, rotated
@@ -32,7 +32,7 @@ ROTATIONS: list[Rotation | None] = [None, "blocks", "row"]
 SHAPES = [(37, 84), (130, 400)]  # N, K
 
 
-def form_name(form: WeightFormat) -> str:
+def form_name(form: PlainFormat) -> str:
     if isinstance(form, Float8Format):
         return f"e4m3-{form.group_size}" if form.group_size else "e4m3"
     name = "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
@@ -47,7 +47,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
 
-def random_weight(form: WeightFormat, shape: tuple[int, int], *, has_offsets: bool) -> QuantizedWeight:
+def random_weight(form: PlainFormat, shape: tuple[int, int], *, has_offsets: bool) -> QuantizedWeight:
     weight = quantize(random(*shape) * shape[1] ** -0.5, FLOATS if isinstance(form, Float8Format) else form)
     if weight.format != form:  # floats of checkpoints, in groups
         factors = 1.0 + random(shape[0], form.num_groups(shape[1])).abs()
@@ -58,7 +58,7 @@ def random_weight(form: WeightFormat, shape: tuple[int, int], *, has_offsets: bo
 @every_form
 @pytest.mark.parametrize(("num_rows", "shape", "has_offsets"), [(1, (70, 84), True), (17, (37, 300), False)], ids=str)
 def test_products_are_the_reference_s(
-    form: WeightFormat, num_rows: int, shape: tuple[int, int], has_offsets: bool
+    form: PlainFormat, num_rows: int, shape: tuple[int, int], has_offsets: bool
 ) -> None:
     weight = random_weight(form, shape, has_offsets=has_offsets)
     x, bias = random(num_rows, shape[1]), random(shape[0])
@@ -80,7 +80,7 @@ def assert_integer_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch
 
 
 @every_form
-def test_a_wrong_number_is_noticed(form: WeightFormat) -> None:
+def test_a_wrong_number_is_noticed(form: PlainFormat) -> None:
     """The tolerance above is finer than one step of one weight."""
     weight = random_weight(form, (37, 84), has_offsets=False)
     x = random(1, 84)
@@ -93,7 +93,7 @@ def test_a_wrong_number_is_noticed(form: WeightFormat) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("form", [INTEGERS[0], TWO_LEVEL, FLOATS], ids=form_name)
-def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtype) -> None:
+def test_halves_are_multiplied_as_they_are(form: PlainFormat, dtype: torch.dtype) -> None:
     """Factors are exact in 16 bits, and only the result is rounded to them."""
     weight, x = random_weight(form, (37, 84), has_offsets=False), random(3, 84, dtype=dtype)
     found = fast_weight_only_linear(x, pack(weight, None), dtype, one_tiling=False)
@@ -103,7 +103,7 @@ def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("form", [INTEGERS[6], ROTATED[0], FLOATS, *pick([], [INTEGERS[0], TWO_LEVEL])], ids=form_name)
-def test_a_row_has_its_bits_in_any_batch(form: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_its_bits_in_any_batch(form: PlainFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever tiling computes it, and whether or not splits have programs of their own."""
     weight, x = random_weight(form, (40, 300), has_offsets=False), random(66, 300, dtype=torch.bfloat16)
     packed, is_integer = pack(weight, random(40)), isinstance(form, IntegerFormat)

@@ -99,6 +99,39 @@ inline PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uint
            at<const float>(offsets), args.form.is_rotated, args.form.mixes_blocks}};
 }
 
+// Parts of a weight in blocks, by ggml's numbers of their types; span: groups of 32 inputs that share an outer scale.
+inline PackBlocksArgs make_blocks(const std::vector<int>& types, const std::vector<std::int64_t>& sizes, bool is_gated,
+                                  std::int64_t row_inputs, std::int64_t first_input, std::int64_t in_size, std::int64_t span) {
+  if (types.empty() || types.size() > Blocks::kMaxParts || types.size() != sizes.size() || (is_gated && types.size() != 2))
+    throw std::invalid_argument("a weight in blocks has one to three parts, and two if it is gated");
+  if (in_size % kBlockGroup || first_input % kBlockGroup || row_inputs < first_input + in_size)
+    throw std::invalid_argument("inputs of a weight in blocks are whole groups of 32");
+  if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("an integer linear takes at most 131072 inputs");
+  PackBlocksArgs args = {};
+  args.blocks.num_parts = static_cast<int>(types.size());
+  args.blocks.is_gated = is_gated, args.blocks.span = span;
+  args.row_inputs = row_inputs, args.first_group = first_input / kBlockGroup, args.in_size = in_size;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    const BlockType type = static_cast<BlockType>(types[i]);
+    const BlockTraits traits = traits_of(type);
+    if (traits.bits == 0) throw std::invalid_argument("unknown type of blocks");
+    if (row_inputs % traits.block_inputs) throw std::invalid_argument("rows consist of whole blocks");
+    if (!is_gated && i + 1 < types.size() && sizes[i] % kStripOutputs)
+      throw std::invalid_argument("outputs of a part in blocks are a multiple of 16");
+    args.blocks.types[i] = type;
+    args.blocks.num_strips[i] = (sizes[i] + kStripOutputs - 1) / kStripOutputs;
+    args.parts[i].num_outputs = sizes[i];
+    args.out_size = is_gated ? sizes[0] : args.out_size + sizes[i];
+  }
+  return args;
+}
+
+inline PackedWeight make_packed_blocks(const PackBlocksArgs& args, std::uintptr_t values, std::uintptr_t bias) {
+  Integers form = {};
+  form.bits = 8, form.group_size = kBlockGroup, form.values = at<const std::uint8_t>(values), form.blocks = args.blocks;
+  return {args.out_size, nullptr, at<const float>(bias), form};
+}
+
 inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uintptr_t bias) {
   return {out_size, at<void>(weight), at<const float>(bias), {}};
 }
@@ -124,7 +157,7 @@ class ExpertWeights {
       const Integers &form = weight.integers, &first = weights[0].integers;
       return form.bits == first.bits && form.group_size == first.group_size &&
              form.is_two_level == first.is_two_level && form.is_rotated == first.is_rotated &&
-             form.mixes_blocks == first.mixes_blocks;
+             form.mixes_blocks == first.mixes_blocks && (form.blocks.num_parts == 0) == (first.blocks.num_parts == 0);
     });
   }
 

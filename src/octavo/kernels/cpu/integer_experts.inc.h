@@ -8,17 +8,18 @@
 struct SortedIntegers {
   IntegerRows rows;  // [row tiles][num_k][16][64], and by row in the sorted order
   std::int64_t max_size, max_groups;
+  bool are_by_tile;  // the sums
 
   static SortedIntegers in(Room& room, const Integers& form, std::int64_t num_tiles, std::int64_t num_rows, std::int64_t max_size) {
-    const std::int64_t groups = num_groups(form, max_size);
+    const std::int64_t groups = num_row_sums(form, max_size);
     return {{room.take<std::int8_t>(num_tiles * num_k_tiles(max_size) * kTileBytes), room.take<float>(num_rows),
-             room.take<std::int32_t>(num_rows * groups)},
-            max_size, groups};
+             room.take<std::int32_t>(num_tiles * 16 * groups)},
+            max_size, groups, form.blocks.num_parts > 0};
   }
 
   // What begins at a row tile and a row.
   IntegerRows from(std::int64_t tile, std::int64_t row) const {
-    return {rows.left + tile * num_k_tiles(max_size) * kTileBytes, rows.scales + row, rows.sums + row * max_groups};
+    return {rows.left + tile * num_k_tiles(max_size) * kTileBytes, rows.scales + row, rows.sums + (are_by_tile ? tile * 16 : row) * max_groups};
   }
 };
 
@@ -37,7 +38,7 @@ struct IntegerExperts {
   static IntegerExperts in(Room& room, const Experts& experts, std::int64_t num_tokens, std::int64_t num_pairs, std::int64_t size) {
     const Integers &form = experts.up[0].integers, &next = experts.down[0].integers;
     const std::int64_t num_tiles = SortedPairs::max_tiles(num_pairs, experts.count), most = experts.max_intermediate;
-    const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_groups(form, size));
+    const std::size_t token_bytes = integer_rows_bytes(num_tokens, size, num_row_sums(form, size));
     return {SortedPairs::in(room, num_pairs, experts.count),
             room.take<ExpertProduct<IntegerProduct, IntegerCut>>(experts.count),
             room.take<bf16>(num_tokens * size),
@@ -61,7 +62,7 @@ struct IntegerExperts {
 
   void compute(const Experts& experts, const Activation& activation, std::int64_t size, const Pairs& pairs, Pool& pool) {
     const std::int64_t num_tiles = sorted.sort(pairs, experts.count), most = experts.max_intermediate;
-    gather(size, pairs, num_tiles, pool);
+    gather(experts.up[0].integers, size, pairs, num_tiles, pool);
     multiply_experts(sorted, experts.count, products, pool,
                      [&](std::int64_t expert, std::int64_t tile, std::int64_t rows) -> IntegerProduct {
                        const PackedWeight& up = experts.up[expert];
@@ -84,7 +85,7 @@ struct IntegerExperts {
   }
 
   // Copies tokens to their experts.
-  void gather(std::int64_t size, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
+  void gather(const Integers& form, std::int64_t size, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
     const std::int64_t num_k = num_k_tiles(size), groups = left.max_groups;
     pool.run(num_tiles, [&](std::int64_t tile) {
       const std::int64_t first = sorted.tile_row[tile], count = sorted.tile_row[tile + 1] - first;
@@ -95,8 +96,8 @@ struct IntegerExperts {
         for (std::int64_t k = 0; k < num_k; ++k)
           __builtin_memcpy(to.left + k * kTileBytes + line * kTileK, from + k * kTileBytes, kTileK);
         to.scales[line] = tokens.scales[token];
-        for (std::int64_t group = 0; group < groups; ++group)
-          to.sums[line * groups + group] = tokens.sums[token * groups + group];
+        const SumsOfRow copy = sums_of_row(to, form, line, groups), of_token = sums_of_row(tokens, form, token, groups);
+        for (std::int64_t group = 0; group < groups; ++group) copy.first[group * copy.step] = of_token.first[group * copy.step];
       }
     });
   }
@@ -108,7 +109,7 @@ struct IntegerExperts {
       const std::int64_t expert = pairs.expert_ids[sorted.pair[first]], begin = sorted.first_row[expert];
       const std::int64_t size = experts.up[expert].out_size;
       const Integers& form = experts.down[expert].integers;
-      const std::int64_t groups = num_groups(form, size);
+      const std::int64_t groups = num_row_sums(form, size);
       const bf16* from = middle + begin * experts.max_intermediate;  // [rows of the expert, I]
       // An expert's row tiles follow one another as its own number of k has it, its sums as its own groups.
       const IntegerRows of_expert = middle_left.from(tile - (first - begin) / 16, begin);
@@ -116,7 +117,7 @@ struct IntegerExperts {
       float* wide = form.is_rotated ? static_cast<float*>(thread_scratch().bytes(rotated_bytes(form, size))) : nullptr;
       for (std::int64_t row = first; row < end; ++row)
         quantize_row(from + (row - begin) * size, size, form, wide, lines + (row - first) * kTileK, of_expert.scales + (row - begin),
-                     of_expert.sums + (row - begin) * groups);
+                     sums_of_row(of_expert, form, row - begin, groups));
     });
   }
 };

@@ -34,6 +34,10 @@ static inline IntegerCut cut_in_blocks(const IntegerProduct& product, std::int64
   return {rows, group, num_groups, ceil_div(product.num_rows, rows) * num_groups, streams};
 }
 
+// Of weights in blocks, at every level: block_product.inc.h.
+static IntegerCut cut_product_of_blocks(const IntegerProduct& product, std::int64_t num_wanted);
+static void multiply_chunk_of_blocks(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk);
+
 // Calls multiply(product, first row, end row, first pair, end pair, streams) for one chunk.
 template <class Multiply>
 static inline void with_block(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk,

@@ -7,7 +7,7 @@ static void integer_linear(const LinearArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
   const Integers& form = args.packed.integers;
-  void* memory = pool.scratch().bytes(integer_rows_bytes(rows.rows, rows.size, num_groups(form, rows.size)));
+  void* memory = pool.scratch().bytes(integer_rows_bytes(rows.rows, rows.size, num_row_sums(form, rows.size)));
   const IntegerRows quantized = place_integer_rows(memory, rows.rows, rows.size);
   quantize_rows(rows, form, quantized, pool);
   multiply({quantized, rows.rows, rows.size, args.packed,
@@ -19,7 +19,7 @@ static void integer_argmax(const ArgmaxArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;
   const Integers& form = args.packed.integers;
-  const std::size_t size = integer_rows_bytes(rows.rows, rows.size, num_groups(form, rows.size));
+  const std::size_t size = integer_rows_bytes(rows.rows, rows.size, num_row_sums(form, rows.size));
   char* memory = static_cast<char*>(pool.scratch().bytes(size + max_groups(pool) * rows.rows * sizeof(Leader)));
   Leader* leaders = reinterpret_cast<Leader*>(memory + size);
   begin_leaders(leaders, rows.rows, pool);
@@ -36,8 +36,8 @@ static void integer_mlp(const MlpArgs& args, Pool& pool) {
   if (rows.rows == 0) return;
   const std::int64_t middle_size = args.up.out_size;
   const Integers &first = args.up.integers, &second = args.down.integers;
-  const std::size_t size = integer_rows_bytes(rows.rows, rows.size, num_groups(first, rows.size));
-  const std::size_t next_size = integer_rows_bytes(rows.rows, middle_size, num_groups(second, middle_size));
+  const std::size_t size = integer_rows_bytes(rows.rows, rows.size, num_row_sums(first, rows.size));
+  const std::size_t next_size = integer_rows_bytes(rows.rows, middle_size, num_row_sums(second, middle_size));
   const std::size_t middle_bytes = static_cast<std::size_t>(rows.rows * middle_size) * sizeof(bf16);
   std::int8_t* memory = static_cast<std::int8_t*>(pool.scratch().bytes(size + next_size + middle_bytes));
   bf16* middle = reinterpret_cast<bf16*>(memory + size + next_size);

@@ -194,22 +194,26 @@ static inline bool goes_by_tiles(const IntegerProduct& product) {
 }
 
 static inline IntegerCut cut_product(const IntegerProduct& product, std::int64_t num_wanted) {
+  if (product.form().blocks.num_parts) return cut_product_of_blocks(product, num_wanted);
   if (!goes_by_tiles(product)) return cut_in_blocks(product, kIntegerRowsOfBlock, 1, num_wanted);
   const Blocking blocking = choose_integer_blocking(product);
   return cut_in_blocks(product, blocking.row_tiles * 16, blocking.panels / kPair, num_wanted);
 }
 
 static inline void multiply_chunk(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk) {
+  if (product.form().blocks.num_parts) return multiply_chunk_of_blocks(product, cut, chunk);
   goes_by_tiles(product) ? multiply_chunk_by_tiles(product, cut, chunk) : multiply_chunk_by_vectors(product, cut, chunk);
 }
 
 #elif !defined(OCTAVO_INTEGERS_BY_PANELS)
 
 static inline IntegerCut cut_product(const IntegerProduct& product, std::int64_t num_wanted) {
+  if (product.form().blocks.num_parts) return cut_product_of_blocks(product, num_wanted);
   return cut_in_blocks(product, kIntegerRowsOfBlock, 1, num_wanted);
 }
 
 static inline void multiply_chunk(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk) {
+  if (product.form().blocks.num_parts) return multiply_chunk_of_blocks(product, cut, chunk);
   multiply_chunk_by_vectors(product, cut, chunk);
 }
 

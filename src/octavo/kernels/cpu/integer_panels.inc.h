@@ -61,10 +61,12 @@ static inline void multiply_pair_of_panels(const IntegerProduct& product, std::i
 }
 
 static inline IntegerCut cut_product(const IntegerProduct& product, std::int64_t num_wanted) {
+  if (product.form().blocks.num_parts) return cut_product_of_blocks(product, num_wanted);
   return cut_in_blocks(product, kIntegerRowsOfBlock, 1, num_wanted);
 }
 
 static inline void multiply_chunk(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk) {
+  if (product.form().blocks.num_parts) return multiply_chunk_of_blocks(product, cut, chunk);
   with_block(product, cut, chunk, [](const IntegerProduct& part, std::int64_t row, std::int64_t end, std::int64_t pair,
                                      std::int64_t end_pair, bool streams) {
     for (; pair < end_pair; ++pair) multiply_pair_of_panels(part, row / 16, ceil_div(end, 16), pair, streams);

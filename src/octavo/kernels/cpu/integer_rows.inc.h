@@ -7,18 +7,35 @@
 struct IntegerRows {
   std::int8_t* left;   // left tiles [row tiles][num_k][16][64]; rows and k that are not there: rows anything, k zero
   float* scales;       // [T]
-  std::int32_t* sums;  // [T, groups] of q, in the groups of the weight that they meet
+  std::int32_t* sums;  // [T, groups] of q, in the groups of the weight that they meet; or of weights in blocks
+                       // [row tiles, K / 32] TileGroup
 };
+
+// How many int32 a row has beside its q and its scale.
+static inline std::int64_t num_row_sums(const Integers& form, std::int64_t size) {
+  return form.blocks.num_parts ? ceil_div(size, kUnitK) * kTileGroupInts : num_groups(form, size);
+}
+
+// Those of a row: every `step`th from `first` on. In blocks that is a lane of each TileGroup, at which the first one begins.
+struct SumsOfRow {
+  std::int32_t* first;
+  std::int64_t step;
+};
+
+static inline SumsOfRow sums_of_row(const IntegerRows& rows, const Integers& form, std::int64_t row, std::int64_t num_sums) {
+  if (form.blocks.num_parts == 0) return {rows.sums + row * num_sums, 1};
+  return {rows.sums + row / 16 * 16 * num_sums + row % 16, 16};
+}
 
 static inline std::size_t integer_rows_bytes(std::int64_t rows, std::int64_t size, std::int64_t groups) {
   const std::int64_t left = ceil_div(rows, 16) * num_k_tiles(size) * kTileBytes;
-  return static_cast<std::size_t>(left + ceil_div(rows * (groups + 1) * 4, 64) * 64);
+  return static_cast<std::size_t>(left + ceil_div(rows, 16) * 16 * (groups + 1) * 4);
 }
 
 static inline IntegerRows place_integer_rows(void* memory, std::int64_t rows, std::int64_t size) {
   std::int8_t* left = static_cast<std::int8_t*>(memory);
   float* scales = reinterpret_cast<float*>(left + ceil_div(rows, 16) * num_k_tiles(size) * kTileBytes);
-  return {left, scales, reinterpret_cast<std::int32_t*>(scales + rows)};
+  return {left, scales, reinterpret_cast<std::int32_t*>(scales + ceil_div(rows, 16) * 16)};
 }
 
 static inline std::int32_t sum_of_integers(i32x16 value) {
@@ -151,7 +168,10 @@ static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_
 // One row [K]: its line in each left tile, its scale, and its sums by group. `wide` has room for whole k tiles of a row
 // that is to be rotated; null: it is not.
 static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, float* wide, std::int8_t* line,
-                                float* scale, std::int32_t* sums) {
+                                float* scale, SumsOfRow of_row) {
+  if (form.blocks.num_parts)
+    return quantize_row_by_groups(x, size, line, scale, reinterpret_cast<TileGroup*>(of_row.first));
+  std::int32_t* sums = of_row.first;
   const float largest = wide ? rotate_row(x, size, form, wide) : largest_magnitude(x, size);
   const bool is_finite = largest < __builtin_inff(), is_zero = largest < 0x1p-120f;
   *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
@@ -184,7 +204,7 @@ static inline std::size_t rotated_bytes(const Integers& form, std::int64_t size)
 
 // All rows, normalized where that is asked for.
 static void quantize_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
-  const std::int64_t num_k = num_k_tiles(args.size), groups = num_groups(form, args.size);
+  const std::int64_t num_k = num_k_tiles(args.size), groups = num_row_sums(form, args.size);
   // Rows of one chunk: some ten microseconds, but never less than fills a thread's caches.
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));
   pool.run(ceil_div(args.rows, together), [&](std::int64_t chunk) {
@@ -195,7 +215,8 @@ static void quantize_rows(const RowsArgs& args, const Integers& form, const Inte
     for (std::int64_t row = chunk * together; row < smaller(args.rows, (chunk + 1) * together); ++row) {
       if (normalized) normalize_row(args, row, normalized);
       quantize_row(normalized ? normalized : static_cast<const bf16*>(args.x) + row * args.size, args.size, form, wide,
-                   to.left + row / 16 * num_k * kTileBytes + row % 16 * kTileK, to.scales + row, to.sums + row * groups);
+                   to.left + row / 16 * num_k * kTileBytes + row % 16 * kTileK, to.scales + row,
+                   sums_of_row(to, form, row, groups));
     }
   });
 }

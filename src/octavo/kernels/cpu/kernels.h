@@ -57,6 +57,12 @@ class Kernels {
     run_now(ops_.pack_integers, args);
   }
 
+  void pack_blocks(PackBlocksArgs args, const std::vector<std::uintptr_t>& parts, std::uintptr_t packed) {
+    for (std::size_t i = 0; i < parts.size() && i < Blocks::kMaxParts; ++i) args.parts[i].data = at<const std::uint8_t>(parts[i]);
+    args.packed = at<std::uint8_t>(packed);
+    run_now(octavo::pack_blocks, args);
+  }
+
   void linear(const RowsArgs& rows, const PackedWeight& packed, Output output, std::uintptr_t out) {
     run(layer_ops_.linear, LinearArgs{rows, packed, output, at<void>(out)});
   }

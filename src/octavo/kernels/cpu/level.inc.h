@@ -87,6 +87,7 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "integer_two_level.inc.h"
 #include "integer_rotation.inc.h"
 #include "integer_pack.inc.h"
+#include "block_rows.inc.h"
 #include "integer_rows.inc.h"
 #include "integer_product.inc.h"
 #include "integer_finish.inc.h"
@@ -103,6 +104,9 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #if defined(OCTAVO_HAS_AMX)
 #include "integer_tiles.inc.h"
 #endif
+#include "block_expand.inc.h"
+#include "block_dots.inc.h"
+#include "block_product.inc.h"
 #include "integer_multiply.inc.h"
 #include "integer_linear.inc.h"
 #include "integer_experts.inc.h"

@@ -76,12 +76,17 @@ NB_MODULE(_cpu, m) {
   nb::class_<PackedWeight>(m, "PackedWeight")
       .def(nb::new_(&make_packed))
       .def_static("of_integers", &make_packed_integers)
+      .def_static("of_blocks", &make_packed_blocks)
       .def_ro("out_size", &PackedWeight::out_size);
   nb::class_<PackIntegersArgs>(m, "Integers")
       .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_two_level"_a, "is_rotated"_a, "mixes_blocks"_a, "in_size"_a,
            "out_size"_a, "is_gated"_a)
       .def_prop_ro("packed_size", &packed_integers_size)
       .def_prop_ro("scales_size", &packed_scales_size);
+  nb::class_<PackBlocksArgs>(m, "Blocks")
+      .def(nb::new_(&make_blocks), "types"_a, "sizes"_a, "is_gated"_a, "row_inputs"_a, "first_input"_a, "in_size"_a,
+           "span"_a)
+      .def_prop_ro("packed_size", &packed_blocks_size);
   nb::class_<ExpertWeights>(m, "Experts").def(nb::init<std::vector<PackedWeight>, std::vector<PackedWeight>>());
   nb::class_<Routing>(m, "Routing")
       .def(nb::new_(&make_routing), "num_experts"_a, "top_k"_a, "renormalizes"_a, "has_shared"_a);
@@ -102,6 +107,7 @@ NB_MODULE(_cpu, m) {
       .def("quantize", &Kernels::quantize)
       .def("pack_weight", &Kernels::pack_weight)
       .def("pack_integers", &Kernels::pack_integers)
+      .def("pack_blocks", &Kernels::pack_blocks)
       .def("linear", &Kernels::linear)
       .def("argmax", &Kernels::argmax)
       .def("mlp", &Kernels::mlp)

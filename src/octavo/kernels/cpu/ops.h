@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "blocks.h"
 #include "draw.h"
 #include "pool.h"
 
@@ -60,6 +61,7 @@ struct Integers {
   const float* offsets;        // the same, or null: none
   bool is_rotated;             // activation rows are rotated too, in blocks of 64: integer_rotation.inc.h
   bool mixes_blocks;           // rotated blocks are mixed with each other
+  Blocks blocks = {};          // in blocks of a GGUF file: bits is 8, group_size 32, and `values` are as blocks.h says
 };
 
 struct PackedWeight {
@@ -126,6 +128,24 @@ struct PackIntegersArgs {
   std::uint8_t* packed;
   float* packed_scales;    // [panels][groups][32]
   float* packed_offsets;   // the same, or null
+};
+
+// Rows of a GGUF file [N][bytes of a row].
+struct BlockRows {
+  const std::uint8_t* data;
+  std::int64_t num_outputs;
+};
+
+// Repacks groups [first_group, first_group + K / 32) of the rows of some parts.
+struct PackBlocksArgs {
+  Blocks blocks;
+  std::int64_t row_inputs, first_group;  // of the rows in the file
+  std::int64_t in_size;                  // K
+  std::int64_t out_size;                 // N, or I if gated
+  BlockRows parts[Blocks::kMaxParts];
+  std::uint8_t* packed;                  // zeros
+
+  std::int64_t num_panels() const { return (out_size + (blocks.is_gated ? 15 : 31)) / (blocks.is_gated ? 16 : 32); }
 };
 
 // Reads rows back from a packed weight: the embedding of a tied logits head.
@@ -236,6 +256,9 @@ extern template void packed_rows<float>(const PackedRowsArgs& args, Pool& pool);
 std::int64_t packed_size(std::int64_t in_size, std::int64_t out_size, bool is_gated);  // elements
 std::int64_t packed_integers_size(const PackIntegersArgs& args);                       // bytes
 std::int64_t packed_scales_size(const PackIntegersArgs& args);                         // floats; offsets take the same
+std::int64_t packed_blocks_size(const PackBlocksArgs& args);                           // bytes
+
+void pack_blocks(const PackBlocksArgs& args, Pool& pool);  // the same at every level: blocks.cpp
 
 extern const LayerOps float32_ops_portable;
 extern const Ops ops_portable;

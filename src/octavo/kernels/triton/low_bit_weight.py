@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat, QuantizedWeight
 from octavo.kernels.rotation import Rotation
 from octavo.kernels.types import PackedLinear
 
@@ -25,7 +25,7 @@ _E4M3_IN_FLOAT16 = 2.0**8
 class LowBitLinear(PackedLinear):
     """A low-bit linear. `weight` is [B, N, 64] int8, or [B, N, 32] with inputs k and k + 32 of a block in a byte."""
 
-    form: WeightFormat
+    form: PlainFormat
     in_size: int  # K
     scales: torch.Tensor  # [G, N] float32
     offsets: torch.Tensor | None  # [G, N] float32

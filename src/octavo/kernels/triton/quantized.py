@@ -5,7 +5,7 @@ from typing import TypeGuard
 
 import torch
 
-from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import Float8Format, IntegerFormat, LowBitWeight, QuantizedWeight, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
@@ -32,12 +32,16 @@ class QuantizedKernels(TritonKernels):
         self.name = "triton" + "-deterministic" * (deterministic and has_floats)
 
     def computes(self, form: WeightFormat) -> bool:
-        return form.group_size in _GROUP_SIZES
+        return isinstance(form, IntegerFormat | Float8Format) and form.group_size in _GROUP_SIZES
 
     def pack_quantized(
-        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
+        self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
-        return pack(weight if isinstance(weight, QuantizedWeight) else quantize(weight, form), bias)
+        if isinstance(weight, QuantizedWeight):
+            return pack(weight, bias)
+        assert isinstance(form, IntegerFormat | Float8Format), f"{self.name} does not compute with weights of {form}"
+        assert isinstance(weight, torch.Tensor), "blocks are never brought into another form"
+        return pack(quantize(weight, form), bias)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         if isinstance(packed, LowBitLinear):

@@ -7,17 +7,17 @@ Legend: N = outputs, K = inputs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from octavo.distributed.shares import Share
-from octavo.kernels.quantization import Quantization, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import LowBitWeight, Quantization, WeightFormat
 from octavo.kernels.types import LinearRole
 
-Weight = torch.Tensor | QuantizedWeight  # [N, K], dense or low-bit
+Weight = torch.Tensor | LowBitWeight  # [N, K], dense or low-bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,19 @@ class WeightScheme(ABC):
     def name(self) -> str:
         """A readable name."""
 
+    @property
+    def family(self) -> object:
+        """What the linears of all experts of a layer must have in common."""
+        return self
+
+    def merged(self, parts: Sequence["WeightScheme"]) -> "WeightScheme | None":
+        """Return the scheme of a layer that merges parts with these schemes, this one among them; None: none can."""
+        return self if all(part == self for part in parts) else None
+
+    def part(self, index: int) -> "WeightScheme":
+        """Return the scheme of a part of a merged layer."""
+        return self
+
     @abstractmethod
     def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
         """Return the checkpoint tensors of a whole weight, by name suffix."""
@@ -56,6 +69,14 @@ class WeightScheme(ABC):
     def form_of(self, inputs: Share) -> WeightFormat | None:
         """Return the format of a shard of the inputs."""
         return self.form
+
+    def packed_form(self, outputs: Sequence[int], inputs: Share) -> WeightFormat | None:
+        """Return the format of a merged layer whose parts have so many outputs, of a shard of the inputs."""
+        return self.form_of(inputs)
+
+    def merged_bytes(self, outputs: Sequence[int], in_size: int, dtype: torch.dtype) -> int:
+        """Return the size in memory of a merged layer whose parts have so many outputs; `dtype` is the model's."""
+        return self.num_bytes(sum(outputs), in_size, dtype)
 
     def num_bytes(self, num_outputs: int, in_size: int, dtype: torch.dtype) -> int:
         """Return a weight's size in memory; `dtype` is the model's."""

@@ -15,6 +15,7 @@ from functools import cache
 import torch
 
 from octavo.errors import CheckpointError
+from octavo.kernels.blocks import BlockFormat, BlockWeight, stack_blocks
 from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole, PackedLinear
@@ -45,6 +46,7 @@ class CompressedLinear:
     @classmethod
     def adopt(cls, tensors: Mapping[str, torch.Tensor], in_size: int, form: WeightFormat) -> "CompressedLinear":
         """Restore from the `tensors` of the same weight."""
+        assert not isinstance(form, BlockFormat), "blocks are packed, never compressed"
         parts = {name: tensors[name] for name in _PARTS if name in tensors}
         return cls(weight=QuantizedWeight(format=form, **parts), bias=tensors.get("bias"), in_size=in_size)
 
@@ -68,6 +70,9 @@ def stack(weights: Sequence[Weight], dtype: torch.dtype, device: torch.device) -
     Raises:
         CheckpointError: parts whose inputs are grouped in different orders.
     """
+    blocks = [weight for weight in weights if isinstance(weight, BlockWeight)]
+    if blocks:
+        return stack_blocks(blocks)
     dense = [weight for weight in weights if isinstance(weight, torch.Tensor)]
     if not dense:
         return _stack_quantized([weight for weight in weights if isinstance(weight, QuantizedWeight)], device)
@@ -106,6 +111,8 @@ def pack(
     dtype: torch.dtype,
 ) -> PackedLinear | CompressedLinear:
     """Convert weight [N, K] and bias [N] to the layout of these kernels, or compress it; dense ones are in `dtype`."""
+    if isinstance(weight, BlockWeight):
+        return kernels.pack_quantized(weight, bias, weight.format, role)
     if not isinstance(weight, QuantizedWeight):
         return pack_dense(kernels, weight, bias, role, scheme.form)
     if weight.order is None and kernels.computes(weight.format):

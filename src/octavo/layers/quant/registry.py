@@ -1,14 +1,18 @@
 """Selects the schemes of a model's layers: those of its checkpoint, or of `quantization=` for dense weights."""
 
+import logging
+from collections.abc import Callable
 from importlib import import_module
 from types import MappingProxyType
 
 from octavo.config.model import CheckpointQuantization
 from octavo.errors import InvalidParameterError
-from octavo.kernels.quantization import Float8Format, get_quantization
+from octavo.kernels.quantization import Float8Format, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.layers.quant.base import MadeAtLoad, Schemes
 from octavo.layers.quant.requantized import Requantized
+
+logger = logging.getLogger(__name__)
 
 # quant_method -> module and class, imported on demand; `config/hf_quantization.py` lists the names.
 CHECKPOINT_SCHEMES = MappingProxyType(
@@ -21,6 +25,7 @@ CHECKPOINT_SCHEMES = MappingProxyType(
         "compressed-tensors": ("octavo.layers.quant.compressed_tensors", "CompressedTensorsSchemes"),
     }
 )
+_GGUF = ("octavo.layers.quant.gguf", "GgufSchemes")
 
 
 def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | None = None) -> Schemes:
@@ -32,9 +37,37 @@ def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | 
     """
     if checkpoint is None:
         return MadeAtLoad(get_quantization(quantization) if quantization else None)
-    module, class_name = CHECKPOINT_SCHEMES[checkpoint.method]
+    module, class_name = _GGUF if checkpoint.method == "gguf" else CHECKPOINT_SCHEMES[checkpoint.method]
     schemes: Schemes = getattr(import_module(module), class_name)(checkpoint.fields)
     return schemes if quantization is None else Requantized(get_quantization(quantization), schemes)
+
+
+def settle_schemes(
+    checkpoint: CheckpointQuantization | None,
+    quantization: str | None,
+    kernels_for: Callable[[frozenset[WeightFormat | None]], Kernels],
+    where: str,
+) -> tuple[Schemes, Kernels]:
+    """Return the schemes of a model and the kernels that compute them.
+
+    Blocks of a GGUF file that no kernels here compute are dequantized at load, which a line in the log says.
+
+    Raises:
+        UnsupportedModelError: a setting of the checkpoint that Octavo does not support.
+        InvalidParameterError: an unknown `quantization=`, or one that no kernels here compute.
+    """
+    schemes = make_schemes(checkpoint, quantization)
+    kernels = kernels_for(schemes.forms)
+    is_computed = all(kernels.computes(form) for form in schemes.forms if form is not None)
+    if checkpoint is not None and checkpoint.method == "gguf" and not is_computed:
+        limit = f"needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off; here it is {where}"
+        if quantization == "gguf":
+            raise InvalidParameterError("quantization", quantization, limit)
+        logger.info("GGUF: tensors are dequantized at load: computing with their blocks %s", limit)
+        schemes = MadeAtLoad()
+        kernels = kernels_for(schemes.forms)
+    check_made_at_load(schemes, kernels, where)
+    return schemes, kernels
 
 
 def check_made_at_load(schemes: Schemes, kernels: Kernels, where: str) -> None:

@@ -1,0 +1,139 @@
+// Products with weights in blocks, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL.
+//
+// A chunk of a panel is expanded into the first-level cache and meets all rows of a block. total += (weight's scale * row's
+// scale) * exact sum, group by group, then += offset * (row's scale * sum of its q): in one order for any number of rows.
+
+static inline f32x16 fused_multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
+#if defined(__AVX2__) && !defined(OCTAVO_HAS_AVX512)
+  typedef f32x16::Half Half;
+  return {(Half)_mm256_fmadd_ps((__m256)a.low, (__m256)b.low, (__m256)sum.low),
+          (Half)_mm256_fmadd_ps((__m256)a.high, (__m256)b.high, (__m256)sum.high)};
+#else
+  return multiply_add(a, b, sum);
+#endif
+}
+
+// An expanded chunk of a panel, and the rows that it meets.
+struct ChunkOfRows {
+  const IntegerProduct& product;
+  const ExpandedChunk& chunk;
+  std::int64_t index, num_groups;  // of the chunk; its groups
+  std::int64_t first;              // row tile
+  float* results;                  // [row tiles][2][16][16]
+
+  const std::int8_t* left(std::int64_t row) const {
+    return product.rows.left + (row / 16 * product.num_k() + index * (kChunkGroups / 2)) * kTileBytes + row % 16 * kTileK;
+  }
+  // Of which the row is the first lane.
+  const TileGroup* groups(std::int64_t row) const {
+    const std::int64_t num_sums = product.in_size / kUnitK * kTileGroupInts;
+    const SumsOfRow sums = sums_of_row(product.rows, product.form(), row, num_sums);
+    return reinterpret_cast<const TileGroup*>(sums.first) + index * kChunkGroups;
+  }
+  float* result(std::int64_t row, int strip) const {
+    return results + ((row / 16 - first) * 2 + strip) * kResultElements + row % 16 * 16;
+  }
+};
+
+// kRows rows times kBlockStrips strips from `strip` on.
+template <class Way, int kSubs, bool kHasOffsets, int kRows>
+[[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, std::int64_t row, int strip) {
+  const std::int8_t* left = of.left(row);
+  const TileGroup* groups = of.groups(row);
+  const std::uint8_t *right = of.chunk.values[strip], *other = of.chunk.values[1];
+  float* results = of.result(row, strip);
+  if (of.index == 0)
+    for (int i = 0; i < kRows; ++i)
+      for (int s = 0; s < kBlockStrips; ++s) store_f32(results + s * kResultElements + i * 16, splat(0.0f));
+  for (std::int64_t group = 0; group < of.num_groups; ++group, ++groups, right += kGroupBytes, other += kGroupBytes) {
+    const std::int8_t* q = left + group / 2 * kTileBytes + group % 2 * kUnitK;
+#pragma GCC unroll 2
+    for (int sub = 0; sub < kSubs; ++sub) {
+      BlockDots<Way, kRows> dots;
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) dots.begin(i, kSubs == 1 ? groups->begin[i] : groups->begin_half[sub][i]);
+      constexpr int kQuads = 8 / kSubs;
+#pragma GCC unroll 8
+      for (int quad = sub * kQuads; quad < (sub + 1) * kQuads; ++quad) dots.add(right + quad * 64, other + quad * 64, q + quad * 4);
+#pragma GCC unroll 2
+      for (int s = 0; s < kBlockStrips; ++s) {
+        const f32x16 scale = load_f32(&of.chunk.scales[group][sub][(strip + s) * 16]);
+        const f32x16 offset = kHasOffsets ? load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]) : splat(0.0f);
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows; ++i) {
+          float* total = results + s * kResultElements + i * 16;
+          const f32x16 scale_of_both = scale * splat(groups->scale[i]);
+          f32x16 sum = fused_multiply_add(dots.sum(s, i), scale_of_both, load_f32(total));
+          if constexpr (kHasOffsets) {
+            const float of_row = kSubs == 1 ? groups->scaled_sum[i] : groups->scaled_half[sub][i];
+            sum = fused_multiply_add(offset, splat(of_row), sum);
+          }
+          store_f32(total, sum);
+        }
+      }
+    }
+  }
+}
+
+template <class Way, int kSubs, bool kHasOffsets, int kRows = kMaxBlockRows>
+static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64_t row, std::int64_t count, int strip) {
+  if constexpr (kRows > 1) {
+    if (count < kRows) return multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets, kRows - 1>(of, row, count, strip);
+  }
+  multiply_chunk_by_rows<Way, kSubs, kHasOffsets, kRows>(of, row, strip);
+}
+
+// All rows up to `end`, a few at a time, as equal in number as may be.
+template <class Way, int kSubs, bool kHasOffsets>
+static inline void multiply_chunk_by_all_rows(const ChunkOfRows& of, std::int64_t end) {
+  for (std::int64_t row = of.first * 16; row < end;) {
+    const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row;
+    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMaxBlockRows));
+    for (int strip = 0; strip < 2; strip += kBlockStrips) multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
+    row += count;
+  }
+}
+
+template <class Way>
+static inline void multiply_panel_of_blocks_by(const IntegerProduct& product, std::int64_t number, std::int64_t first,
+                                               std::int64_t end_row, float* results) {
+  const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
+  ExpandedChunk chunk;
+  for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
+    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, chunk);
+    const ChunkOfRows of = {product, chunk, index, panel.groups_of(index), first, results};
+    if (panel.num_subs() == 1) {
+      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 1, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 1, false>(of, end_row);
+    } else {
+      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 2, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 2, false>(of, end_row);
+    }
+  }
+}
+
+static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::int64_t number, std::int64_t first,
+                                            std::int64_t end_row, float* results) {
+#if defined(OCTAVO_HAS_VNNI)
+  has_avx_vnni() ? multiply_panel_of_blocks_by<VexDots>(product, number, first, end_row, results)
+                 : multiply_panel_of_blocks_by<EvexDots>(product, number, first, end_row, results);
+#else
+  multiply_panel_of_blocks_by<AnyWay>(product, number, first, end_row, results);
+#endif
+}
+
+static IntegerCut cut_product_of_blocks(const IntegerProduct& product, std::int64_t num_wanted) {
+  return cut_in_blocks(product, kIntegerRowsOfBlock, 1, num_wanted);
+}
+
+static void multiply_chunk_of_blocks(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk) {
+  with_block(product, cut, chunk, [](const IntegerProduct& part, std::int64_t row, std::int64_t end_row, std::int64_t pair,
+                                     std::int64_t end_pair, bool streams) {
+    const std::int64_t first = row / 16, panel_results = (ceil_div(end_row, 16) - first) * 2 * kResultElements;
+    float* results = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(kPair * panel_results * 4)));
+    for (; pair < end_pair; ++pair) {
+      const std::int64_t num_panels = smaller(kPair, part.to.num_panels() - pair * kPair);
+      for (std::int64_t i = 0; i < num_panels; ++i)
+        multiply_panel_of_blocks(part, pair * kPair + i, first, end_row, results + i * panel_results);
+      FinishedIntegers{&part, results, panel_results, first, pair, num_panels, streams}.put_rows(row, end_row);
+    }
+  });
+}

@@ -1,0 +1,72 @@
+// Activations as integers in groups of 32, each with a scale of its own, for weights in blocks. Included inside namespace
+// octavo::OCTAVO_LEVEL.
+//
+// x is about scale * q, scale = max|x| of the group / 127, q rounded to the nearest integer, ties to even.
+
+#if defined(OCTAVO_HAS_AVX512) || defined(OCTAVO_HAS_VNNI)
+constexpr std::int32_t kBlockBias = 128;  // vpdpbusd wants weights unsigned: they are taken so much too large
+#else
+constexpr std::int32_t kBlockBias = 0;
+#endif
+
+// What products need of 32 q of the 16 rows of a row tile, ready to be broadcast. These lie together, as [row tiles][groups]:
+// by row, rows of a power of two would evict one another from the first-level cache.
+struct TileGroup {
+  float scale[16];
+  std::int32_t begin[16];          // what sums of products begin with: -kBlockBias * sum of q
+  float scaled_sum[16];            // scale * sum of q
+  std::int32_t begin_half[2][16];  // the same of 16 q each
+  float scaled_half[2][16];
+};
+constexpr std::int64_t kTileGroupInts = sizeof(TileGroup) / 4 / 16;  // of a row
+
+static inline float largest_magnitude(const bf16* x, std::int64_t size);  // integer_rows.inc.h
+
+static inline float largest_of_group(f32x16 a, f32x16 b) {
+#if defined(OCTAVO_HAS_AVX512)
+  return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps((__m512)a), _mm512_abs_ps((__m512)b)));
+#else
+  const f32x16 first = select(a < -a, -a, a), second = select(b < -b, -b, b);
+  return max_of_lanes(select(first > second, first, second));
+#endif
+}
+
+// Puts 16 integers to `to` and returns their sum.
+static inline std::int32_t put_integers_of_group(f32x16 values, std::int8_t* to) {
+#if defined(OCTAVO_HAS_AVX512)
+  const __m512i integers = _mm512_cvt_roundps_epi32((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(integers));
+  return _mm512_reduce_add_epi32(integers);
+#else
+  const i32x16 integers = convert<i32x16>(round_to_integers(values));
+  std::int32_t sum = 0;
+  for (int lane = 0; lane < 16; ++lane) {
+    to[lane] = static_cast<std::int8_t>(integers[lane]);
+    sum += integers[lane];
+  }
+  return sum;
+#endif
+}
+
+// One row [K]: its line in each left tile; its scale, 1, or NaN where the row is not finite; its lane of each group, which
+// is the first of `groups`.
+static inline void quantize_row_by_groups(const bf16* x, std::int64_t size, std::int8_t* line, float* scale, TileGroup* groups) {
+  const bool is_finite = largest_magnitude(x, size) < __builtin_inff();
+  *scale = is_finite ? 1.0f : __builtin_nanf("");
+  for (std::int64_t group = 0; group < size / kUnitK; ++group) {
+    const f32x16 first = is_finite ? load_bf16(x + group * kUnitK) : splat(0.0f);
+    const f32x16 second = is_finite ? load_bf16(x + group * kUnitK + 16) : splat(0.0f);
+    const float largest = largest_of_group(first, second);
+    const bool is_zero = largest < 0x1p-120f;
+    const float of_group = is_zero ? 0.0f : largest / 127.0f, inverse = is_zero ? 0.0f : 127.0f / largest;
+    std::int8_t* to = line + group / 2 * kTileBytes + group % 2 * kUnitK;
+    const std::int32_t sums[2] = {put_integers_of_group(first * inverse, to), put_integers_of_group(second * inverse, to + 16)};
+    const std::int32_t sum = sums[0] + sums[1];
+    TileGroup& of = groups[group];
+    of.scale[0] = of_group, of.begin[0] = -kBlockBias * sum, of.scaled_sum[0] = of_group * static_cast<float>(sum);
+    for (int half = 0; half < 2; ++half) {
+      of.begin_half[half][0] = -kBlockBias * sums[half];
+      of.scaled_half[half][0] = of_group * static_cast<float>(sums[half]);
+    }
+  }
+}

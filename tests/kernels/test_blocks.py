@@ -1,0 +1,160 @@
+"""Weights in the blocks of GGUF files: every type, at every level, beside its definition in torch.
+
+Legend: T = tokens, N = outputs, K = inputs.
+"""
+
+import numpy as np
+import pytest
+import torch
+from tests.breadth import pick
+from tests.kernels.levels import LEVELS
+
+from octavo.gguf.types import GGML_NUMBERS, GGML_TYPES
+from octavo.kernels.blocks import BlockFormat, BlockWeight, block_linear, integer_groups
+from octavo.kernels.native_blocks import BlockNativeKernels
+from octavo.kernels.types import SILU, Fused, LinearRole
+
+QUANTIZED = [kind.name for kind in GGML_TYPES.values() if kind.is_quantized]
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
+ROWS = pick((1, 5, 37), (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 131))
+
+
+def rows_of(name: str, num_rows: int, in_size: int, seed: int = 0) -> torch.Tensor:
+    """Return random blocks whose values are about as large as weights are."""
+    kind = GGML_TYPES[GGML_NUMBERS[name]]
+    source = np.random.default_rng(seed)
+    blocks = source.integers(0, 256, (num_rows, in_size // kind.block_size, kind.block_bytes), dtype=np.uint8)
+    for begin in {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,),
+                  "Q4_K": (0, 2), "Q5_K": (0, 2)}.get(name, (0,)):  # fmt: skip
+        halves = source.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
+        blocks[..., begin : begin + 2] = halves[..., None].view(np.uint8)
+    return torch.from_numpy(blocks.reshape(num_rows, -1))
+
+
+def weight_of(*parts: tuple[str, int], in_size: int, row_inputs: int | None = None, first: int = 0) -> BlockWeight:
+    row_inputs = row_inputs or in_size
+    names, sizes = zip(*parts, strict=True)
+    form = BlockFormat(types=names, sizes=sizes, row_inputs=row_inputs, first_input=first)
+    rows = (rows_of(name, size, row_inputs, seed) for seed, (name, size) in enumerate(parts))
+    return BlockWeight(format=form, parts=tuple(rows), in_size=in_size)
+
+
+def inputs(num_rows: int, size: int) -> torch.Tensor:
+    x = torch.randn(num_rows, size, generator=torch.Generator().manual_seed(3))
+    x[:, ::37] *= 30.0  # outliers
+    return x.to(torch.bfloat16)
+
+
+def kernels_of(level: str) -> BlockNativeKernels:
+    return BlockNativeKernels(level, 2)
+
+
+def check(level: str, weight: BlockWeight, role: LinearRole = "plain") -> None:
+    kernels, bias = kernels_of(level), torch.randn(sum(weight.format.sizes))
+    packed = kernels.pack_quantized(weight, bias, weight.format, role)
+    x = inputs(max(ROWS), weight.in_size)
+    expected = block_linear(x, weight, bias)
+    whole = kernels.logits_linear(x, packed)
+    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=2e-4)
+    for count in ROWS:
+        assert torch.equal(kernels.logits_linear(x[:count], packed), whole[:count]), count
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_every_type(name: str, level: str) -> None:
+    check(level, weight_of((name, 72), in_size=768))
+
+
+def test_definition_rounds_activations_only() -> None:
+    weight = weight_of(("Q6_K", 8), in_size=256)
+    values, scales = integer_groups(inputs(3, 256))
+    rounded = (values * scales).view(3, -1).double()
+    torch.testing.assert_close(
+        block_linear(inputs(3, 256), weight, None).double(),
+        rounded @ weight.dequantized().double().T,
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_parts_of_several_types(level: str) -> None:
+    """Queries and keys of one type, values of another: panels of 32 outputs hold strips of both."""
+    check(level, weight_of(("Q4_K", 48), ("Q4_K", 32), ("Q6_K", 21), in_size=512))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("types", [("Q4_0", "Q4_0"), ("Q5_0", "Q2_K")])
+def test_gated(types: tuple[str, str], level: str) -> None:
+    kernels, weight = kernels_of(level), weight_of((types[0], 40), (types[1], 40), in_size=512)
+    packed = kernels.pack_quantized(weight, None, weight.format, "gated")
+    x = inputs(9, 512)
+    gate, up = block_linear(x, weight, None).to(torch.bfloat16).float().chunk(2, dim=-1)
+    found = kernels.activated_linear(x, packed, SILU).float()
+    torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["Q4_1", "Q4_K", "Q6_K"])
+def test_shares_of_inputs(name: str, level: str) -> None:
+    """Ranks hold groups, which may begin inside a block of 256: their sums are those of the whole."""
+    for first, size in ((0, 288), (288, 480)):
+        check(level, weight_of((name, 20), in_size=size, row_inputs=768, first=first))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_that_are_not_finite_spoil_themselves_only(level: str) -> None:
+    kernels, weight = kernels_of(level), weight_of(("Q4_K", 32), in_size=256)
+    packed = kernels.pack_quantized(weight, None, weight.format, "plain")
+    x = inputs(4, 256)
+    alone = kernels.logits_linear(x[2:3], packed)
+    x[1, 7], x[3, 9] = torch.inf, torch.nan
+    found = kernels.logits_linear(x, packed)
+    assert found[1].isnan().all()
+    assert found[3].isnan().all()
+    assert torch.equal(found[2:3], alone)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_mlp_and_norm(level: str) -> None:
+    """One call for all of an MLP gives the bits of its parts."""
+    kernels = kernels_of(level)
+    up, down = weight_of(("Q4_K", 256), ("Q4_K", 256), in_size=512), weight_of(("Q6_K", 512), in_size=256)
+    packed_up = kernels.pack_quantized(up, None, up.format, "gated")
+    packed_down = kernels.pack_quantized(down, None, down.format, "plain")
+    x = inputs(7, 512)
+    fused = Fused(residual=inputs(7, 512), norm_weight=torch.rand(512).to(torch.bfloat16), eps=1e-6)
+    out, total = kernels.mlp(x, fused, packed_up, packed_down)
+    normed, expected_total = kernels.add_rms_norm(x, fused)
+    expected = kernels.linear(kernels.activated_linear(normed, packed_up, SILU), packed_down)
+    assert torch.equal(total, expected_total)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_argmax(level: str) -> None:
+    kernels, weight = kernels_of(level), weight_of(("Q6_K", 200), in_size=256)
+    packed = kernels.pack_quantized(weight, None, weight.format, "logits")
+    values, ids = kernels.logits_linear(inputs(9, 256), packed).max(-1)
+    largest, found = kernels.logits_argmax(inputs(9, 256), packed)
+    assert torch.equal(largest, values)
+    assert torch.equal(found, ids)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_experts(level: str) -> None:
+    """All experts in one call give the bits of each one's linears."""
+    kernels = kernels_of(level)
+    ups = [weight_of(("Q4_K", 256), ("Q4_K", 256), in_size=512)] * 3
+    downs = [weight_of((name, 512), in_size=256) for name in ("Q6_K", "Q4_0", "Q6_K")]
+    packed_ups = [kernels.pack_quantized(weight, None, weight.format, "gated") for weight in ups]
+    packed_downs = [kernels.pack_quantized(weight, None, weight.format, "plain") for weight in downs]
+    experts = kernels.pack_experts(packed_ups, packed_downs)
+    x, token_ids = inputs(20, 512), torch.arange(40) % 20
+    expert_ids = torch.arange(40) * 7 % 3
+    found = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
+    for expert in range(3):
+        rows = x[token_ids[expert_ids == expert]]
+        expected = kernels.linear(kernels.activated_linear(rows, packed_ups[expert], SILU), packed_downs[expert])
+        assert torch.equal(found[expert_ids == expert], expected)
