@@ -63,7 +63,9 @@ class Checkpoint:
     @property
     def written_model(self) -> ModelConfig:
         """The model that is written: its weights may be quantized, although those of the source are not."""
-        return replace(self.model, quantization=read_quantization(JsonFields(str(self.path), self.settings)))
+        return replace(
+            self.model, quantization=read_quantization(JsonFields(str(self.path), self.settings), self.model.dtype)
+        )
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) of every tensor, under the names of Hugging Face checkpoints, one at a time.
