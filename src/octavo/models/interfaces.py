@@ -43,6 +43,7 @@ class CausalLM(nn.Module, ABC):
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     ignored_weights: ClassVar[tuple[str, ...]] = ()
+    renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of checkpoint names: to those of the table
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
@@ -65,6 +66,16 @@ class CausalLM(nn.Module, ABC):
     def weight_targets(self) -> Mapping[str, str]:
         """The table as it applies to this stage; it may include entries of other stages."""
         return self.weight_names
+
+    @property
+    def split_tensors(self) -> Mapping[str, tuple[str, ...]]:
+        """Like `other_spellings`, but full names without placeholders, in addition to them."""
+        return {}
+
+    @property
+    def encoder(self) -> nn.Module | None:
+        """Maps (patches, grids) of images to a list of embeddings, as `VisionTower`; None: not on this stage."""
+        return None
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:

@@ -1,0 +1,59 @@
+"""What a request with images may not be."""
+
+from typing import Any
+
+import pytest
+from tests.multimodal.conftest import OpenLLM
+from tests.multimodal.tiny import PLACE, picture
+
+from octavo import LLM, SamplingParams
+from octavo.errors import InvalidParameterError, PromptTooLongError
+
+IMAGE = {"type": "image", "image": picture(8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        ("text", "requests"),
+        ({"messages": [], "prompt": ""}, "requests"),
+        ({"prompt": 3}, "prompt=3"),
+        ({"prompt": "a", "images": "file.png"}, "images='str'"),
+        ({"prompt": "a", "images": [picture(8, 8)]}, "images='1 images'.*placeholders for 0"),
+        ({"prompt": PLACE}, "another image"),
+        ({"prompt": PLACE, "images": [picture(1, 300)]}, r"images\[0\].*200 times"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\].content\[0\]"),
+        ({"messages": [{"role": "user", "content": [IMAGE, {"type": "audio"}]}]}, "audio"),
+    ],
+)
+def test_a_malformed_request_is_refused_by_name(request_: Any, names: str, open_llm: OpenLLM) -> None:
+    llm = open_llm("qwen2-vl")
+    fine = {"prompt": PLACE, "images": [picture(8, 8)]}
+    with pytest.raises(InvalidParameterError, match=names):
+        llm.generate_multimodal([fine, request_], use_tqdm=False)
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_limits_on_tokens(open_llm: OpenLLM) -> None:
+    llm = open_llm("qwen2-vl", max_model_len=64, encoder_cache_tokens=20)
+    with pytest.raises(InvalidParameterError, match=r"images\[0\]='40 tokens': at most 20 .encoder_cache_tokens"):
+        llm.generate_multimodal([{"prompt": PLACE, "images": [picture(64, 40)]}], use_tqdm=False)
+    with pytest.raises(PromptTooLongError, match="maximum context length is 64"):
+        llm.generate_multimodal([{"prompt": PLACE * 4, "images": [picture(32, 40)] * 4}], use_tqdm=False)
+
+
+def test_a_model_of_text_takes_no_images() -> None:
+    llm = LLM("demo")
+    message = {"role": "user", "content": [IMAGE]}
+    for attempt in (lambda: llm.chat([message]), lambda: llm.generate_multimodal([{"messages": [message]}])):
+        with pytest.raises(InvalidParameterError, match="takes text only"):
+            attempt()
+    llm.exit()
+
+
+def test_samples_of_one_prompt_share_its_image(open_llm: OpenLLM) -> None:
+    for engine_process in (False, True):
+        llm = open_llm("qwen2-vl", engine_process=engine_process)
+        params = SamplingParams(n=3, seed=2, max_tokens=5, ignore_eos=True)
+        [output] = llm.generate_multimodal([{"prompt": PLACE, "images": [picture(30, 30)]}], params, use_tqdm=False)
+        assert len({tuple(sample.token_ids) for sample in output.outputs}) == 3
