@@ -1,5 +1,6 @@
 """Reads the vision tower from `config.json`, with the defaults of each family."""
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -118,7 +119,7 @@ def _layers(vision: JsonFields, key: str, default: tuple[int, ...]) -> tuple[int
 
 def _position_grid(vision: JsonFields) -> int:
     num_positions = vision.integer("num_position_embeddings", 2304)
-    side = round(num_positions**0.5)
+    side = math.isqrt(num_positions)
     if side**2 != num_positions:
         raise vision.fail("num_position_embeddings", "a square is expected")
     return side

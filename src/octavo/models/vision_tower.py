@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -74,7 +74,8 @@ class VisionAttention(nn.Module):
         query, key = _rotated(query, step), _rotated(key, step)
         segments = step.windows if self._in_windows else step.frames
         attended = torch.cat([*_attend(query, key, value, segments)])
-        return self.out(attended.reshape(len(x), -1))
+        out: torch.Tensor = self.out(attended.reshape(len(x), -1))
+        return out
 
 
 class PlainMLP(nn.Module):
@@ -91,7 +92,8 @@ class PlainMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply to x [P, V]."""
-        return self.down(_activated(self.up(x), self._activation))
+        down: torch.Tensor = self.down(_activated(self.up(x), self._activation))
+        return down
 
 
 class VisionBlock(nn.Module):
@@ -126,7 +128,9 @@ class PatchMerger(nn.Module):
         merged = self.norm(x.view(-1, self._size)) if self._norms_merged else self.norm(x).view(-1, self._size)
         inner = self.up(merged)
         # torch's erf computes the tail of a range with other instructions: each image is a range of its own.
-        return self.down(torch.cat([gelu(of_image) for of_image in inner.split(list(num_tokens))]))
+        parts = [gelu(of_image) for of_image in torch.split(inner, list(num_tokens))]
+        down: torch.Tensor = self.down(torch.cat(parts))
+        return down
 
 
 class VisionTower(nn.Module):
@@ -200,11 +204,12 @@ class VisionTower(nn.Module):
         num_tokens = [len(layout.rows) // self.config.merge_unit for layout in layouts]
         x = self.embed(patches, layouts, grids)
         outputs = [self.in_order(output, layouts) for output in self.run_blocks(x, self.step_of(layouts), num_tokens)]
-        return list(torch.cat(outputs, dim=-1).split(num_tokens))
+        return list(torch.split(torch.cat(outputs, dim=-1), num_tokens))
 
     def embed(self, patches: torch.Tensor, layouts: Sequence[PatchLayout], grids: Sequence[Grid]) -> torch.Tensor:
         """Return x [P, V], the patches in the order of the layouts."""
-        return self.patch_embedding(_reordered(patches, layouts, self.config.merge_unit))
+        x: torch.Tensor = self.patch_embedding(_reordered(patches, layouts, self.config.merge_unit))
+        return x
 
     def step_of(self, layouts: Sequence[PatchLayout]) -> VisionStep:
         """Derive what all layers share. Half of the frequencies turn by the row, the others by the column."""
@@ -229,7 +234,7 @@ class VisionTower(nn.Module):
         """Return rows [P / U, D], computed in the order of the layouts, in that of the input."""
         if self.config.window_size is None:
             return merged
-        parts = merged.split([len(layout.rows) // self.config.merge_unit for layout in layouts])
+        parts = torch.split(merged, [len(layout.rows) // self.config.merge_unit for layout in layouts])
         inverse = (torch.argsort(_order(layout)).to(merged.device) for layout in layouts)
         return torch.cat([part[back] for part, back in zip(parts, inverse, strict=True)])
 
@@ -247,7 +252,7 @@ def _reordered(patches: torch.Tensor, layouts: Sequence[PatchLayout], unit: int)
     """Return `patches` [P, C] in the order of the layouts."""
     if all(layout.order is None for layout in layouts):
         return patches
-    parts = patches.split([len(layout.rows) for layout in layouts])
+    parts = torch.split(patches, [len(layout.rows) for layout in layouts])
     return torch.cat(
         [
             part.view(-1, unit, part.shape[-1])[_order(layout).to(part.device)].flatten(0, 1)
@@ -269,15 +274,19 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths
     for length, run in groupby(lengths):
         count = sum(1 for _ in run)
         end = start + count * length
-        parts = (heads[start:end].unflatten(0, (count, length)).transpose(1, 2) for heads in (query, key, value))
+        parts = (
+            heads[start:end].view(count, length, *heads.shape[1:]).transpose(1, 2) for heads in (query, key, value)
+        )
         yield scaled_dot_product_attention(*parts).transpose(1, 2).flatten(0, 1)
         start = end
 
 
 def _activated(x: torch.Tensor, activation: VisionActivation) -> torch.Tensor:
     """Apply to x. With exp alone, whose bits do not depend on an element's place: see `kernels/activation.py`."""
-    wide: Any = x.float()
+    wide = x.float()
     if activation == "quick_gelu":
-        return (wide / (1.0 + torch.exp(-_QUICK * wide))).to(x.dtype)
-    inner = (2.0 / torch.pi) ** 0.5 * (wide + 0.044715 * wide * wide * wide)
-    return (wide / (1.0 + torch.exp(-2.0 * inner))).to(x.dtype)
+        logits = _QUICK * wide
+    else:
+        logits = 2.0 * (2.0 / torch.pi) ** 0.5 * (wide + 0.044715 * wide * wide * wide)
+    activated: torch.Tensor = wide / (1.0 + torch.exp(-logits))
+    return activated.to(x.dtype)

@@ -79,7 +79,7 @@ def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
     Raises:
         InvalidParameterError: not a picture, of a format that is not read, damaged, animated, or too large.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if len(data) > limits.max_bytes:
         raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
@@ -97,7 +97,7 @@ def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidParameterError(name, what, f"too many pixels, at most {limits.max_pixels}: {error}") from error
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         known = ", ".join(_FORMATS)
         raise InvalidParameterError(name, what, f"not a picture in one of the formats {known}") from error
     except Exception as error:  # decoders raise anything on damaged files: OSError, SyntaxError, struct.error, ...

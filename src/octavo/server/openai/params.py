@@ -3,14 +3,14 @@
 OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` are three ways to give a constraint.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError
 from octavo.inputs import Prompt, TokensPrompt
+from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
@@ -179,20 +179,34 @@ def split_prompts(given: str | list[str | int | list[int]], limit: int) -> list[
     return prompts
 
 
-def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt:
+@overload
+def truncated(prompt: TokensPrompt, max_tokens: int | None) -> TokensPrompt: ...
+@overload
+def truncated(prompt: TokensPrompt | MultiModalPrompt, max_tokens: int | None) -> TokensPrompt | MultiModalPrompt: ...
+def truncated(prompt: TokensPrompt | MultiModalPrompt, max_tokens: int | None) -> TokensPrompt | MultiModalPrompt:
     """Return the last `max_tokens` tokens of a prompt; all if there is no limit.
 
     Raises:
-        ApiError: 400; a limit below 1.
+        ApiError: 400; a limit below 1, or one on a prompt with images.
     """
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"truncate_prompt_tokens={max_tokens}: at least 1", "truncate_prompt_tokens")
-    token_ids: list[int] = prompt["prompt_token_ids"]
+    if isinstance(prompt, MultiModalPrompt):
+        if max_tokens is not None:
+            text = "Prompts with images cannot be truncated."
+            raise bad_request(text, "truncate_prompt_tokens", "unsupported_parameter")
+        return prompt
+    token_ids = prompt["prompt_token_ids"]
     return {"prompt_token_ids": token_ids if max_tokens is None else token_ids[-max_tokens:]}
 
 
+def token_ids_of(prompt: TokensPrompt | MultiModalPrompt) -> list[int]:
+    """Return a prompt's tokens, those of images included."""
+    return prompt.token_ids if isinstance(prompt, MultiModalPrompt) else prompt["prompt_token_ids"]
+
+
 def process_prompt(
-    front: EngineFront, request: GenerationRequest, prompt: Prompt, params: SamplingParams
+    front: EngineFront, request: GenerationRequest, prompt: Prompt | MultiModalPrompt, params: SamplingParams
 ) -> ProcessedRequest:
     """Validate one prompt of a request. Raises UserError."""
     priority = RequestPriority.NORMAL if request.priority is None else request.priority
