@@ -50,7 +50,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, seeing: GetCheckpoin
 def test_images_in_the_middle_of_a_conversation(seeing: GetCheckpoint, open_llm: OpenLLM) -> None:
     checkpoint, llm = seeing("qwen2-vl"), open_llm("qwen2-vl")
     images = [picture(20, 30, 1), picture(12, 9, 2)]
-    messages = [
+    messages: list[dict[str, object]] = [
         {"role": "user", "content": [{"type": "image", "image": images[0]}, {"type": "text", "text": "What?"}]},
         {"role": "assistant", "content": "A cat."},
         {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "image", "image": images[1]}]},

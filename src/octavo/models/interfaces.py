@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.shares import HeadShare
 from octavo.layers.context import BuildContext
+
+if TYPE_CHECKING:
+    from octavo.models.vision_tower import VisionTower
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ class CausalLM(nn.Module, ABC):
         return {}
 
     @property
-    def encoder(self) -> nn.Module | None:
-        """Maps (patches, grids) of images to a list of embeddings, as `VisionTower`; None: not on this stage."""
+    def encoder(self) -> "VisionTower | None":
+        """The vision tower; None: the model has none, or not on this stage."""
         return None
 
     @property

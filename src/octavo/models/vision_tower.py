@@ -274,10 +274,8 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths
     for length, run in groupby(lengths):
         count = sum(1 for _ in run)
         end = start + count * length
-        parts = (
-            heads[start:end].view(count, length, *heads.shape[1:]).transpose(1, 2) for heads in (query, key, value)
-        )
-        yield scaled_dot_product_attention(*parts).transpose(1, 2).flatten(0, 1)
+        q, k, v = (of[start:end].view(count, length, *of.shape[1:]).transpose(1, 2) for of in (query, key, value))
+        yield scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
         start = end
 
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 
 from octavo.contracts.schedule import SchedulerOutput
+from octavo.models.vision_tower import VisionTower
 from octavo.worker.request_rows import RequestRows
 
 
 class EncoderRunner:
     """Keeps embeddings by content hash until the scheduler drops them. Does nothing on stages without a tower."""
 
-    def __init__(self, encoder: nn.Module | None, rows: RequestRows) -> None:
+    def __init__(self, encoder: VisionTower | None, rows: RequestRows) -> None:
         self._encoder, self._rows = encoder, rows
         self._encoded: dict[str, torch.Tensor] = {}  # [tokens, outputs * D] each
         self._num_threads = torch.get_num_threads()

@@ -12,10 +12,10 @@ from octavo.engine.front import EngineFront
 from octavo.engine.request_state import CompletionDelta
 from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
-from octavo.server.openai.content_parts import ImageReader
+from octavo.server.openai.content_parts import ImageReader, token_ids_of, truncated_chat
 from octavo.server.openai.logprobs import ChatRows, TokenNames
 from octavo.server.openai.messages import prompt_end, template_messages
-from octavo.server.openai.params import ResponseOptions, chat_params, process_prompt, token_ids_of, truncated
+from octavo.server.openai.params import ResponseOptions, chat_params, process_prompt
 from octavo.server.openai.parsers.base import (
     Content,
     Delta,
@@ -63,7 +63,7 @@ def plan_chat(
     if request.documents is not None:
         template_options["documents"] = request.documents
     messages = template_messages(request.messages, front.tokenizer, images)
-    prompt = truncated(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
+    prompt = truncated_chat(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
     answers = answers.after(token_ids_of(prompt))
     return ChatPlan(
         head=head,

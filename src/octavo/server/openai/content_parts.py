@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from octavo.errors import InvalidParameterError
+from octavo.inputs import TokensPrompt
 from octavo.multimodal.pictures import PictureLimits, decode_picture, read_data_url
+from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.server.args import ServerArgs
 from octavo.server.errors import bad_request
+from octavo.server.openai.params import truncated
 from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl
 from octavo.server.remote_media import RemoteMedia
 
@@ -72,6 +75,25 @@ class ImageReader:
             limit = "this server reads no images from elsewhere (--allow-remote-media); send a data: URL"
             raise InvalidParameterError(path, url[:60], limit)
         return self.remote.fetch(url, path)
+
+
+def token_ids_of(prompt: TokensPrompt | MultiModalPrompt) -> list[int]:
+    """Return a prompt's tokens, those of images included."""
+    return prompt.token_ids if isinstance(prompt, MultiModalPrompt) else prompt["prompt_token_ids"]
+
+
+def truncated_chat(prompt: TokensPrompt | MultiModalPrompt, max_tokens: int | None) -> TokensPrompt | MultiModalPrompt:
+    """Return the last `max_tokens` tokens of a conversation; all if there is no limit.
+
+    Raises:
+        ApiError: 400; a limit below 1, or one on a prompt with images.
+    """
+    if not isinstance(prompt, MultiModalPrompt):
+        return truncated(prompt, max_tokens)
+    if max_tokens is not None:
+        text = "Prompts with images cannot be truncated."
+        raise bad_request(text, "truncate_prompt_tokens", "unsupported_parameter")
+    return prompt
 
 
 def has_images(messages: Sequence[ChatMessage] | None) -> bool:

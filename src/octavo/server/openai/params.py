@@ -3,8 +3,9 @@
 OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` are three ways to give a constraint.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, overload
+from typing import Any, Self
 
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
@@ -179,30 +180,16 @@ def split_prompts(given: str | list[str | int | list[int]], limit: int) -> list[
     return prompts
 
 
-@overload
-def truncated(prompt: TokensPrompt, max_tokens: int | None) -> TokensPrompt: ...
-@overload
-def truncated(prompt: TokensPrompt | MultiModalPrompt, max_tokens: int | None) -> TokensPrompt | MultiModalPrompt: ...
-def truncated(prompt: TokensPrompt | MultiModalPrompt, max_tokens: int | None) -> TokensPrompt | MultiModalPrompt:
+def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt:
     """Return the last `max_tokens` tokens of a prompt; all if there is no limit.
 
     Raises:
-        ApiError: 400; a limit below 1, or one on a prompt with images.
+        ApiError: 400; a limit below 1.
     """
     if max_tokens is not None and max_tokens < 1:
         raise bad_request(f"truncate_prompt_tokens={max_tokens}: at least 1", "truncate_prompt_tokens")
-    if isinstance(prompt, MultiModalPrompt):
-        if max_tokens is not None:
-            text = "Prompts with images cannot be truncated."
-            raise bad_request(text, "truncate_prompt_tokens", "unsupported_parameter")
-        return prompt
-    token_ids = prompt["prompt_token_ids"]
+    token_ids: list[int] = prompt["prompt_token_ids"]
     return {"prompt_token_ids": token_ids if max_tokens is None else token_ids[-max_tokens:]}
-
-
-def token_ids_of(prompt: TokensPrompt | MultiModalPrompt) -> list[int]:
-    """Return a prompt's tokens, those of images included."""
-    return prompt.token_ids if isinstance(prompt, MultiModalPrompt) else prompt["prompt_token_ids"]
 
 
 def process_prompt(

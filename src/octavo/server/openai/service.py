@@ -16,10 +16,10 @@ from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.chat import ChatStream, plan_chat
 from octavo.server.openai.completion import CompletionStream, plan_completion
-from octavo.server.openai.content_parts import ImageReader, has_images
+from octavo.server.openai.content_parts import ImageReader, has_images, token_ids_of
 from octavo.server.openai.messages import prompt_end, template_messages
 from octavo.server.openai.models import ModelNames
-from octavo.server.openai.params import needs_grammar, token_ids_of, wire_names
+from octavo.server.openai.params import needs_grammar, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
