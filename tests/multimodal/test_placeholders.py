@@ -20,6 +20,16 @@ def test_each_placeholder_grows_to_the_merged_patches_of_its_image() -> None:
     assert again == made
 
 
+def test_images_and_videos_have_placeholders_of_their_own() -> None:
+    V = TOWER.video_token_id  # noqa: N806
+    made = expand_vision_placeholders([S, V, E, S, P, E, S, V, E], [[1, 2, 2]], TOWER, [[2, 2, 2], [1, 2, 4]])
+    assert made.token_ids == [S, V, V, E, S, P, E, S, V, V, E]
+    expected = [PlaceholderRange(1, 2, is_video=True), PlaceholderRange(5, 1), PlaceholderRange(8, 2, is_video=True)]
+    assert made.ranges == expected
+    with pytest.raises(InvalidParameterError, match=r"1 videos.*placeholders for 0"):
+        expand_vision_placeholders([S, P, E], [[1, 2, 2]], TOWER, [[1, 2, 2]])
+
+
 def test_without_images_nothing_changes() -> None:
     assert expand_vision_placeholders([9, S, 8], None, TOWER).token_ids == [9, S, 8]
 
@@ -28,7 +38,7 @@ def test_without_images_nothing_changes() -> None:
     ("input_ids", "grids", "names"),
     [
         ([S, P, E], [[1, 2, 2]] * 2, "2 images.*placeholders for 1"),
-        ([S, P, E, S, P, E], [[1, 2, 2]], "1 images.*placeholder for another image .token 3"),
+        ([S, P, E, S, P, E], [[1, 2, 2]], "1 images.*placeholder for another one .token 3"),
         ([S, P], [[1, 2, 2]], "end of the prompt.*vision end token"),
         ([S, P, 9, E], [[1, 2, 2]], "token 9.*vision end token"),
         ([S, P, E, P], [[1, 2, 2]], "1 placeholders are not between"),

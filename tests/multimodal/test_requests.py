@@ -20,7 +20,7 @@ IMAGE = {"type": "image", "image": picture(8, 8)}
         ({"prompt": 3}, "prompt=3"),
         ({"prompt": "a", "images": "file.png"}, "images='str'"),
         ({"prompt": "a", "images": [picture(8, 8)]}, "images='1 images'.*placeholders for 0"),
-        ({"prompt": PLACE}, "another image"),
+        ({"prompt": PLACE}, "another one"),
         ({"prompt": PLACE, "images": [picture(1, 300)]}, r"images\[0\].*200 times"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\].content\[0\]"),
         ({"messages": [{"role": "user", "content": [IMAGE, {"type": "audio"}]}]}, "audio"),

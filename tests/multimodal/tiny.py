@@ -18,10 +18,11 @@ IMAGE, VIDEO, START, END = (
     _FIRST_SPECIAL + SPECIAL.index(f"<|{name}|>") for name in ("image_pad", "video_pad", "vision_start", "vision_end")
 )
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO_PLACE = PLACE.replace("image", "video")
 PATCH = 4
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}\
-{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}\
+{% if part.type == 'text' %}{{ part.text }}{% else %}<|vision_start|><|{{ part.type }}_pad|><|vision_end|>{% endif %}\
 {% endfor %}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""

@@ -32,6 +32,7 @@ class Patches:
 
     values: NDArray[np.float32]  # [patches, C * F * S * S]
     grid: tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
+    interval: float = 1.0  # rotary positions between frames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,16 @@ class ImageProcessor:
             CheckpointError: there are none, or they are malformed.
             UnsupportedModelError: they do not fit the tower, or switch a step off.
         """
-        fields = _fields_in(folder)
+        return cls._of(_fields_in(folder), vision)
+
+    @classmethod
+    def read_for_videos(cls, folder: Path, vision: VisionConfig) -> Self:
+        """Do the same for the frames of videos; without settings of their own, those of images apply."""
+        own = folder / "video_preprocessor_config.json"
+        return cls._of(JsonFields.read(own), vision) if own.exists() else cls.read(folder, vision)
+
+    @classmethod
+    def _of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
         for key in _SWITCHES:
             if not fields.flag(key, True):
                 raise UnsupportedModelError(f"{fields.origin}: {key}=False is not supported")

@@ -6,7 +6,6 @@ damaged or ambiguous is refused, with the reason. Pillow is imported here, when 
 
 import base64
 import binascii
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -150,11 +149,3 @@ def _read_file(path: Path, name: str, limits: PictureLimits) -> bytes:
         return path.read_bytes()
     except (OSError, ValueError) as error:
         raise InvalidParameterError(name, str(path), f"cannot be read: {error}") from error
-
-
-def image_source(part: Mapping[str, object]) -> object:
-    """Return where a part of a message has its image: `image`, or `image_url` as text or as `{"url": ...}`."""
-    if "image" in part:
-        return part["image"]
-    url = part.get("image_url")
-    return url.get("url") if isinstance(url, Mapping) else url

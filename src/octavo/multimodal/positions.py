@@ -1,15 +1,28 @@
 """Rotary positions of three axes, time, height and width, as Qwen2-VL counts them (arXiv:2409.12191, section 2.1)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config.vision import VisionConfig
-from octavo.contracts.engine import VisionInput
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionSpan:
+    """Tokens of an image or video."""
+
+    start: int
+    frames: int
+    rows: int  # of tokens
+    columns: int
+    interval: float = 1.0  # positions between frames
+
+    @property
+    def num_tokens(self) -> int:
+        return self.frames * self.rows * self.columns
 
 
-def rotary_positions(num_tokens: int, vision: Sequence[VisionInput], config: VisionConfig) -> NDArray[np.int32]:
+def rotary_positions(num_tokens: int, spans: Iterable[VisionSpan]) -> NDArray[np.int32]:
     """Return the positions [3, num_tokens] of a prompt's tokens.
 
     Text counts on all axes at once. An image has the text's next position on the first axis, and its rows and columns,
@@ -17,14 +30,14 @@ def rotary_positions(num_tokens: int, vision: Sequence[VisionInput], config: Vis
     """
     parts: list[NDArray[np.int64]] = []
     at = position = 0  # in tokens, and in what they count
-    for image in vision:
-        parts.append(_text(position, image.start - at))
-        position += image.start - at
-        frames, rows, columns = image.grid[0], *(side // config.spatial_merge_size for side in image.grid[1:])
-        axes = np.meshgrid(np.arange(frames), np.arange(rows), np.arange(columns), indexing="ij")
+    for span in spans:
+        parts.append(_text(position, span.start - at))
+        position += span.start - at
+        times = (np.arange(span.frames, dtype=np.float32) * np.float32(span.interval)).astype(np.int64)
+        axes = np.meshgrid(times, np.arange(span.rows), np.arange(span.columns), indexing="ij")
         parts.append(np.stack(axes).reshape(3, -1) + position)
-        position += max(rows, columns)
-        at = image.start + image.num_tokens
+        position += max(span.rows, span.columns)
+        at = span.start + span.num_tokens
     parts.append(_text(position, num_tokens - at))
     return np.concatenate(parts, axis=1).astype(np.int32)
 

@@ -34,8 +34,10 @@ def root_hash(extra_keys: Iterable[str] = ()) -> bytes:
 def request_root(request: EngineCoreRequest) -> bytes:
     """Return the parent of a request's first block."""
     salt, extra = request.cache_salt, request.extra_inputs
-    if extra is not None and extra.vision:  # in the keys of its blocks; rotary positions follow from it
-        extra = msgspec.structs.replace(extra, vision=[], rotary_positions=None)
+    if extra is not None and extra.vision:  # in the keys of its blocks
+        # Rotary positions follow from it and the tokens, and from the grids of what spans there are.
+        positions = extra.rotary_positions if extra.embedding_spans else None
+        extra = msgspec.structs.replace(extra, vision=[], rotary_positions=positions)
     if extra is None or extra == ExtraInputs():
         return root_hash(() if salt is None else (salt,))
     # All of it goes into the first block's parent, wherever in the prompt it applies.
