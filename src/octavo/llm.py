@@ -94,7 +94,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for requests with images, in the order of the requests, all as one batch.
 
-        A request is `{"messages": [...]}`, as `chat` takes them, or `{"prompt": text, "images": [...], "videos": [...]}`
+        A request is `{"messages": [...]}`, as `chat` takes them, or `{"prompt": ..., "images": [...], "videos": [...]}`
         with a placeholder in the text for each. An image is a PIL image, an array [height, width, 3] of uint8, a file,
         or a `data:` URL; in messages it is a part `{"type": "image", "image": ...}`, or `image_url` as in the OpenAI
         API. `processor` may be one of transformers' processors, to use it instead of our own.
