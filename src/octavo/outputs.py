@@ -42,6 +42,8 @@ class RequestMetrics:
     finished_time_s: float | None = None
     num_cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     num_preemptions: int = 0
+    num_drafts: int = 0  # speculated tokens that were verified
+    num_accepted_drafts: int = 0
 
     @property
     def time_to_first_token_s(self) -> float | None:

@@ -58,6 +58,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_output: StructuredOutput | None = None  # constraint on the output
+    speculative: bool = True  # verify drafts, if the engine has a drafter; the output is the same
 
     def __post_init__(self) -> None:
         self._store_tuples()
@@ -107,7 +108,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _check_integer(name, value, low, high)
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculative"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameterError(name, getattr(self, name), "must be true or false")
 

@@ -4,7 +4,6 @@ The layers are a test's own (`tests.models.recurrent`), alone or among layers th
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,12 +16,9 @@ from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import ModelRunner
 from octavo.config.args import EngineArgs
-from octavo.engine import inproc_client
-from octavo.engine.core import EngineCore
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
 from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import SamplingParams
-from octavo.testing import KnownDrafter
 
 MIXES = pick([(0, 1, 2), (0, 2)], [(0, 1, 2), (0, 2), (1,)])
 DTYPES = ["float32"] if native_kernels() is None else pick(["bfloat16"], ["float32", "bfloat16"])
@@ -99,13 +95,9 @@ def test_siblings_that_arrive_together_begin_from_no_state_of_the_same_step(name
         assert single.outputs[0].token_ids == sample.token_ids
 
 
-def test_drafts_are_refused(name: str, alone: list[Any], make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = KnownDrafter.of_sequences([[1, 2, 3]], vocab_size=9)
-    monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))
-    with pytest.raises(
-        UnsupportedModelError, match="drafter=KnownDrafter: a recurrent state cannot roll back rejected drafts"
-    ):
-        make_llm(name)
+def test_drafts_are_refused(name: str, alone: list[Any], make_llm: MakeLLM) -> None:
+    with pytest.raises(UnsupportedModelError, match="with NgramDrafter: a recurrent state cannot roll back rejected"):
+        make_llm(name, speculative_config={"method": "ngram"})
 
 
 def test_shards_are_refused(name: str, alone: list[Any], make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:

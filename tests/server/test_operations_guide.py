@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.config.args import EngineArgs
-from octavo.contracts.stats import ExpertLoad
+from octavo.contracts.stats import ExpertLoad, SpecDecodeStats
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition
@@ -24,14 +24,15 @@ def test_flags_are_those_of_the_server() -> None:
     assert {spelt[s.name] for s in fields(ServerArgs)} <= named | ELSEWHERE
 
 
-def engine_with_experts() -> EngineMetrics:
+def engine_with_all() -> EngineMetrics:
     engine = EngineMetrics()
+    engine.spec_decode_by_replica = {0: SpecDecodeStats(proposed=[1], accepted=[1])}
     engine.expert_load_by_replica = {0: ExpertLoad(layers=[0], counts=bytes(16))}
     return engine
 
 
 def test_metrics_are_those_that_a_scrape_shows() -> None:
-    exposition = Exposition(HttpMetrics(), engine_with_experts, "m", with_vllm_names=True, with_each_expert=True)
+    exposition = Exposition(HttpMetrics(), engine_with_all, "m", with_vllm_names=True, with_each_expert=True)
     text, _ = exposition.render()
     families = list(text_string_to_metric_families(text.decode()))
     shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in families}

@@ -93,16 +93,17 @@ def with_derived_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _defined_flags(kind: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
+def _defined_flags(definition_of: Any, taken: set[str]) -> dict[str, inspect.Parameter]:
     """Return a parameter for every field of `EngineArgs` or `ServerArgs`, by field name."""
-    group, definition = _DEFINITIONS[kind]
+    group, definition = _DEFINITIONS[definition_of]
     flags = {}
     for spec in fields(definition):
         name = "model" if spec.name == "model_name" else f"{group}_{spec.name}" if spec.name in taken else spec.name
         is_list = get_origin(spec.type) is tuple
         help_text = f"{spec.metadata['help']} (repeatable)" if is_list else spec.metadata["help"]
         default = None if spec.default in ((), "") else spec.default
-        flags[spec.name] = _flag(group, name, list[str] if is_list else spec.type, help_text, default)
+        kind = list[str] if is_list else str if str in get_args(spec.type) else spec.type  # a mapping is given as JSON
+        flags[spec.name] = _flag(group, name, kind, help_text, default)
     return flags
 
 

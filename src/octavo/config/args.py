@@ -26,6 +26,7 @@ from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
+from octavo.config.speculative import SpeculativeConfig
 from octavo.errors import InvalidParameterError, UnknownOptionError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ _COUNTS = (
     "threads",
     *_DEGREES,
 )
-_KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+_KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}
 
 
 def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
@@ -114,6 +115,11 @@ class EngineArgs:
     deterministic: bool = option(
         False, "use only batch-invariant kernels, or fail; the C++ kernels for CPUs always are"
     )
+    speculative_config: str | dict[str, Any] | None = option(
+        None,
+        'speculative decoding, a JSON object: {"method": "ngram"} verifies drafts copied from the prompt and output; '
+        "more keys in docs/speculative.md",
+    )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
     data_parallel_size: int = option(1, "replicas of the model behind one frontend")
@@ -145,6 +151,8 @@ class EngineArgs:
             if value is not None and value < 1:
                 raise InvalidParameterError(name, value, "an integer of at least 1")
         self._check_rest()
+        if self.speculative_config is not None:
+            SpeculativeConfig.parse(self.speculative_config)
         if self.engine_process is False and self.data_parallel_size > 1:
             limit = f"true or unset: each of {self.data_parallel_size} replicas (data_parallel_size) is a process"
             raise InvalidParameterError("engine_process", False, limit)
@@ -209,6 +217,7 @@ class EngineArgs:
             threads=self.threads,
             enforce_eager=self.enforce_eager,
             deterministic=self.deterministic,
+            speculative=None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config),
             parallel=ParallelConfig(
                 tensor_parallel_size=self.tensor_parallel_size,
                 pipeline_parallel_size=self.pipeline_parallel_size,
@@ -263,7 +272,7 @@ class EngineArgs:
 
 
 def check_type(name: str, annotation: Any, value: object) -> None:
-    """Check an option against its annotation: a Literal or a plain type, each optionally None, or a tuple of strings.
+    """Check an option against its annotation: a Literal, a tuple of strings, or plain types of which one may be None.
 
     Raises:
         InvalidParameterError: names the option, its value and the allowed values.
@@ -277,5 +286,8 @@ def check_type(name: str, annotation: Any, value: object) -> None:
     elif isinstance(allowed[0], str):
         if value not in allowed:
             raise InvalidParameterError(name, value, "one of " + ", ".join(allowed))
-    elif type(value) not in allowed and not (type(value) is int and float in allowed):  # exact: True is not an int
-        raise InvalidParameterError(name, value, f"must be {_KINDS[allowed[0]]}")
+    else:
+        kinds = [get_origin(kind) or kind for kind in allowed]
+        if type(value) not in kinds and not (type(value) is int and float in kinds):  # exact: True is not an int
+            what = " or ".join(_KINDS[kind] for kind in kinds if kind is not NoneType)
+            raise InvalidParameterError(name, value, f"must be {what}")

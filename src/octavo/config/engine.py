@@ -5,6 +5,7 @@ from typing import Literal
 
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
+from octavo.config.speculative import SpeculativeConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
@@ -56,6 +57,7 @@ class EngineConfig:
     threads: int | None = None  # CPU threads; None: one per core available to this process
     enforce_eager: bool = False  # no captured graphs
     deterministic: bool = False  # only batch-invariant kernels
+    speculative: SpeculativeConfig | None = None
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint

@@ -26,3 +26,7 @@ class Drafter(Protocol):
         are valid only during the call.
         """
         ...
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is stored of a request: it has ended. Unknown ids are ignored."""
+        ...

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.stats import ExpertLoad, SchedulerStats
+from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.sampling_params import SamplingParams
 
 
@@ -71,6 +71,8 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_id: int | None = None  # set if one of the request's own stop_token_ids ended it
     error: str | None = None
     num_preemptions: int = 0
+    num_drafts: int = 0  # speculated tokens that were verified
+    num_accepted_drafts: int = 0
     error_type: str | None = None  # the class of `error` in `octavo.errors`, if any
     shows_last_token: bool = False  # with `stop`: the last token is part of the text and completes the constraint
 
@@ -101,4 +103,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # whole prompt at once; [0] is None
     stats: SchedulerStats | None = None
     expert_load: ExpertLoad | None = None
+    spec_decode: SpecDecodeStats | None = None  # of an engine with a drafter
     replica: int = 0  # index of the engine core under data parallelism; set by the client that merges them

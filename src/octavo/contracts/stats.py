@@ -32,6 +32,25 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**dict(zip(cls.__struct_fields__, map(sum, zip(*rows, strict=True)), strict=True)))
 
 
+class SpecDecodeStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts verified and accepted since the start, by their position after the last known token."""
+
+    proposed: list[int]
+    accepted: list[int]
+
+    @property
+    def num_drafts(self) -> int:
+        """How often a request got at least one draft in a step."""
+        return self.proposed[0]
+
+    @classmethod
+    def sum(cls, parts: Iterable["SpecDecodeStats"]) -> "SpecDecodeStats":
+        """Return the combined counts of several cores with the same settings."""
+        columns = [(part.proposed, part.accepted) for part in parts]
+        proposed, accepted = ([sum(at) for at in zip(*lists, strict=True)] for lists in zip(*columns, strict=True))
+        return cls(proposed=proposed, accepted=accepted)
+
+
 class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens routed to each expert since the start, except shared experts. Raw bytes, as there may be thousands."""
 

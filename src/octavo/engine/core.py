@@ -19,6 +19,7 @@ from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.scheduler import Scheduler
+from octavo.speculative.drafters import make_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class EngineCore:
         num_blocks = executor.start()
         self.profile = executor.profile
         self._grammars = make_grammars(config)
+        speculative = config.speculative
         self.scheduler = Scheduler(
             config.scheduler,
             BlockManager(config.cache, num_blocks, config.model.kv_groups),
@@ -50,7 +52,8 @@ class EngineCore:
             epoch=epoch,
             grammars=self._grammars,
             num_batches=config.parallel.pipeline_parallel_size,
-            drafter=drafter,
+            drafter=drafter or (make_drafter(speculative) if speculative is not None else None),
+            adapts_drafts=speculative is not None and speculative.adaptive,
         )
         self._max_steps_in_flight = executor.max_steps_in_flight
         self._pending_steps: deque[PendingStep] = deque()  # oldest first

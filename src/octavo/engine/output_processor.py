@@ -76,7 +76,7 @@ class OutputProcessor:
             if core_id in self._samples:
                 state, sample = self._samples[core_id]
                 changed[state.request_id] = ended[state.request_id] = state
-                state.num_preemptions += report.num_preemptions
+                state.record_report(report)
                 if sample.finish_reason is None:
                     sample.end(report)
         self._retire(ended.values(), now_s)

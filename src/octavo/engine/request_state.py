@@ -168,7 +168,8 @@ class RequestState:
     """One prompt with its samples."""
 
     __slots__ = ("_first_token_time_s", "_processed", "_tokenizer", "admitted", "arrival_time_s", "finished_time_s",
-                 "num_preemptions", "prompt_logprobs", "request_id", "samples")  # fmt: skip
+                 "num_accepted_drafts", "num_drafts", "num_preemptions", "prompt_logprobs", "request_id",
+                 "samples")  # fmt: skip
 
     def __init__(self, processed: ProcessedRequest, tokenizer: Tokenizer) -> None:
         self.request_id = processed.request_id
@@ -182,7 +183,7 @@ class RequestState:
         ]
         self.admitted: AdmittedRequest | None = None  # the first sample that ran
         self.finished_time_s: float | None = None
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_drafts = self.num_accepted_drafts = 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
@@ -220,6 +221,12 @@ class RequestState:
         self._first_token_time_s = now_s
         return False
 
+    def record_report(self, report: FinishedRequest) -> None:
+        """Add what the core counted for a sample that has ended."""
+        self.num_preemptions += report.num_preemptions
+        self.num_drafts += report.num_drafts
+        self.num_accepted_drafts += report.num_accepted_drafts
+
     def record_prompt_logprobs(self, entries: Sequence[TokenLogprobs | None]) -> None:
         self.prompt_logprobs = [
             None if entry is None else readable_logprobs(entry, self._tokenizer) for entry in entries
@@ -246,6 +253,8 @@ class RequestState:
             finished_time_s=self.finished_time_s,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
+            num_drafts=self.num_drafts,
+            num_accepted_drafts=self.num_accepted_drafts,
         )
 
 

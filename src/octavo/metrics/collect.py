@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from octavo.contracts.engine import EngineCoreOutputs
-from octavo.contracts.stats import ExpertLoad, SchedulerStats
+from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.metrics.histogram import Histogram, powers_of_two
 from octavo.metrics.log import StatsLog
 from octavo.outputs import RequestMetrics
@@ -44,6 +44,7 @@ class EngineMetrics:
         self.expert_load_by_replica: dict[int, ExpertLoad] = {}  # of MoE models
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        self.spec_decode_by_replica: dict[int, SpecDecodeStats] = {}  # of engines with a drafter
         self.finished: Counter[str] = Counter()  # samples by finish reason
         self.time_to_first_token = Histogram(_REQUEST_BOUNDS)
         self.inter_token_latency = Histogram(_TOKEN_BOUNDS)
@@ -75,6 +76,8 @@ class EngineMetrics:
             self.stats = SchedulerStats.sum(self.stats_by_replica.values())
         if outputs.expert_load is not None:
             self.expert_load_by_replica[outputs.replica] = outputs.expert_load
+        if outputs.spec_decode is not None:
+            self.spec_decode_by_replica[outputs.replica] = outputs.spec_decode
         if self.stats is not None:
             self._log.tick(now_s, self.stats, self.num_prompt_tokens, self.num_generation_tokens)
 

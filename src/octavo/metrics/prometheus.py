@@ -24,6 +24,7 @@ from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.experts import about_experts
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.http import HttpMetrics
+from octavo.metrics.spec_decode import about_drafts
 
 _NOTHING_YET = SchedulerStats()
 
@@ -110,12 +111,15 @@ class _Collector(Collector):
             yield from _about_engine(engine, "octavo_", 0, {"model_name": self._model_name})
             yield _ends("octavo_requests_finished", "reason", engine, {"model_name": self._model_name})
             yield from _about_replicas(engine, {"model_name": self._model_name})
+            drafts = list(engine.spec_decode_by_replica.values())
+            yield from about_drafts(drafts, "octavo_", {"model_name": self._model_name})
             loads = list(engine.expert_load_by_replica.values())
             yield from about_experts(loads, {"model_name": self._model_name}, with_each_expert=self._with_each_expert)
             if self._with_vllm_names:
                 labels = {"model_name": self._model_name, "engine": "0"}
                 yield from _about_engine(engine, "vllm:", 1, labels)
                 yield _ends("vllm:request_success", "finished_reason", engine, labels)
+                yield from about_drafts(drafts, "vllm:", labels)
 
     def _about_http(self) -> Iterator[Metric]:
         http = self._http

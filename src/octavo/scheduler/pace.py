@@ -51,19 +51,20 @@ class StepPace:
         target_s = max(target_s, 2.0 * (self._decode_s or 0.0))
         return _chunks(int(target_s / self._token_s))
 
-    def record(self, output: SchedulerOutput, scheduled_s: float) -> None:
-        """Record the arrival of a step's output; the step was scheduled at `scheduled_s`."""
+    def record(self, output: SchedulerOutput, scheduled_s: float) -> float:
+        """Record the arrival of a step's output, scheduled at `scheduled_s`; return how long the step took."""
         before_s, self._last_output_s = self._last_output_s, self._clock()
         took_s = self._last_output_s - max(scheduled_s, before_s)  # several may be in flight
         num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
         if output.scheduled_spec_decode_tokens is not None:  # drafts count as decoding
             num_tokens -= len(output.scheduled_spec_decode_tokens.token_ids)
         if took_s <= 0.0 or output.scheduled_encoder_inputs:  # the wall clock was adjusted, or images took time too
-            return
+            return 0.0
         if num_tokens == num_rows:
             self._decode_s = _mean(self._decode_s, took_s)
         elif num_tokens >= num_rows + FEWEST_TOKENS // 2:  # per token, short chunks cost far more than long ones
             self._token_s = _mean(self._token_s, took_s / num_tokens)
+        return took_s
 
 
 def _chunks(num_tokens: int) -> int:

@@ -46,6 +46,8 @@ class Request:
         "is_constrained",
         "max_num_tokens",
         "message",
+        "num_accepted_drafts",
+        "num_drafts",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -77,7 +79,7 @@ class Request:
         if message.extra_inputs is not None and message.extra_inputs.vision:
             self.vision = message.extra_inputs.vision
             self.extra_inputs = _without_patches(message.extra_inputs)
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_drafts = self.num_accepted_drafts = 0
 
     @property
     def request_id(self) -> str:

@@ -43,6 +43,7 @@ class RunningRows:
         self.limit = np.zeros(max_num_rows, dtype=np.int32)  # tokens at which the request ends
         self.generation = np.zeros(max_num_rows, dtype=np.int64)  # incremented when the row's request leaves
         self.is_constrained = np.zeros(max_num_rows, dtype=np.bool_)  # its next token depends on the last one's value
+        self.is_speculative = np.zeros(max_num_rows, dtype=np.bool_)  # drafts may be verified
         self.requests: list[Request | None] = [None] * max_num_rows
         self._request_ids = np.full(max_num_rows, "", dtype=object)
         # By KV group, then row: all columns of its table.
@@ -119,6 +120,7 @@ class RunningRows:
         self.num_computed[row] = self.num_hashed[row] = num_cached_tokens
         self.limit[row] = request.max_num_tokens
         self.is_constrained[row] = request.is_constrained
+        self.is_speculative[row] = request.params.speculative
         self.requests[row], self._request_ids[row] = request, request.request_id
         for group, table in enumerate(block_ids):
             self.block_ids[group][row] = table

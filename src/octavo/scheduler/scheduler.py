@@ -34,6 +34,7 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_hash import vision_keys
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
+from octavo.scheduler.draft_planner import DraftPlanner
 from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.pace import StepPace
 from octavo.scheduler.request import Request, RequestStatus
@@ -42,6 +43,7 @@ from octavo.scheduler.running import RunningRows
 from octavo.scheduler.running_scheduler import RunningScheduler
 from octavo.scheduler.speculation import RankDrafter, Speculation
 from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_released
+from octavo.scheduler.step_costs import StepCosts
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
@@ -60,12 +62,13 @@ class Scheduler:
         grammars: Grammars | None = None,
         num_batches: int = 1,
         drafter: Drafter | None = None,
+        adapts_drafts: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         if drafter is not None and blocks.recurrent:
             raise UnsupportedModelError(
-                f"drafter={type(drafter).__name__}: a recurrent state cannot roll back rejected drafts, and "
-                f"{len(blocks.recurrent)} of this model's {blocks.num_groups} KV groups are recurrent"
+                f"speculative decoding with {type(drafter).__name__}: a recurrent state cannot roll back rejected "
+                f"drafts, and {len(blocks.recurrent)} of this model's {blocks.num_groups} KV groups are recurrent"
             )
         self.blocks = blocks
         self.waiting = RequestQueue(config.ageing_s)
@@ -74,7 +77,11 @@ class Scheduler:
         self._encoder = EncoderSchedule(self.running, config.max_num_batched_tokens, config.encoder_cache_tokens)
         self._admission = Admission(self.waiting, self.running, blocks, self._encoder, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
-        self._speculation = Speculation(drafter, self.running, blocks, self._constrained) if drafter else None
+        self._costs = StepCosts()
+        planner = DraftPlanner(self.running, self._costs) if adapts_drafts else None
+        self._speculation = (
+            Speculation(drafter, self.running, blocks, self._constrained, planner) if drafter is not None else None
+        )
         self._rank_drafter = drafter if isinstance(drafter, RankDrafter) else None
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
         self.finished: dict[str, FinishedRequest] = {}  # ended, but not reported in an `EngineCoreOutputs` yet
@@ -223,8 +230,12 @@ class Scheduler:
         self._assert_owner()
         step = self._in_flight.popleft()
         assert step.output is output, "outputs arrive in the order of their steps"
-        self._pace.record(step.output, step.scheduled_s)
-        update = StepUpdate.of(step, model_output, self.running).cut(self._num_until_stop)
+        took_s = self._pace.record(step.output, step.scheduled_s)
+        update = StepUpdate.of(step, model_output, self.running)
+        if self._speculation is not None:
+            self._speculation.record(update)
+            self._costs.record(output.total_num_scheduled_tokens, took_s)
+        update = update.cut(self._num_until_stop)
         update.append_tokens(self.running)
         self._advance_grammars(update)
         at_limit = update.num_known >= self.running.limit[update.rows]
@@ -310,14 +321,17 @@ class Scheduler:
             if is_queued:
                 self.waiting.remove(request)
         self._constrained.forget(request)
-        if self._rank_drafter is not None:
-            self._rank_drafter.forget(request.request_id)
+        if self._speculation is not None:
+            self._speculation.forget(request.request_id)
         del self._requests[request.request_id]
         self.finished[request.request_id] = report
 
     def _outputs(self, update: StepUpdate, step: StepInFlight | None) -> EngineCoreOutputs:
         reports, self.finished = self.finished, {}
-        return update.outputs(self._epoch, step, reports, self.running, self.stats())
+        spec_decode = (
+            self._speculation.stats() if self._speculation is not None and update.several is not None else None
+        )
+        return update.outputs(self._epoch, step, reports, self.running, self.stats(), spec_decode)
 
     # -- introspection ------------------------------------------------------------------------------------------
 

@@ -11,10 +11,13 @@ import numpy as np
 
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.schedule import Int32Array
+from octavo.contracts.stats import SpecDecodeStats
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
-from octavo.scheduler.running import RunningRows
+from octavo.scheduler.draft_planner import DraftPlanner
+from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_builder import StepBuilder
+from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.trials import Trials
 
 
@@ -30,7 +33,6 @@ class RankDrafter:
         self._proposals[request_id] = draft_ids
 
     def forget(self, request_id: str) -> None:
-        """Drop a request that has ended."""
         self._proposals.pop(request_id, None)
 
     def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[Sequence[int]]:
@@ -38,31 +40,41 @@ class RankDrafter:
 
 
 class Speculation:
-    """Owned by a scheduler with a drafter. Drafts never cause a preemption and take no budget from prompts."""
+    """Owned by a scheduler with a drafter. Drafts never cause a preemption and take no budget from prompts.
+
+    Without a planner, rows get all drafts that fit.
+    """
 
     def __init__(
-        self, drafter: Drafter, running: RunningRows, blocks: BlockManager, constrained: ConstrainedRequests
+        self,
+        drafter: Drafter,
+        running: RunningRows,
+        blocks: BlockManager,
+        constrained: ConstrainedRequests,
+        planner: DraftPlanner | None,
     ) -> None:
         self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
+        self._planner = planner
+        self._num_proposed = [0] * drafter.max_num_drafts  # by position in a draft, since the start
+        self._num_accepted = [0] * drafter.max_num_drafts
 
     def add_drafts(self, step: StepBuilder, budget: int) -> None:
         """Add at most `budget` drafts to rows that compute only their last known token."""
         running = self._running
         rows, known_counts = step.running_part
         room = running.limit[rows] - 1 - running.num_known[rows]  # nothing is sampled past the limit
-        at = ((known_counts == 1) & (running.num_computed[rows] + 1 == running.num_known[rows]) & (room > 0)).nonzero()[
-            0
-        ]
+        takes_drafts = (known_counts == 1) & (running.num_computed[rows] + 1 == running.num_known[rows]) & (room > 0)
+        at = (takes_drafts & running.is_speculative[rows]).nonzero()[0]
         if budget <= 0 or not len(at):
             return
         asked = rows[at].tolist()
         proposals = self._drafter.propose(
             running.req_ids_of(rows[at]), [running.tokens[row, : running.num_known[row]] for row in asked]
         )
+        most = self._planned(step, rows[at], proposals, np.minimum(room[at], self._drafter.max_num_drafts))
         counts, token_ids, masks = np.zeros(len(rows), dtype=np.int32), list[int](), dict[int, Int32Array]()
-        for index, row, proposal in zip(at.tolist(), asked, proposals, strict=True):
-            most = min(self._drafter.max_num_drafts, int(room[index]), budget - len(token_ids))
-            drafts = list(proposal[: max(0, most)])
+        for index, row, proposal, limit in zip(at.tolist(), asked, proposals, most, strict=True):
+            drafts = list(proposal[: min(limit, budget - len(token_ids))])
             if drafts and running.is_constrained[row]:
                 masks[row] = self._constrained.masks_along(row, drafts)
                 drafts = drafts[: len(masks[row]) - 1]
@@ -73,6 +85,43 @@ class Speculation:
             token_ids += drafts
         if token_ids:
             step.add_trials(Trials(counts=counts, token_ids=np.array(token_ids, dtype=np.int32), masks=masks))
+
+    def _planned(
+        self, step: StepBuilder, rows: RowIndices, proposals: Sequence[Sequence[int]], limits: Int32Array
+    ) -> list[int]:
+        """Return how many drafts each of `rows` [P] gets, at most `limits` [P]."""
+        lengths = np.minimum(np.array([len(proposal) for proposal in proposals], dtype=np.int32), limits)
+        if self._planner is not None:
+            self._planner.observe(rows.tolist(), proposals)
+            if lengths.any():
+                lengths = self._planner.plan(rows, lengths, step.num_tokens, len(step.running_part[0]))
+        planned: list[int] = lengths.tolist()
+        return planned
+
+    def record(self, update: StepUpdate) -> None:
+        """Count the drafts that a step verified, and those accepted."""
+        if update.several is None:
+            return
+        drafted = update.several.num_drafts.nonzero()[0]
+        for row, num_drafts, num_new in zip(
+            update.rows[drafted].tolist(),
+            update.several.num_drafts[drafted].tolist(),
+            update.several.counts[drafted].tolist(),
+            strict=True,
+        ):
+            request = self._running.request_at(row)
+            request.num_drafts += num_drafts
+            request.num_accepted_drafts += num_new - 1
+            for position in range(num_drafts):
+                self._num_proposed[position] += 1
+                self._num_accepted[position] += position < num_new - 1
+
+    def forget(self, request_id: str) -> None:
+        """Drop what the drafter knows of a request that has ended."""
+        self._drafter.forget(request_id)
+
+    def stats(self) -> SpecDecodeStats:
+        return SpecDecodeStats(proposed=list(self._num_proposed), accepted=list(self._num_accepted))
 
     def _make_room(self, step: StepBuilder, row: int, num_drafts: int) -> int:
         """Return for how many drafts every group has blocks, after allocating more to the row if enough are free."""

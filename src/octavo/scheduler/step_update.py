@@ -8,7 +8,7 @@ import numpy as np
 
 from octavo.contracts.engine import EngineCoreOutputs, FinishedRequest, TokenLogprobs
 from octavo.contracts.schedule import BoolArray, Int32Array, SchedulerOutput
-from octavo.contracts.stats import ExpertLoad, SchedulerStats
+from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_builder import StepInFlight
@@ -112,6 +112,7 @@ class StepUpdate:
         reports: dict[str, FinishedRequest],
         running: RunningRows,
         stats: SchedulerStats,
+        spec_decode: SpecDecodeStats | None,
     ) -> EngineCoreOutputs:
         """Build the message for the frontend; without a step, only `reports` of ended requests."""
         return EngineCoreOutputs(
@@ -127,6 +128,7 @@ class StepUpdate:
             prompt_logprobs=self.prompt_logprobs,
             stats=stats,
             expert_load=self.expert_load,
+            spec_decode=spec_decode,
         )
 
 

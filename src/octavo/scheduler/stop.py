@@ -40,5 +40,7 @@ def finished(
         stop_token_id=stop_token_id,
         error=error,
         num_preemptions=request.num_preemptions,
+        num_drafts=request.num_drafts,
+        num_accepted_drafts=request.num_accepted_drafts,
         error_type=error_type,
     )

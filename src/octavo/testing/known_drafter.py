@@ -40,6 +40,9 @@ class KnownDrafter:
             for request_id, context in zip(request_ids, contexts, strict=True)
         ]
 
+    def forget(self, request_id: str) -> None:
+        self._num_known.pop(request_id, None)
+
     def _drafts(self, request_id: str, context: list[int]) -> list[int]:
         right = list(self._continuation(request_id, context))[: self.max_num_drafts]
         num_right = (len(right), 0, len(right) // 2, len(right), 1)[len(context) % 5]

@@ -52,6 +52,7 @@ def make_scheduler(
     num_batches: int = 1,
     groups: tuple[KVGroup, ...] = FULL_ATTENTION,
     drafter: Drafter | None = None,
+    adapts_drafts: bool = False,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Scheduler:
     """Build a small scheduler with its blocks. The clock is constant unless one is given."""
@@ -70,7 +71,15 @@ def make_scheduler(
     )
     of_groups = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(groups)
     blocks = BlockManager(cache, of_groups, groups)
-    return Scheduler(config, blocks, max_model_len, num_batches=num_batches, drafter=drafter, clock=clock)
+    return Scheduler(
+        config,
+        blocks,
+        max_model_len,
+        num_batches=num_batches,
+        drafter=drafter,
+        adapts_drafts=adapts_drafts,
+        clock=clock,
+    )
 
 
 def context_hash(context: int, token_id: int) -> int:

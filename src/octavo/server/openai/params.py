@@ -24,7 +24,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 _SAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "seed", "stop", "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
-    "skip_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs",
+    "skip_special_tokens", "speculative", "allowed_token_ids", "bad_words", "prompt_logprobs",
 )  # fmt: skip
 
 Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, its path on the wire

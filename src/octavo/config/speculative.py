@@ -1,0 +1,84 @@
+"""Speculative decoding, as configured by `speculative_config`. Keys have vLLM's names."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from octavo.errors import InvalidParameterError
+
+SpeculativeMethod = Literal["ngram"]
+_OPTION = "speculative_config"
+_LATER_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
+_DEFAULT_NUM_TOKENS = 8
+_MAX_NUM_TOKENS = 64
+_DEFAULT_MIN_MATCH, _DEFAULT_MAX_MATCH = 2, 16
+_MAX_MATCH = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculativeConfig:
+    """How drafts are proposed, and how many.
+
+    Raises:
+        InvalidParameterError: names the key, its value and the limit.
+    """
+
+    method: SpeculativeMethod
+    num_speculative_tokens: int = _DEFAULT_NUM_TOKENS  # maximum drafts per request and step
+    prompt_lookup_min: int = _DEFAULT_MIN_MATCH  # tokens that must have occurred before
+    prompt_lookup_max: int = _DEFAULT_MAX_MATCH  # among earlier occurrences, longer matches are preferred up to this
+    adaptive: bool = True  # choose the number of drafts by measured acceptance and step times
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(SpeculativeMethod):
+            is_later = self.method in _LATER_METHODS
+            what = "not supported by this version yet; " if is_later else ""
+            raise _error("method", self.method, f"{what}one of {', '.join(get_args(SpeculativeMethod))}")
+        _check_integer("num_speculative_tokens", self.num_speculative_tokens, 1, _MAX_NUM_TOKENS)
+        _check_integer("prompt_lookup_min", self.prompt_lookup_min, 1, _MAX_MATCH)
+        _check_integer("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, _MAX_MATCH)
+        if type(self.adaptive) is not bool:
+            raise _error("adaptive", self.adaptive, "must be true or false")
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | str) -> Self:
+        """Build from a mapping, or from its JSON text.
+
+        As in vLLM, the method may be left out for prompt lookup, and one lookup length on its own sets both.
+        """
+        if isinstance(options, str):
+            options = _decode(options)
+        known = [spec.name for spec in fields(cls)]
+        for key in options:
+            if key not in known:
+                raise InvalidParameterError(_OPTION, dict(options), f"unknown key {key!r}; one of {', '.join(known)}")
+        lengths = {key: options[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in options}
+        if "method" not in options and not lengths:
+            raise InvalidParameterError(
+                _OPTION, dict(options), f"method: one of {', '.join(get_args(SpeculativeMethod))}"
+            )
+        if len(lengths) == 1:
+            (length,) = lengths.values()
+            lengths = {"prompt_lookup_min": length, "prompt_lookup_max": length}
+        return cls(**{"method": "ngram", **options, **lengths})
+
+
+def _decode(text: str) -> Mapping[str, Any]:
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise InvalidParameterError(_OPTION, text, f"not valid JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise InvalidParameterError(_OPTION, text, 'must be a JSON object, such as {"method": "ngram"}')
+    return options
+
+
+def _check_integer(key: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise _error(key, value, f"an integer between {low} and {high}")
+
+
+def _error(key: str, value: object, limit: str) -> InvalidParameterError:
+    """The field is the option itself, which is what flags, variables and files set."""
+    return InvalidParameterError(_OPTION, {key: value}, limit)

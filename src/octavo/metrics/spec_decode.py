@@ -1,0 +1,31 @@
+"""Speculative decoding in Prometheus format."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from octavo.contracts.stats import SpecDecodeStats
+
+
+def about_drafts(parts: Sequence[SpecDecodeStats], prefix: str, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield the counts summed over replicas, with vLLM's names after the prefix; nothing without a drafter."""
+    if not parts:
+        return
+    total = SpecDecodeStats.sum(parts)
+    names, values = list(labels), list(labels.values())
+    for name, text, count in (
+        ("drafts", "Drafts, of one or more tokens each.", total.num_drafts),
+        ("draft_tokens", "Draft tokens verified.", sum(total.proposed)),
+        ("accepted_tokens", "Draft tokens accepted.", sum(total.accepted)),
+    ):
+        family = CounterMetricFamily(f"{prefix}spec_decode_num_{name}", text, labels=names)
+        family.add_metric(values, count)
+        yield family
+    by_position = CounterMetricFamily(
+        f"{prefix}spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted, by position in the draft.",
+        labels=[*names, "position"],
+    )
+    for position, count in enumerate(total.accepted):
+        by_position.add_metric([*values, str(position)], count)
+    yield by_position

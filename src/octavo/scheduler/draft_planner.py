@@ -1,0 +1,80 @@
+"""How many drafts each row gets: as many as are expected to pay for themselves.
+
+A step that verifies c drafts more takes longer by T(n + c) - T(n), as measured (`step_costs`), and yields more tokens:
+a row's j-th draft is accepted with probability a^j, where a is the row's own rate of acceptance so far. Drafts enter in
+order of this probability while they raise the number of tokens per second of the whole step.
+
+Legend: P = rows with proposals, K = maximum drafts of a row.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.contracts.schedule import Int32Array
+from octavo.scheduler.running import RowIndices, RunningRows
+from octavo.scheduler.step_costs import StepCosts
+
+_FORGET = 0.85  # weight of a row's past in its acceptance, per guess
+_DOUBT = 1.0  # wrong guesses assumed of every row: it gets drafts once a guess was right, which costs nothing to see
+_MIN_GAIN = 1.02  # of tokens per second; less is within the noise of measured times
+
+
+class DraftPlanner:
+    """Owned by `Speculation`. Proposals that were not verified count, too: the next token shows if they were right.
+
+    So a row is judged without computing its drafts, and gets some as soon as its text begins to repeat.
+    """
+
+    def __init__(self, running: RunningRows, costs: StepCosts) -> None:
+        self._running, self._costs = running, costs
+        num_rows = len(running.requests)
+        self._num_right, self._num_guesses = np.zeros(num_rows), np.zeros(num_rows)
+        self._open: dict[int, tuple[int, int, Sequence[int]]] = {}  # by row: generation, known tokens, proposal
+
+    def observe(self, rows: Sequence[int], proposals: Sequence[Sequence[int]]) -> None:
+        """Judge the previous proposals of these rows by the tokens that came, and store the new ones."""
+        running = self._running
+        for row, proposal in zip(rows, proposals, strict=True):
+            generation, num_known = int(running.generation[row]), int(running.num_known[row])
+            before = self._open.pop(row, None)
+            if before is None or before[0] != generation:
+                self._num_right[row] = self._num_guesses[row] = 0.0
+            else:
+                self._judge(row, before[2], running.tokens[row, before[1] : num_known].tolist())
+            if proposal:
+                self._open[row] = generation, num_known, proposal
+
+    def _judge(self, row: int, proposal: Sequence[int], tokens: Sequence[int]) -> None:
+        for guess, token in zip(proposal, tokens, strict=False):
+            is_right = float(guess == token)
+            self._num_right[row] = _FORGET * self._num_right[row] + is_right
+            self._num_guesses[row] = _FORGET * self._num_guesses[row] + 1.0
+            if not is_right:
+                break
+
+    def acceptance(self, rows: RowIndices) -> NDArray[np.float64]:
+        """Return the expected probability that a row's next guess is right [P]."""
+        rates: NDArray[np.float64] = self._num_right[rows] / (self._num_guesses[rows] + _DOUBT)
+        return rates
+
+    def plan(self, rows: RowIndices, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
+        """Return how many of its proposed `lengths` [P] drafts each row gets [P].
+
+        Without drafts, the step computes `num_tokens` tokens and yields `num_sampling`.
+        """
+        offsets = np.arange(1, int(lengths.max(initial=0)) + 1)
+        probabilities = self.acceptance(rows)[:, None] ** offsets  # [P, K]
+        probabilities[offsets > lengths[:, None]] = 0.0
+        best_first = np.argsort(-probabilities, axis=None, kind="stable")[: int(lengths.sum())]
+        seconds = self._costs.seconds(num_tokens + np.arange(len(best_first) + 1))
+        if seconds is None:
+            return lengths
+        num_yielded = num_sampling + np.concatenate(([0.0], np.cumsum(probabilities.ravel()[best_first])))
+        rates = num_yielded / seconds
+        best = int(rates.argmax())
+        if rates[best] < _MIN_GAIN * rates[0]:
+            best = 0
+        chosen: Int32Array = np.bincount(best_first[:best] // len(offsets), minlength=len(rows)).astype(np.int32)
+        return chosen

@@ -1,0 +1,62 @@
+"""How long a step takes by the number of its tokens, as measured: what another token in it would cost."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64Array = NDArray[np.float64]
+
+_NEW = 0.25  # weight of a new measurement
+_EXACT = 64  # token counts up to here are kept apart, larger ones in buckets ...
+_PER_OCTAVE = 8  # ... of which a doubling has this many
+_LIFETIME = 512  # steps after which a measurement that was not repeated is dropped
+
+
+class _Measured(NamedTuple):
+    seconds: float
+    step: int  # of the latest measurement
+
+
+class StepCosts:
+    """Measured step times. Where there is no measurement, a step costs what the next smaller known one does.
+
+    This errs towards more drafts, which then are measured. Old measurements are dropped: a first one may have been
+    slow for another reason, and contexts grow.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[int, _Measured] = {}  # by bucket
+        self._num_steps = 0
+        self._curve: tuple[Float64Array, Float64Array] | None = None  # token counts, seconds; made on demand
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """Record a step of `num_tokens` tokens; one without tokens, or in which the clock was set, is ignored."""
+        if num_tokens == 0 or seconds <= 0.0:
+            return
+        self._num_steps += 1
+        bucket = _bucket(num_tokens)
+        known = self._measured.get(bucket)
+        mean = seconds if known is None else known.seconds + _NEW * (seconds - known.seconds)
+        self._measured[bucket] = _Measured(mean, self._num_steps)
+        if self._num_steps % _LIFETIME == 0:
+            oldest = self._num_steps - _LIFETIME
+            self._measured = {key: each for key, each in self._measured.items() if each.step > oldest}
+        self._curve = None
+
+    def seconds(self, num_tokens: NDArray[np.int64]) -> Float64Array | None:
+        """Return the expected duration of steps of `num_tokens` [N], never falling; None before any measurement."""
+        if not self._measured:
+            return None
+        if self._curve is None:
+            counts = sorted(self._measured)
+            times = np.maximum.accumulate([self._measured[count].seconds for count in counts])
+            self._curve = np.array(counts, dtype=np.float64), times
+        return np.interp(num_tokens, *self._curve)
+
+
+def _bucket(num_tokens: int) -> int:
+    if num_tokens <= _EXACT:
+        return num_tokens
+    width = (1 << (num_tokens.bit_length() - 1)) // _PER_OCTAVE
+    return -(-num_tokens // width) * width

@@ -1,0 +1,71 @@
+"""Prompt lookup from the option to the answer: the bytes of no drafts, and fewer steps."""
+
+from typing import Any
+
+import pytest
+from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
+from tests.end_to_end.support import answers, random_tokens
+from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS
+
+from octavo import AsyncLLM, SamplingParams
+from octavo.errors import InvalidParameterError
+from octavo.inputs import Prompt
+
+PERIOD = random_tokens(9, seed=5)
+REPEATED: list[Prompt] = [{"prompt_token_ids": PERIOD * 3 + PERIOD[:end]} for end in (2, 5, 9)]
+GREEDY = SamplingParams(temperature=0.0, seed=7, max_tokens=24, ignore_eos=True)
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-mixed-windows in bfloat16"])
+def test_answers_and_metrics(name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
+    prompts, params = [*REPEATED, *PROMPTS], [GREEDY] * len(REPEATED) + PARAMS
+    with open_llm(checkpoint, name) as llm:
+        expected = answers(llm.generate(prompts, params, use_tqdm=False))
+    always = {**LOOKUP, "adaptive": False}
+    settings: list[dict[str, Any]] = [
+        {"speculative_config": always},
+        {"speculative_config": LOOKUP, "num_kv_blocks": MAX_LEN // BLOCK_SIZE, "max_num_batched_tokens": 24},
+    ]
+    for options in settings:
+        llm = make_llm(name, **options)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert answers(outputs) == expected
+        if options["speculative_config"] is always:  # otherwise it is a matter of time
+            assert all(output.metrics.num_accepted_drafts > 0 for output in outputs[: len(REPEATED)])
+        (declined,) = llm.generate(REPEATED[:1], GREEDY.replace(speculative=False), use_tqdm=False)
+        assert answers([declined]) == expected[:1]
+        assert declined.metrics.num_drafts == 0
+
+
+async def test_in_a_core_of_its_own(checkpoint: GetCheckpoint) -> None:
+    """The option as JSON text crosses to the engine's process, and the counts come back."""
+    model = str(checkpoint("llama").folder)
+    options: dict[str, Any] = {"tokenizer": "demo", "dtype": "float32", "max_model_len": MAX_LEN, "num_kv_blocks": 64}
+    text = '{"method": "ngram", "prompt_lookup_max": 2}'
+    async with AsyncLLM(model, speculative_config=text, engine_process=True, **options) as llm:
+        output = await llm.generate(REPEATED[0], GREEDY)
+        counts = (await llm.engine()).metrics.spec_decode_by_replica[0]
+    assert output.metrics.num_accepted_drafts == sum(counts.accepted) > 0
+    assert output.metrics.num_drafts == sum(counts.proposed) >= counts.num_drafts
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({}, "method: one of ngram"),
+        ({"method": "eagle3"}, "not supported by this version yet; one of ngram"),
+        ({"method": "magic"}, "one of ngram"),
+        ({"method": "ngram", "num_speculative_token": 3}, "unknown key 'num_speculative_token'; one of method, num"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "an integer between 1 and 64"),
+        ({"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "an integer between 5 and 128"),
+        ({"method": "ngram", "adaptive": 1}, "must be true or false"),
+        ("{", "not valid JSON"),
+        ("[]", "must be a JSON object"),
+        (3, "must be a string or a mapping"),
+    ],
+)
+def test_bad_settings_name_the_key(options: Any, error: str, make_llm: MakeLLM) -> None:
+    with pytest.raises(InvalidParameterError, match=error) as caught:
+        make_llm("llama", speculative_config=options)
+    assert caught.value.field == "speculative_config"

@@ -1,0 +1,164 @@
+"""How many drafts rows get: by what they accept, and by what a longer step costs."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from octavo.contracts.engine import FinishedRequest
+from octavo.contracts.schedule import Int32Array
+from octavo.contracts.stats import SpecDecodeStats
+from octavo.scheduler.draft_planner import DraftPlanner
+from octavo.scheduler.request import Request
+from octavo.scheduler.running import RunningRows
+from octavo.scheduler.step_costs import StepCosts
+from octavo.testing import FakeWorker, make_request, make_scheduler
+
+NUM_ROWS = 4
+LENGTHS = np.full(NUM_ROWS, 8, dtype=np.int32)
+
+
+def flat(num_tokens: int) -> float:
+    return 1.0
+
+
+def linear(num_tokens: int) -> float:
+    return 1.0 * num_tokens
+
+
+def free_up_to_16(num_tokens: int) -> float:
+    return 1.0 if num_tokens <= 16 else num_tokens / 16
+
+
+class Rows:
+    """Rows of requests whose next tokens a test chooses."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.running, costs = RunningRows(NUM_ROWS, 256, 4), StepCosts()
+        for index in range(NUM_ROWS):
+            request = Request(make_request(f"r{index}", [1, 2, 3], max_tokens=200), index, 256)
+            self.running.add(request, [[]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
+        for num_tokens in range(1, 65):
+            costs.record(num_tokens, seconds(num_tokens))
+        self.planner, self.rows = DraftPlanner(self.running, costs), self.running.active
+
+    def guess(self, tokens: Sequence[int], *, rights: Sequence[bool], times: int = 20) -> None:
+        """Let each row propose `tokens`, and get one token that is as it guessed, or is not."""
+        for _ in range(times):
+            self.planner.observe(self.rows.tolist(), [tokens] * NUM_ROWS)
+            for row, is_right in zip(self.rows.tolist(), rights, strict=True):
+                at = int(self.running.num_known[row])
+                self.running.tokens[row, at] = tokens[0] if is_right else tokens[0] + 1
+                self.running.num_known[row] += 1
+
+    def plan(self) -> Int32Array:
+        return self.planner.plan(self.rows, LENGTHS, NUM_ROWS, NUM_ROWS)
+
+
+def test_where_longer_steps_cost_nothing_rows_get_all_drafts() -> None:
+    rows = Rows(flat)
+    rows.guess([7, 8], rights=[True] * NUM_ROWS)
+    assert rows.plan().tolist() == [8] * NUM_ROWS
+
+
+def test_where_time_is_proportional_to_tokens_rows_get_none() -> None:
+    rows = Rows(linear)
+    rows.guess([7, 8], rights=[True] * NUM_ROWS)
+    assert not rows.plan().any()
+
+
+def test_drafts_go_to_the_rows_that_accept_them() -> None:
+    rows = Rows(free_up_to_16)
+    rows.guess([7, 8], rights=[True, False, True, False])
+    assert rows.plan().tolist() == [6, 0, 6, 0]  # as many as are free
+
+
+def test_a_row_is_judged_by_what_it_guessed_without_getting_drafts() -> None:
+    rows = Rows(free_up_to_16)
+    rows.guess([7, 8], rights=[False] * NUM_ROWS)
+    low = rows.planner.acceptance(rows.rows)
+    rows.guess([7, 8], rights=[True, False, False, False], times=8)
+    now = rows.planner.acceptance(rows.rows)
+    assert low.max() < 0.1
+    assert now[0] > 0.5
+    assert now[1:].max() < 0.1
+
+
+def test_a_new_request_in_a_row_begins_anew() -> None:
+    rows = Rows(flat)
+    rows.guess([7, 8], rights=[True] * NUM_ROWS)
+    rows.running.generation[rows.rows] += 1
+    rows.planner.observe(rows.rows.tolist(), [[7]] * NUM_ROWS)
+    assert not rows.plan().any()
+
+
+def test_costs_between_and_beyond_measurements() -> None:
+    costs = StepCosts()
+    assert costs.seconds(np.array([1])) is None
+    costs.record(0, 5.0)
+    costs.record(4, 0.0)
+    assert costs.seconds(np.array([1])) is None
+    costs.record(4, 1.0)
+    costs.record(8, 3.0)
+    costs.record(10, 2.0)  # noise: a longer step is never taken to be faster
+    times = costs.seconds(np.array([1, 4, 6, 8, 10, 500]))
+    assert times is not None
+    assert times.tolist() == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
+    for _ in range(2000):
+        costs.record(4, 2.0)
+    times = costs.seconds(np.array([4, 10]))
+    assert times is not None
+    assert times.tolist() == pytest.approx([2.0, 2.0])
+
+
+def test_long_steps_are_measured_in_buckets() -> None:
+    costs = StepCosts()
+    costs.record(1030, 1.0)
+    costs.record(1100, 2.0)
+    times = costs.seconds(np.array([1152]))
+    assert times is not None
+    assert times[0] == 1.25
+
+
+class Chatter:
+    """A drafter that is always wrong, and counts how often it is asked."""
+
+    max_num_drafts = 4
+
+    def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[list[int]]:
+        return [[int(context[-1] + 1) % 50] * 4 for context in contexts]
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is stored."""
+
+
+def test_drafts_that_would_be_wrong_are_not_verified() -> None:
+    now = [0.0]
+    scheduler = make_scheduler(drafter=Chatter(), adapts_drafts=True, max_model_len=128, clock=lambda: now[0])
+    worker = FakeWorker.of(scheduler)
+    scheduler.add_request(make_request("a", [1, 2, 3], max_tokens=100))
+    num_drafts = []
+    while not scheduler.is_finished():
+        output = scheduler.schedule()
+        drafts = output.scheduled_spec_decode_tokens
+        num_drafts.append(0 if drafts is None else len(drafts.token_ids))
+        now[0] += 1.0 + 0.1 * output.total_num_scheduled_tokens
+        scheduler.update_from_output(output, worker.execute(output))
+    assert not any(num_drafts)
+
+
+def test_a_request_may_decline_drafts() -> None:
+    scheduler = make_scheduler(drafter=Chatter(), max_model_len=128)
+    worker = FakeWorker.of(scheduler)
+    scheduler.add_request(make_request("a", [1, 2, 3], max_tokens=20, speculative=False))
+    scheduler.add_request(make_request("b", [1, 2, 4], max_tokens=20))
+    reports: dict[str, FinishedRequest] = {}
+    total: SpecDecodeStats | None = None
+    while not scheduler.is_finished():
+        output = scheduler.schedule()
+        outputs = scheduler.update_from_output(output, worker.execute(output))
+        reports |= outputs.finished
+        total = outputs.spec_decode or total
+    assert reports["a"].num_drafts == 0 < reports["b"].num_drafts
+    assert total is not None
+    assert sum(total.proposed) == reports["b"].num_drafts
