@@ -4,6 +4,8 @@ Outputs are columns rather than one object per request: with thousands of runnin
 than scheduling. Legend: R = requests with new output in this step.
 """
 
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +28,9 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     start: int  # position of its first token
     num_tokens: int
     grid: tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
-    content_hash: str  # of patches and grid, and of what else the rotary positions depend on
-    patches: NDArray[np.float32] | None = None  # [frames * rows * columns, values of a patch]; None: sent separately
+    content_hash: str  # of patches, levels and grid, and of what else the rotary positions depend on
+    patches: NDArray[Any] | None = None  # [frames * rows * columns, values of a patch]; None: sent separately
+    levels: NDArray[np.float32] | None = None  # [channels, 256], of patches of uint8; None: patches are float32
 
 
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,20 +11,23 @@ import numpy as np
 
 MessageT = TypeVar("MessageT")
 
-_ARRAY = 1  # code of the extension type in the place of an array: its frame and its width, 32 bits each
+_DTYPES = {1: np.dtype(np.float32), 2: np.dtype(np.uint8)}  # by code of the extension type in the place of an array
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}  # the type holds its frame and its width, 32 bits each
 _NUMBER_BYTES = 4
 
 
 def encode_frames(message: object) -> list[bytes | memoryview]:
-    """Encode a message; tables [., width] of float32 in it get frames of their own, each table once."""
+    """Encode a message; tables [., width] in it get frames of their own, each table once."""
     tables: dict[int, np.ndarray[Any, Any]] = {}
 
     def place(array: object) -> msgspec.msgpack.Ext:
         assert isinstance(array, np.ndarray), f"{type(array)} cannot be sent"
-        assert array.dtype == np.float32, f"tables of {array.dtype} cannot be sent"
+        assert array.dtype in _CODES, f"tables of {array.dtype} cannot be sent"
         tables.setdefault(id(array), array)
         frame, (_, width) = list(tables).index(id(array)), array.shape
-        return msgspec.msgpack.Ext(_ARRAY, b"".join(each.to_bytes(_NUMBER_BYTES, "little") for each in (frame, width)))
+        return msgspec.msgpack.Ext(
+            _CODES[array.dtype], b"".join(each.to_bytes(_NUMBER_BYTES, "little") for each in (frame, width))
+        )
 
     head = msgspec.msgpack.encode(message, enc_hook=place)
     return [head, *(np.ascontiguousarray(table).data.cast("B") for table in tables.values())]
@@ -46,10 +49,9 @@ class FrameDecoder(Generic[MessageT]):
         return message
 
     def _table(self, code: int, data: memoryview) -> "np.ndarray[Any, Any]":
-        assert code == _ARRAY, f"extension type {code} is unknown"
         frame, width = (int.from_bytes(data[at : at + _NUMBER_BYTES], "little") for at in (0, _NUMBER_BYTES))
         if frame not in self._tables:
-            flat = np.frombuffer(bytearray(self._frames[frame]), dtype=np.float32)
+            flat = np.frombuffer(bytearray(self._frames[frame]), dtype=_DTYPES[code])
             self._tables[frame] = flat.reshape(-1, width)
         return self._tables[frame]
 

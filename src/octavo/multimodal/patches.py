@@ -1,6 +1,7 @@
-"""From a picture to the patches that a vision tower reads: resized, normalized, cut.
+"""From a picture to the patches that a vision tower reads: resized and cut; what each byte is normalized to.
 
-The same numbers as the image processors of Qwen2-VL and its successors on top of Pillow compute, bit for bit.
+Bytes travel, a quarter of the numbers that they stand for. Those are the same as the image processors of Qwen2-VL and
+its successors on top of Pillow compute, bit for bit.
 
 Legend: C = channels, F = frames of a patch, S = side of a patch in pixels, M = side of a merged square in patches.
 """
@@ -9,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,10 @@ _SWITCHES = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 class Patches:
     """An image or video as its tower reads it."""
 
-    values: NDArray[np.float32]  # [patches, C * F * S * S]
+    values: NDArray[Any]  # [patches, C * F * S * S] uint8, or float32 without levels
     grid: tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
     interval: float = 1.0  # rotary positions between frames
+    levels: NDArray[np.float32] | None = None  # [C, 256] what each byte of a channel is normalized to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +100,9 @@ class ImageProcessor:
             InvalidParameterError: one side is more than 200 times the other.
         """
         width, height = self.target_size(*frames[0].size, name)
-        levels = self._levels()
         arrays = [np.asarray(frame.resize((width, height), resample=self.resample)) for frame in frames]
-        channels = [np.stack([levels[c][array[..., c]] for c in range(len(levels))]) for array in arrays]
-        channels += [channels[-1]] * (-len(channels) % self.temporal_patch_size)  # the last frame is repeated
-        return self._cut(np.stack(channels))
+        arrays += [arrays[-1]] * (-len(arrays) % self.temporal_patch_size)  # the last frame is repeated
+        return self._cut(np.stack(arrays))
 
     def target_size(self, width: int, height: int, name: str) -> tuple[int, int]:
         """Return the nearest width and height in whole merged squares, with a number of pixels within the limits.
@@ -130,14 +130,15 @@ class ImageProcessor:
         levels: NDArray[np.float32] = (rescaled - mean) / std
         return levels
 
-    def _cut(self, frames: NDArray[np.float32]) -> Patches:
-        """Cut frames [frames, C, height, width]; the squares that are merged into a token are neighbors."""
-        num_frames, channels, height, width = frames.shape
+    def _cut(self, frames: NDArray[np.uint8]) -> Patches:
+        """Cut frames [frames, height, width, C]; the squares that are merged into a token are neighbors."""
+        num_frames, height, width, channels = frames.shape
         frame, side, merge = self.temporal_patch_size, self.patch_size, self.merge_size
         grid = (num_frames // frame, height // side, width // side)
-        squares = (grid[0], frame, channels, grid[1] // merge, merge, side, grid[2] // merge, merge, side)
-        ordered = frames.reshape(squares).transpose(0, 3, 6, 4, 7, 2, 1, 5, 8)
-        return Patches(ordered.reshape(math.prod(grid), channels * frame * side * side), grid)
+        squares = (grid[0], frame, grid[1] // merge, merge, side, grid[2] // merge, merge, side, channels)
+        ordered = frames.reshape(squares).transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        values = ordered.reshape(math.prod(grid), channels * frame * side * side)
+        return Patches(values, grid, levels=self._levels())
 
 
 def _fields_in(folder: Path) -> JsonFields:

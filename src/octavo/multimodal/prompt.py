@@ -68,10 +68,12 @@ class MultiModalPrompt:
 
 
 def content_hash(image: Patches) -> str:
-    """Return SHA-256 over grid, interval and patches: of the content, whatever its name or address."""
+    """Return SHA-256 over grid, interval, levels and patches: of the content, whatever its name or address."""
     digest = hashlib.sha256(np.array(image.grid, dtype="<i8").tobytes())
     digest.update(np.array(image.interval, dtype="<f8").tobytes())
-    digest.update(np.ascontiguousarray(image.values, dtype="<f4").data)
+    if image.levels is not None:
+        digest.update(np.ascontiguousarray(image.levels, dtype="<f4").data)
+    digest.update(np.ascontiguousarray(image.values).data)
     return digest.hexdigest()
 
 
@@ -82,6 +84,7 @@ def _input(place: PlaceholderRange, image: Patches) -> VisionInput:
         grid=image.grid,
         content_hash=content_hash(image),
         patches=image.values,
+        levels=image.levels,
     )
 
 

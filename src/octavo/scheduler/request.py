@@ -118,5 +118,5 @@ class Request:
 
 
 def _without_patches(extra: ExtraInputs) -> ExtraInputs:
-    vision = [msgspec.structs.replace(image, patches=None) for image in extra.vision]
+    vision = [msgspec.structs.replace(image, patches=None, levels=None) for image in extra.vision]
     return msgspec.structs.replace(extra, vision=vision)

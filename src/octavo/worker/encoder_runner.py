@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from octavo.contracts.engine import VisionInput
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.models.vision_tower import VisionTower
 from octavo.worker.request_rows import RequestRows
@@ -30,16 +31,23 @@ class EncoderRunner:
         inputs = scheduler_output.scheduled_encoder_inputs
         if not inputs or self._encoder is None:
             return
-        sent = []
-        for image in inputs:
-            assert image.patches is not None, "the scheduler sends patches with the step that encodes them"
-            [flat] = self._rows.send(image.patches.ravel())
-            sent.append(flat.view(image.patches.shape))
-        patches = torch.cat(sent).to(self._encoder.context.dtype)  # [P, C]
         with _threads(self._num_threads):
+            patches = torch.cat([self._patches(image) for image in inputs]).to(self._encoder.context.dtype)  # [P, C]
             encoded = self._encoder(patches, [image.grid for image in inputs])
         for image, embeddings in zip(inputs, encoded, strict=True):
             self._encoded[image.content_hash] = embeddings.clone()  # not a view of all of them
+
+    def _patches(self, image: VisionInput) -> torch.Tensor:
+        """Return the patches of an image on the device, normalized: [., C] float32."""
+        assert image.patches is not None, "the scheduler sends patches with the step that encodes them"
+        [flat] = self._rows.send(image.patches.ravel())
+        if image.levels is None:
+            return flat.view(image.patches.shape)
+        [levels] = self._rows.send(image.levels.ravel())
+        num_channels, num_levels = image.levels.shape
+        channels = flat.view(len(image.patches), num_channels, -1)
+        first = torch.arange(num_channels, dtype=torch.int32, device=flat.device)[:, None] * num_levels
+        return levels.index_select(0, (channels.to(torch.int32) + first).flatten()).view(image.patches.shape)
 
 
 @contextmanager
