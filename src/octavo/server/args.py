@@ -69,7 +69,7 @@ class ServerArgs:
     max_image_bytes: int = option(20 * 2**20, "maximum size of an image file")
     max_image_pixels: int = option(64_000_000, "maximum pixels of an image")
     allow_remote_media: bool = option(
-        False, "fetch images that requests name by http(s) URL; never from private, loopback or link-local addresses"
+        False, "fetch images that requests name by http(s) URL, from public addresses only"
     )
     media_timeout_s: float = option(20.0, "maximum seconds to fetch one image")
     request_timeout_s: float | None = option(None, "maximum seconds per request; default: no limit")
