@@ -1,12 +1,16 @@
 """What a request with images may not be."""
 
+import json
 from typing import Any
 
 import pytest
+from tests.end_to_end.conftest import GetCheckpoint
 from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import PLACE, picture
+from typer.testing import CliRunner
 
 from octavo import LLM, SamplingParams
+from octavo.cli.inspect import app
 from octavo.errors import InvalidParameterError, PromptTooLongError
 
 IMAGE = {"type": "image", "image": picture(8, 8)}
@@ -58,3 +62,8 @@ def test_samples_of_one_prompt_share_its_image(open_llm: OpenLLM) -> None:
         params = SamplingParams(n=3, seed=2, max_tokens=5, ignore_eos=True)
         [output] = llm.generate_multimodal([{"prompt": PLACE, "images": [picture(30, 30)]}], params, use_tqdm=False)
         assert len({tuple(sample.token_ids) for sample in output.outputs}) == 3
+
+
+def test_inspect_tells_of_the_tower(seeing: GetCheckpoint) -> None:
+    said = CliRunner().invoke(app, [str(seeing("qwen2-vl").folder), "--json"], catch_exceptions=False)
+    assert json.loads(said.output)["images"] == "3 layers of 32, 2 heads; a token for each 8 x 8 pixels"

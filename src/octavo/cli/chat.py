@@ -158,7 +158,7 @@ class ChatSession:
         except InvalidParameterError as error:
             _note(str(error))
         else:
-            _note(f"{len(self._images)} for the next message")
+            _note(f"{len(self._images)} to send with the next message")
 
     def _reset(self, _rest: str) -> None:
         self._conversation.reset()
