@@ -28,9 +28,10 @@ RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.tx
 
 help:
 	@echo "make demo    install Octavo into .venv, generate text from the bundled model and from a small real one"
-	@echo "make test    run the tests, about nine minutes on two cores    (ARGS='-k scheduler' is handed to pytest)"
+	@echo "make test    run the tests, about six minutes on two cores    (ARGS='-k scheduler' is handed to pytest)"
 	@echo "make test-all    the same in full breadth, sanitizers, clients, Ray: all there is, half an hour"
 	@echo "make test-changed    in full breadth, what looks at sources changed since the last release or 50 commits"
+	@echo "             (BUDGET=10: for so many minutes; each commit begins with another part)"
 	@echo "make seeded-faults    plant mistakes one by one, and see that the tests notice    (ARGS='--cpp': all of them)"
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
@@ -50,17 +51,17 @@ demo: $(RUNTIME) $(SMOLLM2)
 	$(BIN)/octavo generate --model smollm2 --chat --temperature 0 --max-tokens 48 \
 	    --prompt "What is the capital of France?" --prompt "Explain what a computer is in one sentence."
 
-# Two processes, whole files to each: a file's tests share engines and servers.
+# Two processes, whole files to each: a file's tests share engines and servers. In the order of tests/order.py.
 WORKERS := 2
 test: $(TEST) $(SMOLLM2)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m tools.test_all
 	$(MAKE) test-clients test-ray
 
-test-changed: $(TEST)
-	$(BIN)/python -m tools.test_all --changed
+test-changed: $(TEST) $(SMOLLM2)
+	$(BIN)/python -m tools.test_all --changed $(if $(BUDGET),--budget $(BUDGET))
 
 seeded-faults: $(TEST)
 	$(BIN)/python -m tools.seeded_faults $(ARGS)

@@ -1,11 +1,13 @@
 """What quantization costs in quality, beside the same model in float32.
 
-    python -m benchmarks.quality [--model smollm2 [--dither]] [--count 40] [--all-forms] [--out FILE]
+    python -m benchmarks.quality [--model smollm2 [--dither]] [--beside FOLDER ...] [--out FILE]
+    python -m benchmarks.quality [--count 40] [--all-forms] [--out FILE]
 
 For each position: the Kullback-Leibler divergence of the quantized model's next token from that of float32, in nats,
 and how often both find the same token likeliest. On the demo model the positions are answers that were held out of its
 training. On any other, a real one say, they are those of the bundled texts; `--dither` takes the weights of a GGUF file
-off their grid first.
+off their grid first. `--beside` adds checkpoints of the same model in other forms, such as those of `octavo convert
+--quantize`; where weights are dithered, these are to be made of `--write-dithered FOLDER`, which does nothing else.
 
 On the demo model also llama.cpp's forms of the same weights where `benchmarks.peers.install llama.cpp` has been: its
 bf16 row shows what another engine's rounding alone comes to. llama.cpp's K forms need rows of a multiple of 256, which
@@ -20,8 +22,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +33,7 @@ from tests.models.paged import CPU, DTYPES, PagedRunner
 
 from benchmarks.peers.environment import environment
 from benchmarks.peers.registry import LLAMA_CPP, ROOT, PeerMissingError
-from benchmarks.quality_texts import DitheredGgufLoader, Sample, bundled_texts, demo_answers
+from benchmarks.quality_texts import DitheredGgufLoader, Sample, bundled_texts, demo_answers, write_dithered
 from octavo.attention.selector import select_attention
 from octavo.config.engine import KVCacheDType, LoadConfig
 from octavo.config.hf import read_model_config
@@ -40,7 +43,7 @@ from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, get_quantization
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import MadeAtLoad
-from octavo.layers.quant.registry import check_made_at_load
+from octavo.layers.quant.registry import check_made_at_load, make_schemes
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
 
@@ -79,6 +82,17 @@ class Subject:
         load_config = LoadConfig(load_format="auto", seed=0, packed_cache_bytes=0)
         loader = DitheredGgufLoader(load_config) if self.is_dithered else get_model_loader(load_config)
         return loader.load_model(config, context)
+
+    def load_beside(self, folder: Path) -> CausalLM:
+        """Return another checkpoint of it, in the form that its weights have there."""
+        config = read_model_config(folder, model=str(folder), dtype="bfloat16")
+        schemes = make_schemes(config.quantization)
+        kernels = select_kernels(CPU, torch.bfloat16, schemes.forms)
+        attention = select_attention(CPU, torch.bfloat16)
+        context = BuildContext(kernels=kernels, attention=attention, dtype=torch.bfloat16, device=CPU, schemes=schemes)
+        return get_model_loader(LoadConfig(load_format="auto", seed=0, packed_cache_bytes=0)).load_model(
+            config, context
+        )
 
     def forms(self, has_all_forms: bool) -> Iterator[tuple[str, CausalLM]]:
         """Yield what Octavo makes of the weights, keys and values; with `has_all_forms`, sizes it does not offer too.
@@ -145,7 +159,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40, help="questions of each task, for the demo model")
     parser.add_argument("--all-forms", action="store_true", help="group sizes that Octavo does not offer, too")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="checkpoints of the same model to measure")
+    parser.add_argument("--write-dithered", type=Path, metavar="FOLDER", help="write the dithered model, and no more")
     options = parser.parse_args()
+    if options.write_dithered:
+        write_dithered(options.model, options.write_dithered)
+        return
     is_demo = options.model == "demo"
     samples = list(demo_answers(options.count) if is_demo else bundled_texts(options.model))
     subject = Subject(options.model, options.dither)
@@ -154,7 +173,8 @@ def main() -> None:
     report = {}
     print("| weights | KL divergence, nats | same likeliest token | perplexity |\n| --- | --- | --- | --- |")
     print(f"| float32 | | | {perplexity(expected, samples):.2f} |", flush=True)
-    for name, found in rows(subject, samples, options.all_forms):
+    beside = ((folder.name, subject.load_beside(folder)) for folder in options.beside)
+    for name, found in rows(subject, samples, chain(subject.forms(options.all_forms), beside)):
         report[name] = compare(expected, found) | {"perplexity": perplexity(found, samples)}
         row = report[name]
         print(f"| {name} | {row['kl']:.5f} | {row['agreement']:.2%} | {row['perplexity']:.2f} |", flush=True)
@@ -162,9 +182,11 @@ def main() -> None:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def rows(subject: Subject, samples: list[Sample], has_all_forms: bool) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def rows(
+    subject: Subject, samples: list[Sample], forms: Iterable[tuple[str, CausalLM]]
+) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Yield the name of each form, and what it expects in each sample."""
-    for name, model in subject.forms(has_all_forms):
+    for name, model in forms:
         yield name, [log_probabilities(model, sample) for sample in samples]
     if subject.name != "demo":
         return

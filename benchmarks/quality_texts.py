@@ -8,11 +8,16 @@ import torch
 from tools.demo_model.corpus import TASKS, held_out
 from tools.demo_model.template import question_and_answer
 
+from octavo.config.engine import LoadConfig
 from octavo.config.hub import resolve_model
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint
+from octavo.convert.targets import TargetOptions
 from octavo.gguf.file import GgufTensor
 from octavo.loader.ggml_blocks import unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.worker.parameters import empty_model
 
 SEED = 2026
 TEXTS = Path(__file__).parent / "texts" / "quality.txt"  # prose, code, languages, tables: about 2,300 tokens
@@ -57,3 +62,17 @@ class DitheredGgufLoader(GgufLoader):
         random = torch.Generator().manual_seed(SEED + zlib.crc32(tensor.name.encode()))
         steps = blocks.scales.repeat_interleave(values.shape[1] // blocks.scales.shape[1], dim=1)
         return (values + (torch.rand(values.shape, generator=random) - 0.5) * steps).view(tensor.shape)
+
+
+class _DitheredCheckpoint(Checkpoint):
+    """A GGUF file off its grid."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from DitheredGgufLoader(LoadConfig(load_format="gguf", seed=0)).tensors(empty_model(self.model))
+
+
+def write_dithered(model: str, folder: Path) -> None:
+    """Write the dithered weights of a GGUF model to a new folder, in float32, for `octavo convert` to read."""
+    source = Checkpoint.open(model, dtype="float32")
+    fields = {name: getattr(source, name) for name in ("path", "model", "settings", "load_format", "dtype")}
+    convert(_DitheredCheckpoint(**fields), folder, "safetensors", TargetOptions())

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from tests.breadth import RUNS_ALL, pick
+from tests.order import place
 
 # Before any test imports a library that reads them. Child processes inherit them. One thread: matrices in tests are
 # tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
@@ -29,10 +30,11 @@ settings.load_profile("octavo")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave `full` to `make test-all`, and skip what needs a GPU where there is none.
+    """Begin with the longest files, leave `full` to `make test-all`, and skip what needs a GPU where there is none.
 
     torch is looked at only when a test for a GPU was collected.
     """
+    items.sort(key=lambda item: place(item.nodeid))
     if not RUNS_ALL:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]

@@ -1,12 +1,15 @@
 """No test is left out by mistake: each belongs to a part of `make test-all`, and every seeded fault still applies."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from tests.breadth import each
+from tests.order import LONG
+from tools import test_all
 from tools.seeded_faults.__main__ import StaleFaultError, find
 from tools.seeded_faults.faults import FAULTS, Fault
-from tools.test_all import PARTS, ROOT, files_of, parts_for
+from tools.test_all import PARTS, ROOT, Part, files_of, in_turns, parts_for, run_within
 
 APART = ("tests/clients/", "tests/ray/")  # environments of their own: `make test-clients`, `make test-ray`
 
@@ -30,6 +33,25 @@ def test_a_change_asks_for_what_looks_at_it() -> None:
     assert parts_for(["tests/kernels/triton/test_draw.py"]) == ["triton"]
     assert parts_for(["README.md"]) == []
     assert parts_for(["tests/breadth.py"]) == list(PARTS)
+
+
+def test_what_a_budget_leaves_out_is_said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    endless = Part(command=(sys.executable, "-c", "import time; time.sleep(1000)"), sources=())
+    broken = Part(command=(sys.executable, "-c", "raise SystemExit(3)"), sources=())
+    monkeypatch.setattr(test_all, "PARTS", {"endless": endless, "broken": broken})
+    assert run_within(["endless", "broken"], 0.1) == 0
+    assert "endless was cut short, without a failure so far; not run: broken" in capfd.readouterr().out
+    assert run_within(["broken", "endless"], 1000.0) == 3
+
+
+def test_each_part_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, expected in (("6", ["a", "b", "c"]), ("7", ["b", "c", "a"]), ("8", ["c", "a", "b"])):
+        monkeypatch.setattr(test_all, "_git", lambda *arguments, count=count: count)
+        assert in_turns(["a", "b", "c"]) == expected
+
+
+def test_files_that_go_first_exist() -> None:
+    assert [file for file in LONG if not (ROOT / file).is_file()] == []
 
 
 def test_a_value_that_fails_is_named() -> None:

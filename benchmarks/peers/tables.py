@@ -1,7 +1,11 @@
 """A report of `compare` as Markdown: for each group of precisions, every engine in every cell."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+# What a form costs in quality, measured by `benchmarks.quality` on a real model: "forms", by engine and precision.
+QUALITY = Path(__file__).parents[1] / "results" / "2026-11-23-quality-smollm2.json"
 OURS = "octavo"
 TITLES = {"bf16": "bf16", "int8": "8 bits", "int4": "4 bits"}
 
@@ -34,17 +38,22 @@ def machine_line(machine: dict[str, dict[str, float]]) -> str:
 
 
 def group_table(rows: list[dict[str, Any]], cells: list[str]) -> str:
-    """Tokens/s (of the roofline), peak (of weights, KV and 500 MB); last, Octavo's best over the best peer."""
-    lines = ["| engine | " + " | ".join(cells) + " | start, s | peak, MB |", "| --- |" + " --- |" * (len(cells) + 2)]
+    """Tokens/s (of the roofline), peak (of weights, KV and 500 MB), the form's divergence from float32 on a real model;
+    last, Octavo's best over the best peer."""
+    heads = ["engine", *cells, "start, s", "peak, MB", "KL, nats"]
+    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " --- |" * (len(heads) - 1)]
+    forms = json.loads(QUALITY.read_text())["forms"]
     measured = [row for row in rows if row["medians"]]
     for row in measured:
         medians = row["medians"]
         figures = [f"{medians[cell]:,.1f} ({medians[cell] / row['limits'][cell]:.0%})" for cell in cells]
         peak = medians["peak_bytes"]
-        rest = [f"{medians['start_s']:.2f}", f"{peak / 1e6:,.0f} ({peak / row['memory_bytes']:.0%})"]
-        lines.append(f"| {row['engine']} {row['precision']} | " + " | ".join(figures + rest) + " |")
+        name = f"{row['engine']} {row['precision']}"
+        divergence = f"{forms[name]['kl']:.2g}" if name in forms else "not measured"
+        rest = [f"{medians['start_s']:.2f}", f"{peak / 1e6:,.0f} ({peak / row['memory_bytes']:.0%})", divergence]
+        lines.append(f"| {name} | " + " | ".join(figures + rest) + " |")
     ratios = [ratio(measured, cell) for cell in cells]
-    lines.append("| Octavo over the best peer | " + " | ".join(ratios) + " | | |")
+    lines.append("| Octavo over the best peer | " + " | ".join(ratios) + " | | | |")
     return "\n".join(lines)
 
 

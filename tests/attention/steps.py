@@ -4,7 +4,7 @@ Legend: T = tokens of the step, H = query heads, G = kv heads, D = head size, C 
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -70,6 +70,13 @@ def native_kernels_of(level: str, num_threads: int) -> NativeKernels:
     return NativeKernels(level, num_threads)
 
 
+@lru_cache(maxsize=64)
+def _draw(num_heads: int, num_kv_heads: int, head_dim: int, seed: int) -> tuple[torch.Tensor, ...]:
+    """Return queries, keys and values, whole: they are cut, so that a longer request begins like a shorter one."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(2048, count, head_dim, generator=generator) for count in (num_heads, *[num_kv_heads] * 2))
+
+
 class Pool:
     """A backend, one layer's KV memory for it, rubbish until written, and blocks to give out."""
 
@@ -90,17 +97,13 @@ class Pool:
 
     def sequence(self, length: int, seed: int) -> Sequence:
         """Return a request of `length` positions, the same values for the same seed, in blocks of its own."""
-        shape, generator = self.shape, torch.Generator().manual_seed(seed)
-
-        def random(num_heads: int) -> torch.Tensor:
-            # Drawn whole and then cut, so that a longer request begins like a shorter one.
-            drawn = torch.randn(2048, num_heads, shape.head_dim, generator=generator)
-            return drawn[:length].to(shape.dtype)
-
+        shape = self.shape
+        drawn = _draw(shape.num_heads, shape.num_kv_heads, shape.head_dim, seed)
+        query, key, value = (values[:length].to(shape.dtype) for values in drawn)
         return Sequence(
-            query=random(shape.num_heads),
-            key=random(shape.num_kv_heads),
-            value=random(shape.num_kv_heads),
+            query=query,
+            key=key,
+            value=value,
             block_ids=[self._free.pop() for _ in range(-(-length // shape.block_size))],
         )
 
@@ -179,12 +182,12 @@ def make_batch(block_size: int, parts: list[tuple[Sequence, int, int]]) -> Forwa
     )
 
 
-def exact_attention(sequence: Sequence, sliding_window: int | None = None) -> torch.Tensor:
-    """Return attention at every position, [C, H, D] in float64, from its definition."""
+def exact_attention(sequence: Sequence, sliding_window: int | None = None, *, start: int = 0) -> torch.Tensor:
+    """Return attention at positions from `start` on, [., H, D] in float64, from its definition."""
     repeats = sequence.query.shape[1] // sequence.key.shape[1]
-    query = sequence.query.double()
+    query = sequence.query[start:].double()
     key, value = (kv.double().repeat_interleave(repeats, dim=1) for kv in (sequence.key, sequence.value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
-    ahead = torch.arange(len(query)).unsqueeze(1) - torch.arange(len(query))  # [C, C], how far back a key lies
+    ahead = torch.arange(start, len(key)).unsqueeze(1) - torch.arange(len(key))  # [., C], how far back a key lies
     hidden = ahead < 0 if sliding_window is None else (ahead < 0) | (ahead >= sliding_window)
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), value)

@@ -75,6 +75,8 @@ def test_table_shows_the_ratio_to_the_best_peer_and_who_failed() -> None:
     rows = [make_row("octavo", 20.0), make_row("slow", 5.0), make_row("good", 10.0), make_row("absent", None)]
     text = tables({"machine": {}, "speedup": 2.0, "cells": ["decode:1:128"], "rows": rows})
     assert "| octavo bf16 | 20.0 (80%) |" in text
+    assert "| 0.00085 |" in text  # nats, of benchmarks/results
+    assert "| good bf16 | 10.0 (40%) | 1.00 | 2,000 (100%) | not measured |" in text
     assert "| Octavo over the best peer | 2.00 |" in text
     assert "absent bf16: not there" in text
 

@@ -11,6 +11,9 @@ from tests.models.tiny import TINY_MODELS
 from typer.testing import CliRunner
 
 from octavo.cli.inspect import app
+from octavo.convert.run import convert as write_checkpoint
+from octavo.convert.source import Checkpoint
+from octavo.convert.targets import TargetOptions
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,14 @@ def test_a_folder_and_a_file_say_the_same_of_the_model(folder: Path, tmp_path: P
 def test_tensors_are_listed_with_their_types(folder: Path, tmp_path: Path) -> None:
     listed = facts(str(convert(folder, tmp_path / "model.gguf", "F16")), "--tensors")["tensors"]
     assert ["token_embd.weight", [97, 36], "F16", 97 * 36 * 2] in listed  # type: ignore[operator]
+
+
+def test_a_tensorizer_file_says_the_same(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorizer", reason="the library tensorizer is not installed (make test does it)")
+    write_checkpoint(Checkpoint.open(str(folder)), tmp_path / "out", "tensorizer", TargetOptions())
+    ours, theirs = facts(str(folder), "--tensors"), facts(str(tmp_path / "out"), "--tensors")
+    assert ours["weights"] == theirs["weights"]
+    assert sorted(each[:2] for each in ours["tensors"]) == sorted(each[:2] for each in theirs["tensors"])  # type: ignore[attr-defined]
 
 
 def test_a_damaged_file_is_a_user_error(tmp_path: Path) -> None:

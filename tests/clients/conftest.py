@@ -20,7 +20,7 @@ SERVER_PYTHON = str(Path(__file__).parents[2] / ".venv/bin/python")
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[HttpServer]:
-    with HttpServer(python=SERVER_PYTHON) as running:
+    with HttpServer("--max-temperature", "5", python=SERVER_PYTHON) as running:
         yield running
         assert "Traceback" not in running.log
 

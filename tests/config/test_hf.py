@@ -195,7 +195,7 @@ def test_end_tokens_and_sampling_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: quant_method="),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config: quant_method="),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),

@@ -88,8 +88,10 @@ def test_errors_of_the_hub_say_what_was_tried(hub: HubServer, tmp_path: Path) ->
     assert hub.endpoint in unknown
     assert "no such public model" in unknown
     assert "no revision 'v9'" in resolve_in_process(hub.endpoint, home, MODEL_ID, "v9")["error"]
-    assert "cache" in resolve_in_process(hub.endpoint, home, MODEL_ID, HF_HUB_OFFLINE="1")["error"]
-    assert "cache" in resolve_in_process("http://127.0.0.1:9", home, MODEL_ID)["error"]
+    offline = resolve_in_process(hub.endpoint, home, MODEL_ID, HF_HUB_OFFLINE="1")["error"]
+    assert offline.endswith("because HF_HUB_OFFLINE is set, and it is not in the local cache")
+    unreachable = resolve_in_process("http://127.0.0.1:9", home, MODEL_ID)["error"]
+    assert unreachable.endswith("nor is it in the local cache; check the network, or name a local folder")
 
 
 def test_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,10 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").touch()
     with pytest.raises(ModelNotFoundError, match=r"has several models; name one of its files: m-00001-of-00002"):
         resolve_model(str(tmp_path))
-    (tmp_path / "config.json").touch()
+    (tmp_path / "other.gguf").unlink()
+    (tmp_path / "config.json").touch()  # some repositories of GGUF files have the original's
+    assert resolve_model(str(tmp_path)) == first
+    (tmp_path / "model.safetensors").touch()
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
@@ -149,3 +154,51 @@ def test_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelNotFoundError, match="bundled model is missing"):
         resolve_model("demo")
+
+
+GGUF_FILES = [
+    "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf", "tiny-IQ4_XS.gguf", "mmproj-F16.gguf",
+    "BF16/tiny-BF16-00001-of-00002.gguf", "BF16/tiny-BF16-00002-of-00002.gguf",
+]  # fmt: skip
+
+
+def test_a_tag_chooses_a_gguf_file_of_the_hub(hub: HubServer, tmp_path: Path) -> None:
+    for file in hub.folder.iterdir():
+        if file.is_file() and file.suffix != ".md":
+            file.unlink()
+    for name in GGUF_FILES:
+        (hub.folder / name).parent.mkdir(exist_ok=True)
+        (hub.folder / name).write_text(f"content of {name}")
+    home = tmp_path / "home"
+    several = resolve_in_process(hub.endpoint, home, MODEL_ID)["error"]
+    listed = "BF16/tiny-BF16-00001-of-00002.gguf, tiny-IQ4_XS.gguf, tiny-Q4_K_M.gguf, tiny-Q8_0.gguf"
+    assert several.startswith(f"'{MODEL_ID}' has several models; name one of its files: {listed}; ")
+    hub.requested.clear()
+    path = Path(resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:q8_0")["path"])
+    assert path.read_text() == "content of tiny-Q8_0.gguf"
+    assert resolve_in_process(hub.endpoint, home, f"{MODEL_ID}/tiny-Q8_0.gguf") == {"path": str(path)}
+    split = Path(resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:BF16")["path"])
+    assert split.name == "tiny-BF16-00001-of-00002.gguf"
+    assert (split.parent / "tiny-BF16-00002-of-00002.gguf").is_file()
+    assert sorted(hub.requested) == [*GGUF_FILES[-2:], "tiny-Q8_0.gguf"]
+    assert resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:Q8_0", HF_HUB_OFFLINE="1") == {"path": str(path)}
+    assert "no model called 'Q2_K'" in resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:Q2_K")["error"]
+
+
+def test_a_tag_chooses_a_gguf_file_of_a_folder(tmp_path: Path) -> None:
+    for name in ("m-Q4_0.gguf", "m.Q8_0.gguf", "m-F16-00001-of-00002.gguf", "m-F16-00002-of-00002.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    (tmp_path / "config.json").write_text("{}")
+    for tag, name in (("Q4_0", "m-Q4_0.gguf"), ("q8_0", "m.Q8_0.gguf"), ("F16", "m-F16-00001-of-00002.gguf")):
+        assert resolve_model(f"{tmp_path}:{tag}") == tmp_path / name
+    with pytest.raises(
+        ModelNotFoundError, match=r"several models; .*: m-F16-00001-of-00002\.gguf, m-Q4_0\.gguf, m\.Q8"
+    ):
+        resolve_model(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="has no model called 'Q2_K'"):
+        resolve_model(f"{tmp_path}:Q2_K")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert resolve_model(str(tmp_path)) == tmp_path
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelNotFoundError, match="has no GGUF files of which 'Q4_0' could be one"):
+        resolve_model(f"{tmp_path / 'empty'}:Q4_0")

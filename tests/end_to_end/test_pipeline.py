@@ -62,7 +62,7 @@ def alone(name: str, checkpoint: GetCheckpoint) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="batched"),
+        pytest.param({}, id="batched", marks=pytest.mark.full),
         pytest.param({"max_num_batched_tokens": 14}, id="chunked"),
         pytest.param({"num_kv_blocks": 24}, id="preempted"),
     ],
@@ -76,7 +76,7 @@ def test_stages_give_the_bytes_of_one_rank(
     assert ranks[0].max_num_in_flight == num_stages
 
 
-@pytest.mark.parametrize("name", [case.name for case in TINY_MODELS[:: pick(3, 1)]])
+@pytest.mark.parametrize("name", [case.name for case in TINY_MODELS[:: pick(6, 1)]])
 def test_greedy_is_that_of_transformers(name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
     llm = make_llm(name, pipeline_parallel_size=3)
     assert_greedy(checkpoint(name).reference, llm.generate(GREEDY_PROMPTS, GREEDY, use_tqdm=False))

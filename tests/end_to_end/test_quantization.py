@@ -33,7 +33,7 @@ every_quantization = pytest.mark.parametrize("quantization", ["int8", "int4"])
         pytest.param({"num_kv_blocks": 17}, id="preempted"),
     ],
 )
-@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2-moe", "demo"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2-moe", "demo", pytest.param("llama", marks=pytest.mark.full)])
 def test_same_bytes(name: str, options: dict[str, Any], quantization: str, make_llm: MakeLLM) -> None:
     settings: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization}
     llm = make_llm(name, enable_prefix_caching=False, **settings)

@@ -72,10 +72,12 @@ def alone(name: str, checkpoint: GetCheckpoint) -> list[Any]:
     "options",
     [
         pytest.param({}, id="batched"),
-        pytest.param({"max_num_seqs": 3}, id="three at a time"),
+        pytest.param({"max_num_seqs": 3}, id="three at a time", marks=pytest.mark.full),
         pytest.param({"max_num_batched_tokens": 14}, id="chunked"),
-        pytest.param({"block_size": 16, "max_num_batched_tokens": 30}, id="large blocks, chunked"),
-        pytest.param({"block_size": 1, "enable_prefix_caching": False}, id="blocks of one token"),
+        pytest.param({"block_size": 16, "max_num_batched_tokens": 30, "max_num_seqs": 5}, id="large blocks, chunked"),
+        pytest.param(
+            {"block_size": 1, "enable_prefix_caching": False}, id="blocks of one token", marks=pytest.mark.full
+        ),
     ],
 )
 def test_in_a_batch(name: str, options: dict[str, Any], alone: list[Any], make_llm: MakeLLM) -> None:

@@ -10,6 +10,7 @@ import torch
 from gguf.quants import dequantize
 from tests.breadth import pick
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
 
 from octavo import LLM, SamplingParams
 from octavo.config.hub import resolve_model
@@ -56,7 +57,8 @@ def reference() -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         max_position_embeddings=8192, bos_token_id=1, eos_token_id=2, pad_token_id=2,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    with no_init_weights():
+        model = LlamaForCausalLM(config).eval()
     weights = {}
     for tensor in gguf.GGUFReader(resolve_model("smollm2")).tensors:
         values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
@@ -65,7 +67,7 @@ def reference() -> Any:
             values = values.reshape(HEADS[part], -1, 2, 576).transpose(1, 2).reshape(values.shape)
         weights[name_of(tensor.name)] = values
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, assign=True)
     return model
 
 

@@ -28,7 +28,7 @@ from octavo.sampling_params import SamplingParams
 @pytest.mark.parametrize(
     ("name", "size"),
     pick(
-        [("qwen3-tied-gqa-8", 4)],
+        [("qwen3-tied-gqa-8", 2)],
         [
             ("llama-gqa-8", 2),
             ("llama-gqa-8", 4),

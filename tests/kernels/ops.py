@@ -6,6 +6,7 @@ X = experts, C = experts that a token chooses.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -41,7 +42,8 @@ def _linear(num_outputs: int, in_size: int, *, has_bias: bool) -> Callable[[torc
         x, weight = _random(MAX_ROWS, in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype)
         bias = _random(num_outputs, dtype=dtype) if has_bias else None
         scaled = weight * in_size**-0.5  # results of size 1
-        return lambda kernels, rows: kernels.linear(x[rows], kernels.pack_linear(scaled, bias))
+        pack = cache(lambda kernels: kernels.pack_linear(scaled, bias))
+        return lambda kernels, rows: kernels.linear(x[rows], pack(kernels))
 
     return make
 
@@ -51,7 +53,8 @@ def _logits_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op
         x, weight = _random(MAX_ROWS, in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype)
         scaled = weight * in_size**-0.5
         # Rounded to the dtype: kernels may round before they widen, or not.
-        return lambda kernels, rows: kernels.logits_linear(x[rows], kernels.pack_linear(scaled, None)).to(dtype)
+        pack = cache(lambda kernels: kernels.pack_linear(scaled, None))
+        return lambda kernels, rows: kernels.logits_linear(x[rows], pack(kernels)).to(dtype)
 
     return make
 
@@ -71,9 +74,8 @@ def _activated_linear(
         x, weight = _random(MAX_ROWS, in_size, dtype=dtype), _random(2 * size, in_size, dtype=dtype)
         bias = _random(2 * size, dtype=dtype) if has_bias else None
         scaled = weight * in_size**-0.5
-        return lambda kernels, rows: kernels.activated_linear(
-            x[rows], _pack_up(kernels, scaled, bias, activation), activation
-        )
+        pack = cache(lambda kernels: _pack_up(kernels, scaled, bias, activation))
+        return lambda kernels, rows: kernels.activated_linear(x[rows], pack(kernels), activation)
 
     return make
 
@@ -82,8 +84,9 @@ def _normed_linear(num_outputs: int, in_size: int) -> Callable[[torch.dtype], Op
     def make(dtype: torch.dtype) -> Op:
         x, residual = _random(MAX_ROWS, in_size, dtype=dtype), _random(MAX_ROWS, in_size, dtype=dtype).flip(0)
         norm, weight = _random(in_size, dtype=dtype), _random(num_outputs, in_size, dtype=dtype) * in_size**-0.5
+        pack = cache(lambda kernels: kernels.pack_linear(weight, None))
         return lambda kernels, rows: torch.cat(
-            kernels.normed_linear(x[rows], _fused(residual[rows], norm), kernels.pack_linear(weight, None)), dim=-1
+            kernels.normed_linear(x[rows], _fused(residual[rows], norm), pack(kernels)), dim=-1
         )
 
     return make
@@ -97,11 +100,11 @@ def _mlp(
         gate_up = _random(2 * middle_size, size, dtype=dtype) * size**-0.5
         down = _random(size, middle_size, dtype=dtype) * middle_size**-0.5
         norm = _random(size, dtype=dtype)
+        pack = cache(lambda kernels: (_pack_up(kernels, gate_up, None, activation), kernels.pack_linear(down, None)))
 
         def compute(kernels: Kernels, rows: slice) -> torch.Tensor:
-            linears = _pack_up(kernels, gate_up, None, activation), kernels.pack_linear(down, None)
             fused = _fused(residual[rows], norm, activation, offset)
-            return torch.cat(kernels.mlp(x[rows], fused, *linears), dim=-1)
+            return torch.cat(kernels.mlp(x[rows], fused, *pack(kernels)), dim=-1)
 
         return compute
 

@@ -16,15 +16,19 @@ from tests.kernels.levels import ALL_LEVELS, LEVELS
 from octavo.errors import InvalidParameterError
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.native_integers import IntegerNativeKernels
-from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, get_quantization, rotated
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, get_quantization
 from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, PackedLinear
 from octavo.layers.quant.registry import check_made_at_load, make_schemes
 
 MAX_ROWS = 70
 TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)
 FORMS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
-FORMS += [replace(form, is_rotated=True) for form in (FORMS[0], TWO_LEVEL)]
-SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300), (40, 1100)]  # N, K
+FORMS += [
+    replace(FORMS[0], rotation="blocks"),
+    replace(FORMS[0], rotation="row"),
+    replace(TWO_LEVEL, rotation="blocks"),
+]
+SHAPES = [(37, 84), (96, 1024), (64, 40), (33, 300), (40, 1100), (16, 576)]  # N, K
 # Tiles, vectors, and both sides of each border between them.
 SOME_ROWS = [(0, 1), (3, 2), (5, 4), (1, 5), (20, 9), (0, 16), (2, 17), (7, 33)]
 
@@ -52,8 +56,8 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def exact_product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """Return [T, N] float64: the product that is meant, with nothing rounded after x has become integers."""
     assert isinstance(weight.format, IntegerFormat)
-    if weight.format.is_rotated:
-        x, weight = rotated(x.float()), replace(weight, format=replace(weight.format, is_rotated=False))
+    if weight.format.rotation:
+        x, weight = weight.format.rotated(x), replace(weight, format=replace(weight.format, rotation=None))
     integers, scale = integer_rows(x)
     return scale * (integers @ weight.dequantized().double().T)
 
@@ -137,16 +141,6 @@ def test_packing_a_weight_is_packing_its_integers(form: IntegerFormat, level: st
     )
 
 
-def test_a_rotation_is_a_hadamard_matrix_s_and_its_own_inverse() -> None:
-    x = random(5, 84).float()
-    matrix = torch.ones(1, 1)
-    while len(matrix) < 64:
-        matrix = torch.cat((torch.cat((matrix, matrix), dim=1), torch.cat((matrix, -matrix), dim=1)))
-    torch.testing.assert_close(rotated(x)[:, :64], x[:, :64] @ matrix / 8)
-    assert torch.equal(rotated(x)[:, 64:], x[:, 64:])
-    torch.testing.assert_close(rotated(rotated(x)), x)
-
-
 @pytest.mark.parametrize("level", ALL_LEVELS)
 def test_a_rotation_keeps_what_stands_beside_an_outlier(level: str) -> None:
     """One input of a hundred, far from the others in every row, as the residual stream of language models has it."""
@@ -154,7 +148,7 @@ def test_a_rotation_keeps_what_stands_beside_an_outlier(level: str) -> None:
     x[:, 17] = 60.0
     exact = x.double() @ weight.double().T
     errors = []
-    for form in (FORMS[0], replace(FORMS[0], is_rotated=True)):
+    for form in (FORMS[0], replace(FORMS[0], rotation="row")):
         kernels = make_kernels(level, form)
         found = kernels.logits_linear(x, kernels.pack_linear(weight, None))
         errors.append(float((found - exact).square().mean().sqrt()))

@@ -108,3 +108,40 @@ def compressed(bits: int, group_size: int | None, *, is_symmetric: bool, is_pack
         return tensors, scales[:, group_of] * (n - zeros[:, group_of])
 
     return quantize
+
+
+_AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the outputs of a word, from its lowest bits
+
+
+def awq(group_size: int) -> Quantize:
+    """Return what writes AWQ's tensors: words along the outputs, in AWQ's order."""
+
+    def to_awq_words(integers: torch.Tensor) -> torch.Tensor:
+        """Put [R, outputs] into [R, outputs / 8]."""
+        return to_words(integers.reshape(len(integers), -1, 8)[..., _AWQ_ORDER].flatten(1), 4)
+
+    def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        group_of = torch.arange(weight.shape[1]) // group_size
+        n, scales, zeros = rounded(weight, 4, group_of, is_symmetric=False)
+        tensors = {"qweight": to_awq_words(n.T), "qzeros": to_awq_words(zeros.T), "scales": scales.T.half()}
+        return tensors, scales[:, group_of] * (n - zeros[:, group_of])
+
+    return quantize
+
+
+def float8(block: tuple[int | None, int | None], name: str, shape: tuple[int, ...] | None = None) -> Quantize:
+    """Return what writes 8-bit floats with a scale for each block of outputs and inputs; `shape` is that of scales."""
+
+    def quantize(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rows, inputs = block[0] or len(weight), block[1] or weight.shape[1]
+        row_of, group_of = torch.arange(len(weight)) // rows, torch.arange(weight.shape[1]) // inputs
+        scales = torch.zeros(int(row_of.max()) + 1, int(group_of.max()) + 1)
+        for row in range(scales.shape[0]):
+            for group in range(scales.shape[1]):
+                scales[row, group] = weight[row_of == row][:, group_of == group].abs().max() / 448.0
+        of_all = scales[row_of][:, group_of]
+        values = (weight / of_all).to(torch.float8_e4m3fn)
+        found = scales if shape is None else scales.reshape(shape)
+        return {"weight": values, name: found}, of_all * values.float()
+
+    return quantize

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.distributed.ranks import run_ranks
-from tests.loader.quantized_files import Quantize, compressed, gptq, save_pair
+from tests.loader.quantized_files import Quantize, awq, compressed, float8, gptq, save_pair
 from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import random_tokens
 
@@ -23,7 +23,7 @@ from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedMod
 from octavo.kernels.native_level import native_kernels
 from octavo.kernels.reference_quantized import quantized_linear
 from octavo.layers.linear import MergedLinear
-from octavo.layers.quant.packing import CompressedLinear
+from octavo.layers.quant.packing import CompressedLinear, _warn_expanded
 from octavo.layers.quant.registry import CHECKPOINT_SCHEMES
 from octavo.models.interfaces import CausalLM
 from octavo.worker.parameters import count_parameters, empty_model, weights_bytes
@@ -60,6 +60,18 @@ def compressed_settings(
     }
 
 
+def compressed_floats(strategy: dict[str, Any]) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, **strategy}
+    activations = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}},
+        "ignore": ["lm_head"],
+    }
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
 CASES = [
     Case(name="gptq-4-64", settings=gptq_settings(4, 64), quantize=gptq(4, 64, is_symmetric=True)),
     Case(name="gptq-8-all", settings=gptq_settings(8, -1), quantize=gptq(8, -1, is_symmetric=True)),
@@ -92,8 +104,45 @@ CASES = [
         settings=compressed_settings(4, 32, is_symmetric=False),
         quantize=compressed(4, 32, is_symmetric=False, is_packed=True),
     ),
+    Case(name="awq-32", settings={**AWQ, "group_size": 32}, quantize=awq(32)),
+    Case(
+        name="awq-64-but-for-one-layer",
+        settings={"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "modules_to_not_convert": ["layers.1.mlp"]},
+        quantize=awq(64),
+        is_quantized=lambda layer: "layers.1.mlp" not in layer,
+    ),
+]
+FLOATS = [
+    Case(
+        name="fp8-blocks",
+        settings={"quant_method": "fp8", "weight_block_size": [48, 32], "modules_to_not_convert": ["layers.1.mlp"]},
+        quantize=float8((48, 32), "weight_scale_inv"),
+        is_quantized=lambda layer: "layers.1.mlp" not in layer,
+    ),
+    Case(
+        name="fp8-tensor",
+        settings={"quant_method": "fp8", "activation_scheme": "dynamic"},
+        quantize=float8((None, None), "weight_scale", ()),
+    ),
+    Case(name="fbgemm-channel", settings={"quant_method": "fbgemm_fp8"}, quantize=float8((1, None), "weight_scale")),
+    Case(
+        name="compressed-floats-tensor",
+        settings=compressed_floats({"strategy": "tensor"}),
+        quantize=float8((None, None), "weight_scale", (1,)),
+    ),
+    Case(
+        name="compressed-floats-channel",
+        settings=compressed_floats({"strategy": "channel"}),
+        quantize=float8((1, None), "weight_scale"),
+    ),
+    Case(
+        name="compressed-floats-blocks",
+        settings=compressed_floats({"strategy": "block", "block_structure": [64, 64]}),
+        quantize=float8((64, 64), "weight_scale"),
+    ),
 ]
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+by_floats = pytest.mark.parametrize("case", FLOATS, ids=lambda case: case.name)
 needs_kernels = pytest.mark.skipif(native_kernels() is None, reason="the C++ kernels were not built, or are off")
 
 
@@ -147,6 +196,46 @@ def test_integer_kernels_compute_it_as_it_is(case: Case, tmp_path: Path, monkeyp
         rows = x[:, : plain.inputs.size]
         expected = quantized_linear(rows, plain._packed.unpacked(), None)
         torch.testing.assert_close(fast(rows).float(), expected, rtol=2.0**-7, atol=1e-3)
+
+
+@by_floats
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_floats_of_8_bits_become_the_dense_weights(
+    case: Case, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No kernels for CPUs compute with them: memory and bits are those of the dense model."""
+    save(case, tmp_path)
+    _warn_expanded.cache_clear()
+    caplog.set_level(logging.WARNING)
+    dense, quantized = (load(tmp_path / name, dtype=dtype) for name in ("dense", "quantized"))
+    assert f"{case.settings['quant_method']}, 8-bit floats: " in caplog.text
+    assert caplog.text.count("has no kernels for 8-bit floats") == 1
+    [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
+    assert torch.equal(found, expected)
+    assert weights_bytes(quantized) == weights_bytes(dense)
+
+    def body(groups: ParallelGroups) -> list[list[int]]:
+        return PagedRunner(load(tmp_path / "quantized", dtype=dtype, groups=groups)).generate(PROMPTS, 12)
+
+    if dtype == "float32":
+        tokens = PagedRunner(dense).generate(PROMPTS, 12)
+        assert run_ranks(body, 2) == [tokens, tokens]
+
+
+@needs_kernels
+@by_floats
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_floats_can_be_quantized_again(case: Case, quantization: str, tmp_path: Path) -> None:
+    """To the bits of a dense checkpoint of the same values, and at its size."""
+    save(case, tmp_path)
+    options = EngineArgs(model_name=str(tmp_path / "quantized"), quantization=quantization, dtype="bfloat16")  # type: ignore[arg-type]
+    assert options.resolve().quantization == quantization
+    dense, quantized = (
+        load(tmp_path / name, dtype="bfloat16", quantization=quantization) for name in ("dense", "quantized")
+    )
+    [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
+    assert torch.equal(found, expected)
+    assert weights_bytes(quantized) == weights_bytes(dense)
 
 
 @needs_kernels
@@ -206,8 +295,12 @@ def test_a_bias_of_zeros_may_stand_in_the_file(tmp_path: Path) -> None:
     [
         (
             {"quant_method": "bitsandbytes"},
-            "quant_method='bitsandbytes' is not supported; supported: compressed-tensors, gptq",
+            r"quant_method='bitsandbytes' is not supported; supported: awq, .* or as GGUF, or the original with",
         ),
+        ({**AWQ, "bits": 3}, "bits=3 is not supported"),
+        ({**AWQ, "version": "gemv"}, "version='gemv' is not supported; supported: 'gemm'"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt='e5m2' is not supported"),
+        (compressed_floats({"strategy": "tensor_group"}), "strategy='tensor_group' is not supported"),
         (gptq_settings(3, 128), "bits=3 is not supported"),
         (gptq_settings(4, 128, checkpoint_format="marlin"), "checkpoint_format='marlin' is not supported"),
         (gptq_settings(4, 64, modules_to_not_convert=["q_proj"]), r"q_proj has dense, model.*k_proj has gptq, 4 bits"),

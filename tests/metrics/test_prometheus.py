@@ -4,6 +4,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.contracts.stats import SchedulerStats
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition
@@ -19,7 +20,12 @@ VLLM_SAMPLES = {
     "request_max_num_generation_tokens_sum", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum",
     "request_decode_time_seconds_sum", "iteration_tokens_total_count", "prefix_cache_queries_total",
     "prefix_cache_hits_total", "request_time_per_output_token_seconds_sum", "num_preemptions_total",
+    "request_params_n_bucket", "request_params_max_tokens_sum", "request_inference_time_seconds_sum",
+    "time_per_output_token_seconds_bucket", "time_per_prefill_token_request_seconds_sum", "cache_config_info",
+    "num_requests_waiting_by_reason", "prompt_tokens_cached_total",
 }  # fmt: skip
+
+VLLM_LABELS = (("engine", "0"), ("model_name", "m"))
 
 
 def samples(exposition: Exposition) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -32,12 +38,16 @@ def samples(exposition: Exposition) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 
 def busy() -> tuple[HttpMetrics, EngineMetrics]:
-    http, engine = HttpMetrics(), EngineMetrics()
+    http, engine = HttpMetrics(), EngineMetrics(cache_info={"block_size": "16"})
+    engine.stats = SchedulerStats(num_waiting=3, num_deferred=1, num_blocks=5)
+    http.requests["GET", "/health", "2xx"] = 4
     http.responses.update({200: 3, 429: 1})
     http.rejections.update({"queue_full": 1})
     http.num_client_aborts = 2
     engine.record_first_token(1.0, 7, 1.3)
-    engine.record_end(RequestMetrics(arrival_time_s=1.0, first_token_time_s=1.3, finished_time_s=2.0), 7, [("stop", 9)])
+    engine.record_end(
+        RequestMetrics(arrival_time_s=1.0, first_token_time_s=1.3, finished_time_s=2.0), 7, [("stop", 9)], 32
+    )
     return http, engine
 
 
@@ -56,7 +66,7 @@ def test_our_own_names() -> None:
     assert shown["octavo_time_to_first_token_seconds_bucket", (("le", "0.25"), model)] == 0
     assert shown["octavo_time_to_first_token_seconds_bucket", (("le", "0.5"), model)] == 1
     assert shown["octavo_time_to_first_token_seconds_bucket", (("le", "+Inf"), model)] == 1
-    assert shown["octavo_kv_cache_usage", (model,)] == 0.0
+    assert shown["octavo_kv_cache_usage", (model,)] == 1.0
     assert not any(name.startswith("vllm:") for name, _ in shown)
 
 
@@ -67,6 +77,27 @@ def test_vllms_names_are_there_when_asked_for() -> None:
     assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= {name for name, _ in shown}
     labels = (("engine", "0"), ("finished_reason", "stop"), ("model_name", "m"))
     assert shown["vllm:request_success_total", labels] == 1
+    assert shown["http_requests_total", (("handler", "/health"), ("method", "GET"), ("status", "2xx"))] == 4
+    assert shown["vllm:request_params_max_tokens_sum", VLLM_LABELS] == 32
+    info = dict(next(labels for name, labels in shown if name == "vllm:cache_config_info"))
+    assert info == {"engine": "0", "block_size": "16", "num_gpu_blocks": "5"}
+    assert shown["vllm:num_requests_waiting_by_reason", (*VLLM_LABELS, ("reason", "capacity"))] == 2
+    assert shown["vllm:num_requests_waiting_by_reason", (*VLLM_LABELS, ("reason", "deferred"))] == 1
+
+
+def test_under_vllms_names_the_buckets_are_its_own() -> None:
+    http, engine = busy()
+    shown = samples(Exposition(http, lambda: engine, "m", with_vllm_names=True))
+    bounds = {
+        name: [dict(labels)["le"] for found, labels in shown if found == f"{name}_bucket"]
+        for name in ("vllm:e2e_request_latency_seconds", "octavo_request_duration_seconds", "vllm:request_params_n")
+    }
+    assert bounds["vllm:e2e_request_latency_seconds"][:4] == ["0.3", "0.5", "0.8", "1.0"]
+    assert bounds["octavo_request_duration_seconds"][:3] == ["0.01", "0.025", "0.05"]
+    assert bounds["vllm:request_params_n"] == ["1.0", "2.0", "5.0", "10.0", "20.0", "+Inf"]
+    latency = "vllm:e2e_request_latency_seconds_bucket"
+    at = {dict(labels)["le"]: value for (name, labels), value in shown.items() if name == latency}
+    assert (at["0.8"], at["1.0"], at["+Inf"]) == (0, 1, 1)
 
 
 def test_there_is_something_to_see_while_the_model_loads() -> None:

@@ -3,6 +3,7 @@
 import statistics
 
 import pytest
+from tests.breadth import pick
 
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.scheduler.pace import FEWEST_TOKENS, FIRST_TOKENS, StepPace
@@ -155,14 +156,17 @@ def keep_busy(
 def test_a_crowd_does_not_wait_behind_a_queue_that_never_ends() -> None:
     """32 streams decode in 0.11 s: what is left of the target is less than the prompts of those who come."""
     machine = Machine(0.025, 0.0025, row_s=0.0027)
-    waited_s, took_s = keep_busy(machine, target_s=0.25, streams=32, num_requests=128, size=128, max_tokens=64)
+    num_requests = pick(80, 128)
+    waited_s, took_s = keep_busy(machine, target_s=0.25, streams=32, num_requests=num_requests, size=128, max_tokens=64)
     assert statistics.median(waited_s) < 1.0  # 6 s where the target alone decides
-    assert statistics.median(waited_s[64:]) < 0.5
+    assert statistics.median(waited_s[num_requests // 2 :]) < 0.5
     assert max(took_s[5:]) <= 2 * 0.25
 
 
 def test_a_crowd_leaves_the_target_alone_where_prompts_are_quick() -> None:
     machine = Machine(0.02, 0.0004, row_s=0.0015)
-    waited_s, took_s = keep_busy(machine, target_s=0.25, streams=32, num_requests=128, size=128, max_tokens=64)
+    waited_s, took_s = keep_busy(
+        machine, target_s=0.25, streams=32, num_requests=pick(64, 128), size=128, max_tokens=64
+    )
     assert max(took_s[5:]) <= 0.26
     assert statistics.median(waited_s) < 1.0

@@ -57,6 +57,7 @@ class HttpServer:
     def wait_until_ready(self) -> None:
         while self.client.get("/health").status_code == 503:
             assert self.process.poll() is None
+            time.sleep(0.02)  # each question takes time from the engine that is loading
 
     def __enter__(self) -> Self:
         self.wait_until_ready()

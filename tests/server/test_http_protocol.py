@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import pytest
 from tests.server.tiny import tiny_server
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
@@ -30,11 +31,13 @@ async def test_a_head_over_the_limit_is_431() -> None:
         assert tiny.metrics.rejections == {"head_too_large": 4}
 
 
-async def test_what_is_not_http_is_told_so_as_json() -> None:
+async def test_what_is_not_http_is_told_so_as_json(caplog: pytest.LogCaptureFixture) -> None:
     async with tiny_server() as tiny:
         assert parts(await tiny.send_raw(b"\x16\x03\x01 hello\r\n\r\n")) == (400, "invalid_http")
         bad_chunk = HEAD + b"Transfer-Encoding: chunked\r\n\r\nnot a length\r\n"
         assert parts(await tiny.send_raw(bad_chunk)) == (400, "invalid_http")
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("octavo")]
+    assert [text[:26] for text in ours] == ["127.0.0.1 400 invalid_http"] * 2
 
 
 async def test_a_body_that_does_not_come_is_408() -> None:

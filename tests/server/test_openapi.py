@@ -1,5 +1,6 @@
 """The OpenAPI page: every route is on it, with what it takes and gives, and every reference leads somewhere."""
 
+import re
 from typing import Any
 
 import pytest
@@ -38,5 +39,39 @@ def test_fields_are_listed_with_their_types(page: dict[str, Any]) -> None:
     assert {"type": "integer"} in request["properties"]["top_k"]["anyOf"]
 
 
-def test_the_page_for_people_is_there(server: HttpServer) -> None:
-    assert "/openapi.json" in server.client.get("/docs").text
+def test_the_page_for_people_needs_no_other_server(server: HttpServer) -> None:
+    """All that it loads is here, and is what it says."""
+    docs = server.client.get("/docs").text
+    assert "'/openapi.json'" in docs
+    loaded = re.findall(r'(?:src|href)="([^"]*)"', docs)
+    assert len(loaded) == 3
+    for path in loaded:
+        assert path.startswith("/docs/")
+        response = server.client.get(path)
+        assert (response.status_code, len(response.content) > 500) == (200, True)
+        assert response.headers["content-type"].partition("/")[0] in ("text", "image")
+    assert server.client.get("/docs/other.js").status_code == 404
+
+
+def test_operations_are_described_and_have_examples_that_work(server: HttpServer, page: dict[str, Any]) -> None:
+    for path, operations in page["paths"].items():
+        for method, operation in operations.items():
+            assert operation["description"], path
+            if method == "post":
+                examples = operation["requestBody"]["content"]["application/json"]["examples"]
+                for example in examples.values():
+                    body = example["value"] | ({"max_tokens": 2} if path.startswith("/v1") else {})
+                    assert server.post(path, body).status_code == 200
+
+
+def test_one_can_authorize(page: dict[str, Any]) -> None:
+    assert {"type": "http", "scheme": "bearer"}.items() <= page["components"]["securitySchemes"]["bearer"].items()
+    assert {"bearer": []} in page["security"]
+
+
+def test_the_root_leads_to_the_rest(server: HttpServer) -> None:
+    home = server.client.get("/")
+    assert home.headers["content-type"].startswith("text/html")
+    links = re.findall(r'<a href="([^"]*)"', home.text)
+    assert {"/docs", "/v1/models", "/health", "/metrics"} <= set(links)
+    assert all(server.client.get(link).status_code == 200 for link in links)

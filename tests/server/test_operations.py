@@ -134,31 +134,19 @@ def test_tls(tmp_path: Path) -> None:
     assert "ssl_certfile" in done.stderr
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    transport = httpx.HTTPTransport(uds=str(path))
-    options: dict[str, Any] = {"base_url": "http://octavo", "transport": transport}
-    with HttpServer("--uds", str(path), **options) as server:
-        assert server.url == f"unix:{path}"
-        assert server.client.get("/v1/models").json()["data"][0]["id"] == "demo"
-        assert run_octavo("serve", "--uds", str(path)).returncode == 2  # somebody is there
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(END_S) == 0
-    assert not path.exists()
-
-
-# -- what it tells
-
-
-def test_settings_come_from_flag_environment_and_file_and_are_shown(tmp_path: Path) -> None:
-    file = tmp_path / "octavo.yaml"
+def test_a_unix_socket_and_settings_from_flag_environment_and_file(tmp_path: Path) -> None:
+    """One server for both: each takes seconds to start."""
+    socket, file = tmp_path / "s", tmp_path / "octavo.yaml"
     file.write_text("log-format: json\nmax-model-len: 512\nmax-num-seqs: 3\nserved-model-name: [from-file]\n")
     template = tmp_path / "shout.jinja"
     template.write_text("{% for m in messages %}LOUD {{ m.content }}{% endfor %}")
     environ = {"OCTAVO_MAX_NUM_SEQS": "4", "OCTAVO_API_KEY": "sesame", "OCTAVO_VLLM_METRICS": "true"}
     flags = ("--config", str(file), "--served-model-name", "a", "--served-model-name", "b",
-             "--chat-template", str(template), "--stats-interval-s", "1e-6")  # fmt: skip
-    with HttpServer(*flags, environ=environ, headers={"x-api-key": "sesame"}) as server:
+             "--chat-template", str(template), "--stats-interval-s", "1e-6", "--uds", str(socket))  # fmt: skip
+    client: dict[str, Any] = {"base_url": "http://octavo", "transport": httpx.HTTPTransport(uds=str(socket))}
+    with HttpServer(*flags, environ=environ, headers={"x-api-key": "sesame"}, **client) as server:
+        assert server.url == f"unix:{socket}"
+        assert run_octavo("serve", "--uds", str(socket)).returncode == 2  # somebody is there
         cards = server.client.get("/v1/models").json()["data"]
         assert [(card["id"], card["max_model_len"]) for card in cards] == [("a", 512), ("b", 512)]
         prompt = server.post("/tokenize", QUESTION).json()["tokens"]
@@ -167,8 +155,13 @@ def test_settings_come_from_flag_environment_and_file_and_are_shown(tmp_path: Pa
         answer = server.client.post(CHAT, json={**LONG, "max_tokens": 40}, headers=headers)
         assert len(parse_events(answer.text)) > 1
         assert numbers(server)["vllm:generation_tokens_total"] == 40
+        shown = server.client.get("/metrics").text
+        assert 'http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"} 1.0' in shown
+        assert 'vllm:cache_config_info{block_size="' in shown
+        assert "sesame" not in server.client.get("/server_info").text
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(END_S) == 0
+        assert not socket.exists()
         lines = [json.loads(line) for line in server.log.splitlines()]  # nothing but JSON
     messages = [line["message"] for line in lines]
     assert "setting max_num_seqs: 4  # OCTAVO_MAX_NUM_SEQS" in messages
@@ -179,6 +172,9 @@ def test_settings_come_from_flag_environment_and_file_and_are_shown(tmp_path: Pa
     assert (access["status"], access["completion_tokens"]) == (200, 40)
     assert access["prompt_tokens"] == len(prompt)
     assert any(line["logger"] == "octavo.metrics.log" for line in lines)
+
+
+# -- what it tells
 
 
 def test_show_settings_prints_all_and_leaves() -> None:

@@ -42,7 +42,7 @@ def refused(server: HttpServer, path: str, **fields: Any) -> str:
 
 def test_the_same_seed_gives_the_same_text_and_others_differ(server: HttpServer) -> None:
     def texts(seeds: list[int]) -> set[str]:
-        return {complete(server, seed=seed, temperature=5.0)["choices"][0]["text"] for seed in seeds}
+        return {complete(server, prompt="Q", seed=seed, temperature=2.0)["choices"][0]["text"] for seed in seeds}
 
     assert len(texts([42] * 4)) == 1
     assert len(texts([1, 2, 3, 4])) == 4

@@ -1,5 +1,6 @@
 """How a server comes up: HTTP first, then the model; and what its process never loads."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,19 @@ def test_http_answers_while_the_model_is_loading() -> None:
             assert "retry-after" in health.headers
         assert running.client.get("/health").json() == {"status": "ok"}
         assert running.client.get("/ready").status_code == 200
+        if health.status_code == 503:
+            assert "(" in health.json()["error"]["message"] or "starting" in health.json()["error"]["message"]
+            assert "s so far" in health.json()["error"]["message"]
+        summary = r"^octavo: demo is ready after [\d.]+ s; KV cache: ([\d,]+) tokens, .*; (http\S+)$"
+        ready = re.findall(summary, running.log, re.MULTILINE)
+        assert [url for _, url in ready] == [running.url]
+        info = running.client.get("/server_info").json()
+        assert f"{info['kv_cache_tokens']:,}" == ready[0][0]
+        port = running.url.rpartition(":")[2]
+        command = [sys.executable, "-m", "octavo.cli.main", "serve", "demo", "--port", port]
+        taken = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+        assert taken.returncode == 2
+        assert "--port" in taken.stderr.splitlines()[-1]
         if response.status_code != 200:
             assert response.status_code == 503
             assert response.json()["error"].keys() == {"message", "type", "param", "code"}

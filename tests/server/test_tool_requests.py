@@ -26,6 +26,7 @@ TOKENIZER = Tokenizer.from_path(demo_model_path())
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: dict[str, Any] = {"name": "get_weather", "parameters": SCHEMA}
 PLAIN: dict[str, Any] = {"name": "now"}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def tools(*functions: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -97,8 +98,19 @@ def test_without_calls_all_is_as_without_tools(fields: dict[str, Any]) -> None:
     assert made.params == SamplingParams()
 
 
-def test_auto_leaves_the_text_free() -> None:
-    made = plan(tools=tools(WEATHER, PLAIN))
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "mistral_args", "qwen3_coder"])
+def test_auto_leaves_the_text_free_and_a_call_the_names_that_are_offered(parser: str) -> None:
+    made = plan(parser=parser, tools=tools(WEATHER, PLAIN))
+    constraint = made.params.structured_output
+    assert constraint is not None
+    assert (constraint.free_text, constraint.min_tags, constraint.max_tags) == (True, 0, None)
+    for name in ("get_weather", "now"):
+        assert any(name in f"{tag.begin}{tag.grammar}" for tag in constraint.tags)
+
+
+@pytest.mark.parametrize("parser", ["llama3_json", "pythonic"])
+def test_auto_needs_no_constraint_where_a_call_begins_with_its_name(parser: str) -> None:
+    made = plan(parser=parser, tools=tools(WEATHER, PLAIN))
     assert made.params.structured_output is None
     assert [tool["function"]["name"] for tool in made.prompt_options["tools"]] == ["get_weather", "now"]  # type: ignore[attr-defined]
 
@@ -115,8 +127,11 @@ def test_strict_tools_are_held_to_their_schema_within_free_text() -> None:
     constraint = plan(tools=tools(WEATHER | {"strict": True}, PLAIN)).params.structured_output
     assert constraint is not None
     assert constraint.free_text
-    assert json.loads(str(constraint.tags[0].json_schema)) == SCHEMA
-    assert json.loads(str(constraint.tags[1].json_schema)) == {"type": "object"}
+    assert json.loads(str(constraint.tags[0].json_schema)) == SCHEMA | {"additionalProperties": False}
+    assert json.loads(str(constraint.tags[1].json_schema)) == NOTHING
+    loose = plan(tools=tools(WEATHER, PLAIN)).params.structured_output
+    assert loose is not None
+    assert [json.loads(str(tag.json_schema)) for tag in loose.tags] == [{"type": "object"}, NOTHING]
 
 
 def test_required_and_named_calls_are_forced() -> None:
@@ -202,7 +217,7 @@ def test_history_as_templates_read_it() -> None:
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "7"}]},
         {"role": "user", "content": "So?", "name": "Ann", "tool_calls": []},
     ]
-    plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]), TOKENIZER)
+    plain = template_messages(msgspec.json.decode(json.dumps(messages), type=list[ChatMessage]), TOKENIZER, print)
     assert plain[0] == {
         "role": "assistant",
         "reasoning_content": "Hm.",
@@ -286,6 +301,8 @@ def test_tags_that_are_no_tokens_leave_no_room_for_thoughts_before_a_form() -> N
     settled = AnswerPlan.of(request(), constraint, formats).after([1, 5])
     assert settled.params == constraint
     assert settled.starts_inside is None
+    tool_calls = AnswerPlan.of(request(tools=tools(PLAIN)), SamplingParams(), formats)
+    assert tool_calls.after([1, 5]).starts_inside is False  # reasoning is part of the free text before calls
     with pytest.raises(ApiError, match="cannot be counted"):
         AnswerPlan.of(request(thinking_token_budget=3), SamplingParams(), formats).after([1, 5])
 

@@ -167,6 +167,32 @@ def test_what_is_refused(server: HttpServer, fields: dict[str, Any], param: str)
     assert response.json()["error"]["param"] == param
 
 
-def test_calls_are_cut_by_the_length_cap_and_say_so(server: HttpServer) -> None:
-    message = put_together(server.stream(PATH, BODY | {"tool_choice": "required", "max_tokens": 12}))
-    assert message["reasons"] == ["length"]
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("max_tokens", [2, 6, 12])
+def test_calls_are_cut_by_the_length_cap_and_say_so(server: HttpServer, choice: str, max_tokens: int) -> None:
+    cut = BODY | {"tool_choice": choice, "max_tokens": max_tokens}
+    message = put_together(server.stream(PATH, cut))
+    assert (message["reasons"], message["content"]) == (["length"], "")
+    whole = server.post(PATH, cut).json()["choices"][0]
+    calls = [call["function"] for call in whole["message"].get("tool_calls", [])]
+    assert (whole["finish_reason"], whole["message"]["content"]) == ("length", None if calls else "")
+    assert [call["function"] for call in message["calls"]] == calls
+    assert [call["name"] for call in calls] == ["get_weather"] * (max_tokens == 12)
+
+
+def test_open_schemas_have_an_end(server: HttpServer) -> None:
+    """Without `additionalProperties`, as pydantic and others write them: an object ends after its properties."""
+    kinds = {"city": "string", "temperature": "integer", "sunny": "boolean"}
+    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}}
+    schema["required"] = list(kinds)
+    shape = {"type": "json_schema", "json_schema": {"name": "weather", "schema": schema}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    base = {"messages": [{"role": "user", "content": "It is 21 degrees in Oslo."}], "max_tokens": 200}
+    for seed in range(3):
+        asked = server.post(PATH, base | {"seed": seed, "response_format": shape}).json()["choices"][0]
+        assert asked["finish_reason"] == "stop"
+        called = server.post(PATH, base | {"seed": seed, "tools": [tool], "tool_choice": "required",
+                                           "parallel_tool_calls": False}).json()["choices"][0]  # fmt: skip
+        assert called["finish_reason"] == "tool_calls"
+        for text in (asked["message"]["content"], called["message"]["tool_calls"][0]["function"]["arguments"]):
+            assert set(json.loads(text)) == set(kinds)

@@ -47,6 +47,26 @@ def test_what_is_drawn_is_valid_json(family: str, name: str) -> None:
         assert is_valid(parse(text), SCHEMAS[name]), text
 
 
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a":1,"b":[2]}', True),
+        ('{"a": 1, "b": [2]}', True),
+        ('{\n  "a": 1,\n  "b": [\n    2\n  ]\n}', True),
+        ('{\r\n\t"a": 1,\r\n\t"b": [\r\n\t\t2\r\n\t]\r\n}', True),
+        ('{"a":  1', False),
+        ("{\n\n", False),
+        ("{ \n", False),
+        ('{"a": 1\t', False),
+    ],
+)
+def test_white_space_is_what_a_formatter_writes(text: str, fits: bool) -> None:
+    schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "array"}}, "required": ["a", "b"]}
+    matcher = backend_of("byte_level").compile(StructuredOutput(json_schema={"type": "object", **schema})).matcher()
+    tokens = tokenizer_of("byte_level")[0].encode(text, add_special_tokens=False)
+    assert all(map(matcher.matcher.consume_token, tokens)) == fits
+
+
 def test_the_validator_sees_what_is_wrong() -> None:
     wrong: list[tuple[str, Any]] = [
         ("person", {"name": "x"}),

@@ -57,9 +57,9 @@ def test_nothing_but_tags(tags: list[StructuralTag], low: int, high: int | None)
 def test_tags_in_free_text(tags: list[StructuralTag], trigger: str, low: int, high: int | None) -> None:
     constraint = StructuredOutput(tags=tags, min_tags=low, max_tags=high)
     choose = eager("demo", [trigger, "</f>"])
-    texts = [random_answer("demo", constraint, seed, choose=choose, max_tokens=900) for seed in range(25)]
+    texts = [random_answer("demo", constraint, seed, choose=choose, max_tokens=900) for seed in range(pick(8, 25))]
     ended = [text for text in texts if text is not None]
-    assert len(ended) >= 5
+    assert len(ended) >= pick(2, 5)
     for text in ended:
         calls, around = calls_in(text)
         assert trigger not in around, "every beginning is a whole tag"

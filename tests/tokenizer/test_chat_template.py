@@ -145,6 +145,39 @@ def test_what_the_template_refuses_is_passed_on() -> None:
     assert caught.value.field == "messages"
 
 
+def test_templates_that_know_no_developer_get_a_system_message_and_errors_name_the_role_given() -> None:
+    developer = {"role": "developer", "content": "Be brief."}
+    assert ChatTemplate(CHATML).render([developer, USER]) == ChatTemplate(CHATML).render(
+        [developer | {"role": "system"}, USER]
+    )
+    own = "{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{% endfor %}"
+    assert ChatTemplate(own).render([developer, USER]) == "D"
+    with pytest.raises(InvalidParameterError, match="developer") as caught:
+        ChatTemplate(MISTRAL).render([developer, USER, USER])
+    assert "system" not in str(caught.value)
+
+
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('System first!') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+DROPS_LATE = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}[{{ m.role }}]{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [FIRST_ONLY, DROPS_LATE])
+def test_system_messages_that_are_not_first_are_merged_into_the_first(source: str) -> None:
+    late = [{"role": "system", "content": "A"}, USER, ANSWER, {"role": "developer", "content": "B"}, USER]
+    template = ChatTemplate(source)
+    assert template.must_merge(late)
+    assert template.render(late).startswith("[system]A\n\nB[user]")
+    assert template.render(late[1:]).startswith("[system]B[user]")
+    assert not template.must_merge(late[:3])
+    assert not ChatTemplate(CHATML).must_merge(late)
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -156,7 +189,7 @@ def test_what_the_template_refuses_is_passed_on() -> None:
     ],
 )
 def test_broken_and_unsafe_templates_are_errors(source: str) -> None:
-    with pytest.raises(InvalidParameterError, match="rejected by the chat template"):
+    with pytest.raises(InvalidParameterError, match=r"\['user'\]: the chat template cannot render them$"):
         ChatTemplate(source).render([USER])
 
 
@@ -172,6 +205,8 @@ def test_a_broken_template_disturbs_no_one_who_does_not_chat() -> None:
         (["Hello"], r"messages\[0\]"),
         ([{"content": "Hello"}], r"messages\[0\]\.role"),
         ([USER, {"role": "user", "content": 3}], r"messages\[1\]\.content"),
+        ([USER, {"role": "user", "content": None}], r"messages\[1\]\.content"),
+        ([{"role": "developer"}, USER], r"messages\[0\]\.content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\]\.content\[0\]"),
     ],
 )

@@ -149,13 +149,13 @@ FAULTS = [
         name="nobody tells the core that a listener has left",
         right="            self.front.client.abort(self.front.outputs.core_ids(state.request_id))",
         wrong="            self.front.outputs.core_ids(state.request_id)",
-        tests="engine/test_async_llm_engine.py hostile/test_clients.py",
+        tests="hostile/test_clients.py",
     ),
     Fault(
         name="a replay says tokens twice",
         right="for offset in range(num_repeated, len(token_ids)):",
         wrong="for offset in range(len(token_ids)):",
-        tests="engine",
+        tests="engine/test_request_state.py",
     ),
     # -- server
     Fault(

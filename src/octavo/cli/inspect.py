@@ -81,7 +81,7 @@ def _images(vision: VisionConfig) -> str:
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of a GGUF file or of a folder with safetensors, from their headers.
+    """Yield the tensors of a GGUF file, or of a folder with safetensors or a tensorizer file, from their headers.
 
     Raises:
         CheckpointError: damaged, or none are there.
@@ -92,11 +92,23 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
         for tensor in GgufFile.read(path).tensors.values():
             yield StoredTensor(tensor.name, tensor.shape, tensor.type.name, tensor.data.nbytes)
         return
+    if (tensorized := path / "model.tensors").is_file() and not any(path.glob("*.safetensors")):
+        yield from _tensorizer_index(tensorized)
+        return
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{path}: no *.safetensors; only headers of safetensors and GGUF files are read")
+        why = "no *.safetensors or model.tensors; only headers of these and of GGUF files are read"
+        raise CheckpointError(f"{path}: {why}")
     for file in files:
         yield from _header(file)
+
+
+def _tensorizer_index(file: Path) -> Iterator[StoredTensor]:
+    from octavo.loader.tensorizer_index import read_index
+
+    with file.open("rb") as opened:
+        for entry in read_index(opened.read, file.stat().st_size, str(file)):
+            yield StoredTensor(entry.name, entry.shape, entry.dtype, entry.num_bytes)
 
 
 def _header(file: Path) -> Iterator[StoredTensor]:
@@ -111,7 +123,7 @@ def _header(file: Path) -> Iterator[StoredTensor]:
                 if name != "__metadata__":
                     begin, end = entry["data_offsets"]
                     yield StoredTensor(name, tuple(entry["shape"]), entry["dtype"], end - begin)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{file}: malformed header: {error!r}") from error
 
 

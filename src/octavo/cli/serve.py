@@ -53,5 +53,5 @@ def serve(
         run_server(settings, _announce)
 
 
-def _announce(url: str) -> None:
-    print(f"octavo: listening on {url}", file=sys.stderr, flush=True)
+def _announce(text: str) -> None:
+    print(f"octavo: {text}", file=sys.stderr, flush=True)

@@ -13,7 +13,6 @@ from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin
 
 from octavo.config.engine import (
-    LATER_LOAD_FORMATS,
     CacheConfig,
     EngineConfig,
     KVCacheDType,
@@ -23,6 +22,7 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
+from octavo.config.hf_quantization import has_float_weights
 from octavo.config.hub import resolve_model
 from octavo.config.model import DType, ModelConfig
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
@@ -68,7 +68,9 @@ class EngineArgs:
     """
 
     model_name: str = option(
-        DEFAULT_MODEL, "checkpoint folder, GGUF file, Hub id, `smollm2`, or `demo`, the bundled model"
+        DEFAULT_MODEL,
+        "checkpoint folder, GGUF file, Hub id (org/name, or org/name:Q4_K_M for one of several GGUF files), `smollm2`, "
+        "or `demo`, the bundled model",
     )
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")
@@ -104,7 +106,10 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
-    load_format: LoadFormat = option("auto", "auto: safetensors, pt or gguf, as the model is; dummy: random weights")
+    load_format: LoadFormat = option("auto", "format of the weights; auto: as the model is; dummy: random weights")
+    tensorizer_uri: str | None = option(
+        None, "file or http(s) address of the model's weights in the tensorizer format; default: in the model's folder"
+    )
     packed_cache_gib: float = option(
         20.0, "maximum GiB of packed weights to cache in ~/.cache/octavo (or $OCTAVO_CACHE) for the next start; 0: none"
     )
@@ -141,9 +146,6 @@ class EngineArgs:
     trust_remote_code: bool = option(False, "not supported: Octavo never runs code from a checkpoint")
 
     def __post_init__(self) -> None:
-        if self.load_format in LATER_LOAD_FORMATS:
-            limit = "not supported by this version yet; one of " + ", ".join(get_args(LoadFormat))
-            raise InvalidParameterError("load_format", self.load_format, limit)
         for spec in fields(self):
             check_type(spec.name, spec.type, getattr(self, spec.name))
         for name in _COUNTS:
@@ -186,7 +188,8 @@ class EngineArgs:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
-        if self.quantization is not None and model.quantization is not None:
+        is_quantized = model.quantization is not None and not has_float_weights(model.quantization)
+        if self.quantization is not None and model.quantization is not None and is_quantized:
             limit = (
                 f"unset: the weights of {model.model} are quantized already (quant_method {model.quantization.method})"
             )
@@ -210,6 +213,7 @@ class EngineArgs:
             load=LoadConfig(
                 load_format=self.load_format,
                 seed=self.seed or 0,
+                tensorizer_uri=self.tensorizer_uri,
                 packed_cache_bytes=int(self.packed_cache_gib * 2**30),
             ),
             quantization=self.quantization,
@@ -252,6 +256,9 @@ class EngineArgs:
             if getattr(self, name):
                 limit = "not supported: the number of ranks is fixed at start-up; start another engine instead"
                 raise InvalidParameterError(name, True, limit)
+        if self.tensorizer_uri is not None and self.load_format not in ("auto", "tensorizer"):
+            limit = f"unset: it has no effect with load_format={self.load_format!r}"
+            raise InvalidParameterError("tensorizer_uri", self.tensorizer_uri, limit)
         if self.max_model_len == 1:
             raise InvalidParameterError("max_model_len", 1, "at least 2: one token of prompt and one of output")
         utilization = self.gpu_memory_utilization

@@ -8,9 +8,8 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.speculative import SpeculativeConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
-LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "sharded_state", "dummy"]
 QuantizationName = Literal["int8", "int4", "fp8"]
-LATER_LOAD_FORMATS = ("tensorizer",)  # known, but not supported yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +40,7 @@ class LoadConfig:
 
     load_format: LoadFormat
     seed: int  # for dummy weights
+    tensorizer_uri: str | None = None  # file or http(s) address of the weights; None: in the model's folder
     packed_cache_bytes: int = 0  # maximum size of the cache of packed weights on disk; 0: no cache
 
 

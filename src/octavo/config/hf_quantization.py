@@ -5,7 +5,8 @@ from octavo.config.model import CheckpointQuantization
 from octavo.errors import UnsupportedModelError
 
 # Supported by schemes in `layers/quant/registry.py`.
-QUANTIZATION_METHODS = ("compressed-tensors", "gptq")
+QUANTIZATION_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "octavo")
+_FLOATS = ("fbgemm_fp8", "fp8")
 _KEYS = ("quantization_config", "compression_config")  # the second is compressed-tensors' older name
 
 
@@ -22,5 +23,17 @@ def read_quantization(fields: JsonFields) -> CheckpointQuantization | None:
     method = settings.text("quant_method", "compressed-tensors" if key == _KEYS[1] else None)
     if method not in QUANTIZATION_METHODS:
         known = ", ".join(QUANTIZATION_METHODS)
-        raise UnsupportedModelError(f"{settings.origin}: quant_method={method!r} is not supported; supported: {known}")
+        raise UnsupportedModelError(
+            f"{settings.origin}: quant_method={method!r} is not supported; supported: {known}. Use a version of the "
+            "model in one of these or as GGUF, or the original with --quantization int8 or int4"
+        )
     return CheckpointQuantization(method=method, origin=settings.origin, values=settings.values)
+
+
+def has_float_weights(checkpoint: CheckpointQuantization) -> bool:
+    """Return whether all quantized weights are 8-bit floats, which `quantization=` can quantize again."""
+    if checkpoint.method in _FLOATS:
+        return True
+    groups = checkpoint.fields.nested("config_groups")
+    kinds = [groups.nested(key).nested("weights").values.get("type") for key in groups.values]
+    return bool(kinds) and set(kinds) == {"float"}

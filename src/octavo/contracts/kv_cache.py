@@ -55,6 +55,18 @@ class KVGroup:
         return min(whole, -(-(self.sliding_window + self.tile + max_chunk + _MAX_AHEAD) // size) + 1)
 
 
+def capacity_tokens(
+    groups: Sequence[KVGroup], num_blocks: Sequence[int], *, block_size: int, max_model_len: int, max_chunk: int
+) -> int:
+    """Return how many tokens of full-length requests fit into `num_blocks` of each group."""
+    return min(
+        count * block_size
+        if group.sliding_window is None
+        else count * max_model_len // group.peak_blocks(max_model_len, block_size, max_chunk)
+        for group, count in zip(groups, num_blocks, strict=True)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class KVPart:
     """A tensor that a layer caches per token, or per state."""

@@ -10,6 +10,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_deferred: int = 0  # of the waiting ones, those whose grammar is being compiled
     num_free_blocks: int = 0
     num_blocks: int = 0  # at least 1 while the core is alive
     num_preemptions_total: int = 0
@@ -23,7 +24,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     def ended(self) -> "SchedulerStats":
         """Return what remains after the core has ended: the totals."""
-        return msgspec.structs.replace(self, num_running=0, num_waiting=0, num_free_blocks=0, num_blocks=0)
+        return msgspec.structs.replace(
+            self, num_running=0, num_waiting=0, num_deferred=0, num_free_blocks=0, num_blocks=0
+        )
 
     @classmethod
     def sum(cls, parts: Iterable["SchedulerStats"]) -> "SchedulerStats":

@@ -5,6 +5,7 @@ passes each step's to the loop. With an in-process core, it also runs the steps.
 """
 
 import asyncio
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,8 @@ from octavo.metrics.collect import EngineMetrics
 from octavo.multimodal.messages import has_images
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 class LiveRequest:
@@ -74,14 +77,14 @@ class AsyncLLMEngine:
         self._open(streaming_engine_args(model_name, options))
 
     @classmethod
-    def from_args(cls, args: EngineArgs) -> Self:
-        """Build from validated options."""
+    def from_args(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:
+        """Build from validated options; see `EngineFront.open`."""
         engine = cls.__new__(cls)
-        engine._open(args)
+        engine._open(args, on_stage)
         return engine
 
-    def _open(self, args: EngineArgs) -> None:
-        self._front = EngineFront.open(args)
+    def _open(self, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> None:
+        self._front = EngineFront.open(args, on_stage)
         self._readers: dict[str, Callable[[], None]] = {}  # by request id: called when its state changes
         self._death: OctavoError | None = None
         self._has_died = asyncio.Event()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from octavo.config.engine import EngineConfig
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.kv_cache import capacity_tokens
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.engine.grammars import make_grammars
@@ -43,6 +44,10 @@ class EngineCore:
         self._executor = executor
         num_blocks = executor.start()
         self.profile = executor.profile
+        self.kv_tokens = capacity_tokens(
+            config.model.kv_groups, num_blocks, block_size=config.cache.block_size,
+            max_model_len=config.model.max_model_len, max_chunk=config.scheduler.max_num_batched_tokens,
+        )  # fmt: skip
         self._grammars = make_grammars(config)
         speculative = config.speculative
         self.scheduler = Scheduler(

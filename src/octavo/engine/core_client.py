@@ -15,6 +15,11 @@ class EngineCoreClient(Protocol):
         """Device, dtype and kernels of the core: everything the exact bits of an output depend on."""
         ...
 
+    @property
+    def kv_tokens(self) -> int:
+        """How many tokens of full-length requests the KV cache holds."""
+        ...
+
     def load(self) -> None:
         """Return when the model is loaded. A core in a separate process starts loading when the client is created.
 

@@ -71,7 +71,7 @@ class CoreProc:
 
     def _serve(self, core: EngineCore) -> None:
         keep_what_is_loaded()
-        self._send(CoreReady(profile=core.profile))
+        self._send(CoreReady(profile=core.profile, kv_tokens=core.kv_tokens))
         while self._carry_out_messages(core):
             if core.has_work():
                 self._send(core.step())

@@ -51,6 +51,10 @@ class DataParallelClient:
     def profile(self) -> str:
         return self._replicas[0].profile
 
+    @property
+    def kv_tokens(self) -> int:
+        return sum(replica.kv_tokens for replica in self._replicas)
+
     def load(self) -> None:
         """See `EngineCoreClient.load`: all replicas.
 

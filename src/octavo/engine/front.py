@@ -3,8 +3,8 @@
 import itertools
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,18 +34,21 @@ class EngineFront:
     request_numbers: "itertools.count[int]"
 
     @classmethod
-    def open(cls, args: EngineArgs) -> Self:
-        """Find the model, read the tokenizer, load the weights, warm up.
+    def open(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:
+        """Find the model, read the tokenizer, load the weights, warm up; `on_stage` is told what comes next.
 
         Raises:
             UserError: about the options, the model or the memory; see its subclasses in `octavo.errors`.
         """
+        on_stage("finding the model's files (1 of 3)")
         config = args.resolve()
+        on_stage("reading the weights (2 of 3)")
         client = make_client(config, own_process=bool(args.engine_process))
         try:
             tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # while the core process loads
             with collector_at_rest():
                 client.load()
+            on_stage("warming up (3 of 3)")
             client.call("warmup_model")
         except BaseException:
             client.close()
@@ -54,7 +57,7 @@ class EngineFront:
             config=config,
             tokenizer=tokenizer,
             inputs=InputProcessor(config, tokenizer),
-            outputs=OutputProcessor(tokenizer, EngineMetrics(args.stats_interval_s)),
+            outputs=OutputProcessor(tokenizer, EngineMetrics(args.stats_interval_s, cache_info(config))),
             client=client,
             request_numbers=itertools.count(),
         )
@@ -83,6 +86,11 @@ class EngineFront:
         """Shut down the core, which frees its memory, and the helper processes of the input processor."""
         self.client.close()
         self.inputs.close()
+
+
+def cache_info(config: EngineConfig) -> dict[str, str]:
+    """Return the settings of the KV cache, for metrics."""
+    return {field.name: str(getattr(config.cache, field.name)) for field in fields(config.cache)}
 
 
 def make_client(config: EngineConfig, *, own_process: bool) -> EngineCoreClient:

@@ -26,6 +26,10 @@ class InprocClient:
     def profile(self) -> str:
         return self._core.profile
 
+    @property
+    def kv_tokens(self) -> int:
+        return self._core.kv_tokens
+
     def load(self) -> None:
         self._loaded = EngineCore(self._config, make_executor(self._config))
 

@@ -118,4 +118,4 @@ class OutputProcessor:
                 state.finished_time_s = now_s
                 del self._requests[state.request_id]
                 samples = [(sample.finish_reason or "", len(sample.token_ids)) for sample in state.samples]
-                self.metrics.record_end(state.times(), state.num_prompt_tokens, samples)
+                self.metrics.record_end(state.times(), state.num_prompt_tokens, samples, state.max_tokens)

@@ -63,7 +63,7 @@ class ProcessClient:
         self._send_lock = threading.Lock()
         self._outputs: queue.SimpleQueue[EngineCoreOutputs | None] = queue.SimpleQueue()  # None: see `_death`
         self._deliver = deliver or self._outputs.put
-        self._ready: Future[str] = Future()
+        self._ready: Future[CoreReady] = Future()
         self._calls: dict[int, Future[None]] = {}
         self._call_ids = itertools.count()
         self._death: OctavoError | None = None
@@ -78,7 +78,11 @@ class ProcessClient:
 
     @property
     def profile(self) -> str:
-        return self._ready.result()
+        return self._ready.result().profile
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._ready.result().kv_tokens
 
     @property
     def death(self) -> OctavoError | None:
@@ -183,7 +187,7 @@ class ProcessClient:
             case EngineCoreOutputs():
                 self._deliver(message)
             case CoreReady():
-                self._ready.set_result(message.profile)
+                self._ready.set_result(message)
             case CoreFailed():
                 self._bury(named_error(message.error_type, message.message))
             case CallResult(error=None):

@@ -210,6 +210,10 @@ class RequestState:
         return len(self._processed.prompt_token_ids)
 
     @property
+    def max_tokens(self) -> int | None:
+        return self._processed.params.max_tokens
+
+    @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache."""
         return self.admitted.num_cached_tokens if self.admitted else 0

@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch
 
 from octavo.errors import InvalidParameterError
+from octavo.kernels.rotation import Rotation, rotated
 
 _SCALE_BYTES = 4
 TWO_LEVEL_GROUP_SIZE = 32
-ROTATION_BLOCK = 64  # inputs that a rotation mixes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,11 @@ class IntegerFormat:
     bits: int  # 8 or 4
     group_size: int | None  # inputs that share a scale: 32, 64 or 128; None: all of them
     is_two_level: bool = False  # of 4 bits, with one scale for all inputs
-    is_rotated: bool = False  # inputs are mixed by `rotated` before they are rounded, of weights and of activations
+    rotation: Rotation | None = None  # of inputs before they are rounded, of weights and of activations
+
+    def rotated(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [..., K], weights or activations, as they are rounded: float32, rotated if this form is."""
+        return x.float() if self.rotation is None else rotated(x.float(), self.rotation)
 
     def num_groups(self, in_size: int) -> int:
         """Return G."""
@@ -62,10 +66,8 @@ class IntegerFormat:
 
         Where these inputs end inside a group, groups become so much smaller that none is divided.
         """
-        if self.group_size is None:
-            return self, torch.zeros(1, dtype=torch.int64)
-        size = math.gcd(self.group_size, start, 0 if stop == in_size else stop)
-        return replace(self, group_size=size), torch.arange(start, stop, size) // self.group_size
+        size, groups = _groups_of_share(self.group_size, start, stop, in_size)
+        return replace(self, group_size=size), groups
 
     def num_bytes(self, num_outputs: int, in_size: int) -> int:
         """Return what a weight [N, K] takes with its scales."""
@@ -78,33 +80,31 @@ class Float8Format:
     """How one weight [N, K] becomes floats of 8 bits, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
     bits: ClassVar[int] = 8
-    group_size: ClassVar[None] = None  # a scale for each output
+    group_size: int | None = None  # inputs that share a scale; None: all of them
     is_two_level: ClassVar[bool] = False
+
+    def num_groups(self, in_size: int) -> int:
+        """Return G."""
+        return 1 if self.group_size is None else -(-in_size // self.group_size)
+
+    def of_share(self, start: int, stop: int, in_size: int) -> tuple["Float8Format", torch.Tensor]:
+        """See `IntegerFormat.of_share`."""
+        size, groups = _groups_of_share(self.group_size, start, stop, in_size)
+        return Float8Format(group_size=size), groups
 
     def num_bytes(self, num_outputs: int, in_size: int) -> int:
         """Return what a weight [N, K] takes with its scales."""
-        return num_outputs * (in_size + _SCALE_BYTES)
+        return num_outputs * (in_size + _SCALE_BYTES * self.num_groups(in_size))
 
 
 WeightFormat = IntegerFormat | Float8Format
 
 
-def rotated(x: torch.Tensor) -> torch.Tensor:
-    """Multiply each whole block of 64 elements of x [..., K] float32 by H / 8, H a Hadamard matrix; what is left stays.
-
-    Rows of activations have outliers, beside which one scale for a row rounds all else away. A rotation spreads each
-    over its block, and a product stays the same: (x H / 8) (W H / 8)^T = x W^T (QuaRot: Ashkboos et al. 2024,
-    arXiv:2404.00456). Rotating twice changes nothing. Sums and differences, in the order of a fast Walsh-Hadamard
-    transform whose steps are 1, 2, 4, ..., 32: so every kernel finds the same bits.
-    """
-    num_rotated = x.shape[-1] // ROTATION_BLOCK * ROTATION_BLOCK
-    rotation, rest = x[..., :num_rotated], x[..., num_rotated:]
-    step = 1
-    while step < ROTATION_BLOCK:
-        first, second = rotation.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)  # [..., K / (2 * step), step] each
-        rotation = torch.stack((first + second, first - second), dim=-2).flatten(-3)
-        step *= 2
-    return torch.cat((rotation / ROTATION_BLOCK**0.5, rest), dim=-1)
+def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int) -> tuple[int | None, torch.Tensor]:
+    if group_size is None:
+        return None, torch.zeros(1, dtype=torch.int64)
+    size = math.gcd(group_size, start, 0 if stop == in_size else stop)
+    return size, torch.arange(start, stop, size) // group_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,8 +136,8 @@ class QuantizedWeight:
         weight = scales * self.integers().float()
         if self.offsets is not None:
             weight += self.offsets.repeat_interleave(group_size, dim=1)[:, :in_size]
-        if isinstance(self.format, IntegerFormat) and self.format.is_rotated:
-            weight = rotated(weight)  # and so back
+        if isinstance(self.format, IntegerFormat):
+            weight = self.format.rotated(weight)  # and so back
         return weight if self.order is None else weight[:, self.order.argsort()]
 
 
@@ -150,11 +150,12 @@ class Quantization:
     logits: WeightFormat  # the last one, to logits
 
 
-_INT8 = IntegerFormat(bits=8, group_size=None, is_rotated=True)
+# With one scale a row, inputs are mixed as far as they go; multipliers of 32 follow what differs between blocks.
+_INT8 = IntegerFormat(bits=8, group_size=None, rotation="row")
 # Nested: beside groups of 128 with scales of their own half the divergence from bfloat16 (0.0003 nats, not 0.0005), and
 # from 8 rows on a third faster, as sums need not be broken off. The price: with one scale over all inputs, ranks that
 # share the inputs of a map find integers of their own, as they do with 8 bits.
-_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, is_rotated=True)
+_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, rotation="blocks")
 _FLOAT8 = Float8Format()
 QUANTIZATIONS = MappingProxyType(
     {

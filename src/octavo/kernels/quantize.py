@@ -14,7 +14,6 @@ from octavo.kernels.quantization import (
     IntegerFormat,
     QuantizedWeight,
     WeightFormat,
-    rotated,
 )
 
 _LARGEST_E4M3 = 448.0
@@ -30,8 +29,7 @@ def quantize(weight: torch.Tensor, form: WeightFormat) -> QuantizedWeight:
     """Bring weight [N, K] into a form."""
     parts_of = _choose(form)
     rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
-    is_rotated = isinstance(form, IntegerFormat) and form.is_rotated
-    floats = (rotated(part.float()) if is_rotated else part.float() for part in rows)
+    floats = (form.rotated(part) if isinstance(form, IntegerFormat) else part.float() for part in rows)
     values, scales, multipliers = zip(*map(parts_of, floats), strict=True)
     joined = torch.cat(multipliers) if form.is_two_level else None
     return QuantizedWeight(format=form, values=torch.cat(values), scales=torch.cat(scales), multipliers=joined)

@@ -5,7 +5,7 @@ Legend: T = tokens, N = outputs, K = inputs, G = groups of inputs, E = inputs of
 
 import torch
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, rotated
+from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight
 
 _MAX = 127.0
 _VANISHING = 2.0**-120  # a row of less counts as zeros
@@ -44,8 +44,7 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _meeting(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """Return x [T, K] as the weight is: rotated or not."""
-    is_rotated = isinstance(weight.format, IntegerFormat) and weight.format.is_rotated
-    return rotated(x.float()) if is_rotated else x
+    return weight.format.rotated(x) if isinstance(weight.format, IntegerFormat) else x
 
 
 def _sum_of_groups(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:

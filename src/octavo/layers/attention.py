@@ -54,8 +54,12 @@ class SinkWeights(WeightOwner):
     def num_weights(self) -> int:
         return self._heads.size
 
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sinks": tensors["sinks"][self._heads.start : self._heads.stop]}
+
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self.values.copy_(tensor[self._heads.start : self._heads.stop])
+        is_shard = len(tensor) == self._heads.size
+        self.values.copy_(tensor if is_shard else tensor[self._heads.start : self._heads.stop])
 
     def packed_tensors(self) -> dict[str, torch.Tensor]:
         return {"sinks": self.values}

@@ -60,8 +60,12 @@ class Embedding(WeightOwner):
     def layout(self) -> str:
         return repr(self._head)
 
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"weight": tensors["weight"][self.ids.start : self.ids.stop]}
+
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        rows, context = tensor[self.ids.start : self.ids.stop], self._context
+        is_shard, context = len(tensor) == self.ids.size, self._context
+        rows = tensor if is_shard else tensor[self.ids.start : self.ids.stop]
         if not self.is_packed:
             self._table = self._in_file(rows)
         if self._table is None and not self.is_packed:

@@ -14,11 +14,12 @@ import torch
 
 from octavo.distributed.groups import Group, SingleRank
 from octavo.distributed.shares import HeadShare, Share
+from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
-from octavo.layers.quant.base import TensorSpec, Weight
-from octavo.layers.quant.packing import CompressedLinear, pack, pack_dense, stack
+from octavo.layers.quant.base import DENSE, TensorSpec, Weight
+from octavo.layers.quant.packing import CompressedLinear, becomes_dense, pack, pack_dense, stack
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -56,11 +57,17 @@ class MergedLinear(WeightOwner):
     def num_bytes(self) -> int:
         dtype = self._context.dtype
         bias = self._num_outputs * dtype.itemsize * self._has_bias
-        return self.scheme.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
+        scheme = DENSE if becomes_dense(self._context.kernels, self._stored_form) else self.scheme
+        return scheme.num_bytes(self._num_outputs, self.inputs.size, dtype) + bias
 
     @property
     def layout(self) -> str:
         return repr(self.scheme)
+
+    @property
+    def _stored_form(self) -> WeightFormat | None:
+        """The format of this rank's shard in the checkpoint."""
+        return self.scheme.form_of(self.inputs)
 
     @property
     def _num_outputs(self) -> int:
@@ -91,10 +98,33 @@ class MergedLinear(WeightOwner):
 
     def process_weights_after_loading(self) -> None:
         if self._packed is None:
-            adds_bias = self._has_bias and self.inputs.start == 0  # once: by the rank with the first part of the sum
-            weight, bias = self._gather_weight(), self._gather_bias() if adds_bias else None
-            self._packed = pack(self._context.kernels, weight, bias, self.role, self.scheme)
+            self._pack(self._gather_weight(self._loaded), self._gather_bias(self._loaded))
             self._loaded.clear()
+
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        weight, bias = self._gather_weight(tensors), self._gather_bias(tensors)
+        if not isinstance(weight, torch.Tensor):
+            return CompressedLinear.of(weight, bias).tensors()
+        return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+
+    def adopt_shard(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        context, form, bias = self._context, self._stored_form, tensors.get("bias")
+        if "weight" in tensors or form is None:
+            weight: Weight = tensors["weight"]
+        else:
+            weight = CompressedLinear.adopt(tensors, self.inputs.size, form).unpacked()
+        expected = self._num_outputs, self.inputs.size
+        found = tuple((weight if isinstance(weight, torch.Tensor) else weight.values).shape)
+        if found != expected:
+            raise ValueError(f"shape {list(expected)} is expected, found {list(found)}")
+        self._pack(
+            stack([weight], context.dtype, context.device),
+            None if bias is None else bias.to(context.device, context.dtype),
+        )
+
+    def _pack(self, weight: Weight, bias: torch.Tensor | None) -> None:
+        kernels, dtype = self._context.kernels, self._context.dtype
+        self._packed = pack(kernels, weight, bias, self.role, self.scheme, dtype)
 
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
         if isinstance(self._packed, CompressedLinear):
@@ -103,8 +133,9 @@ class MergedLinear(WeightOwner):
         return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        kernels, form = self._context.kernels, self.scheme.form_of(self.inputs)
+        kernels = self._context.kernels
         assert isinstance(kernels, KeepsPacked), f"{kernels.name} has no packed weights to restore"
+        form = None if becomes_dense(kernels, self._stored_form) else self._stored_form
         if "values" in tensors and form is not None:
             self._packed = CompressedLinear.adopt(tensors, self.inputs.size, form)
         else:
@@ -120,20 +151,20 @@ class MergedLinear(WeightOwner):
         """Add x [T, K] to the residual stream [T, K]; return (the linear of the normalized sum [T, N], the sum)."""
         return self._context.kernels.normed_linear(x, norm.fused(residual), self.packed)
 
-    def _gather_weight(self) -> Weight:
+    def _gather_weight(self, loaded: Mapping[str, torch.Tensor]) -> Weight:
         """Stack this rank's shards of the parts: [N, K]."""
         weights = []
         for part, outputs in self.parts.items():
             names = self.scheme.tensors(outputs.total, self.inputs.total)
-            tensors = {name: self._loaded[_join(part, name)] for name in names if _join(part, name) in self._loaded}
+            tensors = {name: loaded[_join(part, name)] for name in names if _join(part, name) in loaded}
             weights.append(self.scheme.weight(tensors, outputs, self.inputs))
         return stack(weights, self._context.dtype, self._context.device)
 
-    def _gather_bias(self) -> torch.Tensor:
-        """Stack the biases of the parts: [N], copied, in the context's dtype."""
-        biases = [
-            self._loaded[_join(part, "bias")][outputs.start : outputs.stop] for part, outputs in self.parts.items()
-        ]
+    def _gather_bias(self, loaded: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Stack the biases of the parts: [N], copied, in the context's dtype; None if this rank adds none."""
+        if not self._has_bias or self.inputs.start != 0:  # added once: by the rank with the first part of the sum
+            return None
+        biases = [loaded[_join(part, "bias")][outputs.start : outputs.stop] for part, outputs in self.parts.items()]
         return torch.cat([bias.to(self._context.device, self._context.dtype) for bias in biases])
 
 

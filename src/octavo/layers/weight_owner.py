@@ -47,6 +47,20 @@ class WeightOwner(nn.Module, ABC):
     def process_weights_after_loading(self) -> None:
         """Convert the weights to the kernels' layout. Idempotent."""
 
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's shard of the checkpoint tensors of this layer, in a layout that no kernels define."""
+        return dict(tensors)
+
+    def adopt_shard(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load what `shard_of` returned for the same layer and rank, instead of the checkpoint tensors.
+
+        Raises:
+            KeyError, ValueError: it is of another layer or rank.
+        """
+        for name, tensor in tensors.items():
+            self.load_weight(name, tensor)
+        self.process_weights_after_loading()
+
     def packed_tensors(self) -> Mapping[str, torch.Tensor | TableInFile] | None:
         """Return everything this layer holds after packing, by name; None: it cannot be saved."""
         return None

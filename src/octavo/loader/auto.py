@@ -8,21 +8,37 @@ from torch import Tensor
 
 from octavo.config.engine import LoadFormat
 from octavo.loader.base import ModelLoader, get_model_loader
+from octavo.loader.safetensors import FILES as SAFETENSORS_FILES
+from octavo.loader.sharded_state import FILES as SHARDED_FILES
+from octavo.loader.tensorized import FILE_NAME as TENSORIZER_FILE
 from octavo.loader.torch_pt import INDEX_FILE, SINGLE_FILES
 from octavo.models.interfaces import CausalLM
 
 
 class AutoLoader(ModelLoader):
-    """Delegates to the loader for the model's path: a GGUF file, or a folder with safetensors or `torch.save` files."""
+    """Delegates to the loader for what is at the model's path: a GGUF file, or the weights in a folder."""
 
     def tensors(self, model: CausalLM) -> Iterator[tuple[str, Tensor]]:
         """See `ModelLoader.tensors`."""
-        return get_model_loader(replace(self.load_config, load_format=_format(Path(model.config.path)))).tensors(model)
+        return self._found(model).tensors(model)
+
+    def fill(self, model: CausalLM) -> None:
+        """See `ModelLoader.fill`."""
+        self._found(model).fill(model)
+
+    def _found(self, model: CausalLM) -> ModelLoader:
+        found: LoadFormat = "tensorizer" if self.load_config.tensorizer_uri else _format(Path(model.config.path))
+        return get_model_loader(replace(self.load_config, load_format=found))
 
 
 def _format(path: Path) -> LoadFormat:
     """Return the format of what is at a path. Safetensors come first where there are several."""
     if path.is_file():
         return "gguf"
-    has_pt = any((path / name).is_file() for name in (*SINGLE_FILES, INDEX_FILE))
-    return "pt" if has_pt and not any(path.glob("*.safetensors")) else "safetensors"
+    if any(path.glob(SHARDED_FILES)) and not any((path / name).is_file() for name in SAFETENSORS_FILES):
+        return "sharded_state"
+    if any(path.glob("*.safetensors")):
+        return "safetensors"
+    if any((path / name).is_file() for name in (*SINGLE_FILES, INDEX_FILE)):
+        return "pt"
+    return "tensorizer" if (path / TENSORIZER_FILE).is_file() else "safetensors"

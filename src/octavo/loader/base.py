@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from octavo.config.engine import LATER_LOAD_FORMATS, LoadConfig
+from octavo.config.engine import LoadConfig
 from octavo.config.model import ModelConfig
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
@@ -27,6 +27,8 @@ _LOADERS = {
     "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
     "pt": ("octavo.loader.torch_pt", "TorchLoader"),
     "gguf": ("octavo.loader.gguf", "GgufLoader"),
+    "tensorizer": ("octavo.loader.tensorized", "TensorizerLoader"),
+    "sharded_state": ("octavo.loader.sharded_state", "ShardedStateLoader"),
     "dummy": ("octavo.loader.dummy", "DummyLoader"),
 }
 
@@ -58,13 +60,17 @@ class ModelLoader(ABC):
         packed = PackedModel.of(model, self.load_config) if self.reads_files else None
         is_restored = packed is not None and packed.restore()
         if not is_restored:
-            load_weights(model, self._tensors_for(model))
+            self.fill(model)
             process_weights_after_loading(model)
         took_s, how = time.monotonic() - start, "mapped in, packed as they were" if is_restored else "loaded"
         logger.info("%s (%s): weights %s in %.2f s", model_config.model, model_config.architecture, how, took_s)
         if packed is not None and not is_restored:
             packed.keep()
         return model.eval()
+
+    def fill(self, model: CausalLM) -> None:
+        """Pass the weights to the layers of a model."""
+        load_weights(model, self._tensors_for(model))
 
     def _tensors_for(self, model: CausalLM) -> Iterator[tuple[str, torch.Tensor]]:
         """Return `tensors`, staged on a GPU if whole tensors are needed: one rank of several reads only its shard."""
@@ -77,12 +83,11 @@ def get_model_loader(load_config: LoadConfig) -> ModelLoader:
     """Return the loader of `load_config.load_format`.
 
     Raises:
-        InvalidParameterError: an unknown or unsupported format.
+        InvalidParameterError: an unknown format.
     """
     name = load_config.load_format
     if name not in _LOADERS:
-        which = "not read by this version yet" if name in LATER_LOAD_FORMATS else "unknown"
-        raise InvalidParameterError("load_format", name, f"{which}; one of " + ", ".join(_LOADERS))
+        raise InvalidParameterError("load_format", name, "unknown; one of " + ", ".join(_LOADERS))
     module, class_name = _LOADERS[name]
     loader: ModelLoader = getattr(import_module(module), class_name)(load_config)
     return loader

@@ -33,11 +33,12 @@ class DummyLoader(ModelLoader):
         places = _places(model)
         for name, slot in slots.items():
             shape = slot.spec.shape
-            if slot.spec.is_integer:
-                if slot.spec.is_required:
-                    yield name, torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+            if not slot.spec.is_required:
                 continue
-            if len(shape) == 1:
+            if slot.spec.is_integer:
+                yield name, torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+                continue
+            if len(shape) < 2:
                 yield name, torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
                 continue
             num_outputs, num_inputs = shape[0], math.prod(shape[1:])
@@ -45,7 +46,8 @@ class DummyLoader(ModelLoader):
                 values = (block / math.sqrt(num_inputs)).to(model.context.dtype)
                 scaled[num_inputs] = values.to(model.context.device)  # matrices are expanded on the device
             start = places[name.rpartition(".")[0]] * _STRIDE % _NUM_STARTS
-            yield name, scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start).reshape(shape)
+            matrix = scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start).reshape(shape)
+            yield name, matrix.to(torch.float8_e4m3fn) if slot.spec.is_float8 else matrix
 
 
 def _places(model: CausalLM) -> dict[str, int]:

@@ -34,7 +34,7 @@ _PIECE_BYTES = 4 << 20
 _LOOK_S = 0.1
 _BUSY_SHARE = 0.2  # of a core, used by other threads: a request is being served
 _PATIENCE_S = 60.0
-_CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json")
+_CHECKPOINT_FILES = ("config.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.tensors", "*.index.json")
 _DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

@@ -33,6 +33,8 @@ class PackedModel:
         kernels = model.context.kernels
         if load_config.packed_cache_bytes == 0 or not isinstance(kernels, KeepsPacked):
             return None
+        if load_config.tensorizer_uri is not None:  # may change without a trace in the model's folder
+            return None
         tensor, experts = model.context.groups.tensor, model.context.groups.experts
         slots = {  # of this rank's stage
             name: (slot.spec.shape, slot.owner.layout) for name, slot in weight_slots(model).items()

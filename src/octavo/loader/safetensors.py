@@ -4,7 +4,7 @@ Pages read from a mapping count as this process's memory until it is unmapped. S
 bytes: by then earlier layers are packed, and nothing references the older mapping.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from octavo.models.weights import OtherStages
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
+FILES = _SINGLE_FILE, _INDEX_FILE
 _MAPPED_BYTES = 64 << 20  # read per mapping
 
 
@@ -34,7 +35,7 @@ class SafetensorsLoader(ModelLoader):
         if (folder / _INDEX_FILE).is_file():
             yield from _sharded(folder, elsewhere)
         elif (folder / _SINGLE_FILE).is_file():
-            yield from _read_file(folder / _SINGLE_FILE, elsewhere)
+            yield from read_file(folder / _SINGLE_FILE, elsewhere)
         else:
             raise CheckpointError(f"{folder}: neither {_SINGLE_FILE} nor {_INDEX_FILE}")
 
@@ -45,16 +46,19 @@ def _sharded(folder: Path, elsewhere: OtherStages) -> Iterator[tuple[str, torch.
             continue  # not needed on this stage
         if not (folder / file_name).is_file():
             raise CheckpointError(f"{folder / file_name}: missing, although {_INDEX_FILE} lists it")
-        yield from _read_file(folder / file_name, elsewhere, names)
+        yield from read_file(folder / file_name, elsewhere, names)
 
 
-def _read_file(
-    path: Path, elsewhere: OtherStages, names: list[str] | None = None
+def read_file(
+    path: Path, elsewhere: Container[str], names: list[str] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the named tensors of one file, None: all, except those `elsewhere`."""
+    """Yield the named tensors of one file, None: all, except those `elsewhere`.
+
+    Raises:
+        CheckpointError: truncated, malformed, or without a named tensor.
+    """
     try:
-        with safe_open(path, framework="pt") as file:
-            found = file.keys()  # in file order
+        found = names_in_file(path)
         wanted = found if names is None else names
         if missing := set(wanted).difference(found):
             raise CheckpointError(f"{path}: tensor {min(missing)!r} is missing, although {_INDEX_FILE} lists it here")
@@ -62,6 +66,19 @@ def _read_file(
         remaining = [name for name in found if name in chosen and name not in elsewhere]
         while remaining:
             yield from _read_mapping(path, remaining)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
+
+
+def names_in_file(path: Path) -> list[str]:
+    """Return the names of a file's tensors, in file order.
+
+    Raises:
+        CheckpointError: truncated or malformed.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
 

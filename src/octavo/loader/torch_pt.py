@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from pickle import UnpicklingError
+from zipfile import is_zipfile
 
 import torch
 
@@ -53,13 +54,20 @@ def _read_file(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor
 
 def _load(path: Path) -> dict[str, torch.Tensor]:
     """Map a file and return its tensors by name. Only tensors and plain containers are unpickled."""
+    if not is_zipfile(path):
+        how = "torch.save(torch.load(path, weights_only=True), path)"
+        raise CheckpointError(
+            f"{path}: not a zip archive: damaged, or of torch before 1.6; if so, write it anew: {how}"
+        )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
         why = "it asks for code to be run" if "Unsupported" in str(error) or "GLOBAL" in str(error) else "damaged"
         raise CheckpointError(f"{path}: refused, {why}: {str(error).splitlines()[0]}") from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: truncated or malformed: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # whatever a damaged pickle makes of torch's unpickler
+        raise CheckpointError(
+            f"{path}: truncated or malformed: {(str(error) or repr(error)).splitlines()[0]}"
+        ) from error
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):

@@ -8,37 +8,17 @@ from collections.abc import Mapping, Sequence
 
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
-from octavo.metrics.histogram import Histogram, powers_of_two
+from octavo.metrics.buckets import FIRST_TOKEN, REQUEST, SAMPLES, SIZES, STEP, TOKEN
+from octavo.metrics.histogram import Histogram
 from octavo.metrics.log import StatsLog
 from octavo.outputs import RequestMetrics
-
-# Seconds. Requests: from the demo model on one core to long reasoning of a large model.
-_REQUEST_BOUNDS = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
-)
-_TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 5.0, 20.0)
 
 
 class EngineMetrics:
     """Totals since the start. Owned by the thread that processes outputs. Times are in seconds of the wall clock."""
 
-    def __init__(self, stats_interval_s: float = 0.0) -> None:
+    def __init__(self, stats_interval_s: float = 0.0, cache_info: Mapping[str, str] | None = None) -> None:
+        self.cache_info = dict(cache_info or {})  # settings of the KV cache, as text
         self.stats: SchedulerStats | None = None  # as of the latest step, summed over replicas
         self.stats_by_replica: dict[int, SchedulerStats] = {}
         self.expert_load_by_replica: dict[int, ExpertLoad] = {}  # of MoE models
@@ -46,17 +26,21 @@ class EngineMetrics:
         self.num_generation_tokens = 0
         self.spec_decode_by_replica: dict[int, SpecDecodeStats] = {}  # of engines with a drafter
         self.finished: Counter[str] = Counter()  # samples by finish reason
-        self.time_to_first_token = Histogram(_REQUEST_BOUNDS)
-        self.inter_token_latency = Histogram(_TOKEN_BOUNDS)
-        self.time_per_output_token = Histogram(_TOKEN_BOUNDS)  # mean per request
-        self.duration = Histogram(_REQUEST_BOUNDS)
-        self.queue_time = Histogram(_REQUEST_BOUNDS)
-        self.prefill_time = Histogram(_REQUEST_BOUNDS)
-        self.decode_time = Histogram(_REQUEST_BOUNDS)
-        self.prompt_tokens = Histogram(powers_of_two(0, 20))
-        self.generation_tokens = Histogram(powers_of_two(0, 20))
-        self.max_generation_tokens = Histogram(powers_of_two(0, 20))  # of the longest sample of each request
-        self.step_tokens = Histogram(powers_of_two(0, 16))
+        self.time_to_first_token = Histogram(*FIRST_TOKEN)
+        self.inter_token_latency = Histogram(*TOKEN)
+        self.time_per_output_token = Histogram(*TOKEN)  # mean per request
+        self.duration = Histogram(*REQUEST)
+        self.queue_time = Histogram(*REQUEST)
+        self.prefill_time = Histogram(*REQUEST)
+        self.decode_time = Histogram(*REQUEST)
+        self.inference_time = Histogram(*REQUEST)  # prefill and decode
+        self.time_per_prefill_token = Histogram(*TOKEN)  # mean per request, without cached tokens
+        self.prompt_tokens = Histogram(*SIZES)
+        self.generation_tokens = Histogram(*SIZES)
+        self.max_generation_tokens = Histogram(*SIZES)  # of the longest sample of each request
+        self.num_samples = Histogram(*SAMPLES)  # of each request
+        self.max_tokens = Histogram(*SIZES)  # allowed to each request
+        self.step_tokens = Histogram(*STEP)
         self._log = StatsLog(stats_interval_s)
 
     @property
@@ -86,9 +70,18 @@ class EngineMetrics:
         self.num_prompt_tokens += num_prompt_tokens
         self.time_to_first_token.observe(now_s - arrival_time_s)
 
-    def record_end(self, times: RequestMetrics, num_prompt_tokens: int, samples: Sequence[tuple[str, int]]) -> None:
+    def record_end(
+        self,
+        times: RequestMetrics,
+        num_prompt_tokens: int,
+        samples: Sequence[tuple[str, int]],
+        max_tokens: int | None = None,
+    ) -> None:
         """Record the end of a request. `samples`: finish reason and number of tokens of each."""
         assert times.finished_time_s is not None
+        self.num_samples.observe(len(samples))
+        if max_tokens is not None:
+            self.max_tokens.observe(max_tokens)
         self.finished.update(reason for reason, _ in samples)
         self.duration.observe(times.finished_time_s - times.arrival_time_s)
         self.prompt_tokens.observe(num_prompt_tokens)
@@ -98,8 +91,13 @@ class EngineMetrics:
         self.max_generation_tokens.observe(longest)
         if times.first_scheduled_time_s is not None:
             self.queue_time.observe(times.first_scheduled_time_s - times.arrival_time_s)
+            self.inference_time.observe(times.finished_time_s - times.first_scheduled_time_s)
             if times.first_token_time_s is not None:
-                self.prefill_time.observe(times.first_token_time_s - times.first_scheduled_time_s)
+                prefill_time_s = times.first_token_time_s - times.first_scheduled_time_s
+                self.prefill_time.observe(prefill_time_s)
+                self.time_per_prefill_token.observe(
+                    prefill_time_s / max(1, num_prompt_tokens - times.num_cached_tokens)
+                )
         if times.first_token_time_s is not None:
             decode_time_s = times.finished_time_s - times.first_token_time_s
             self.decode_time.observe(decode_time_s)

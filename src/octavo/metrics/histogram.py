@@ -5,15 +5,19 @@ from collections.abc import Iterator
 
 
 class Histogram:
-    """Counts values by upper bound, as Prometheus does; bounds are inclusive."""
+    """Counts values by upper bound, as Prometheus does; bounds are inclusive.
 
-    __slots__ = ("_counts", "bounds", "sum")
+    `views` are sets of bounds, each of which can be shown.
+    """
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        assert list(bounds) == sorted(set(bounds))
-        self.bounds = bounds
+    __slots__ = ("_counts", "_views", "bounds", "sum")
+
+    def __init__(self, *views: tuple[float, ...]) -> None:
+        assert all(list(bounds) == sorted(set(bounds)) for bounds in views)
+        self._views = views
+        self.bounds = tuple(sorted(set().union(*views)))
         self.sum = 0.0
-        self._counts = [0] * (len(bounds) + 1)  # the last is above all bounds
+        self._counts = [0] * (len(self.bounds) + 1)  # the last is above all bounds
 
     def observe(self, value: float, count: int = 1) -> None:
         """Add `count` equal values."""
@@ -25,12 +29,13 @@ class Histogram:
         """The number of values."""
         return sum(self._counts)
 
-    def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Yield each bound, infinity last, with the number of values up to it."""
+    def cumulative(self, view: int = 0) -> Iterator[tuple[float, int]]:
+        """Yield each bound of a view, infinity last, with the number of values up to it."""
         total = 0
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
             total += count
-            yield bound, total
+            if bound in self._views[view] or bound == float("inf"):
+                yield bound, total
 
 
 def powers_of_two(first: int, last: int) -> tuple[float, ...]:

@@ -10,6 +10,9 @@ class HttpMetrics:
 
     num_in_flight: int = 0  # requests without a complete response
     responses: Counter[int] = field(default_factory=Counter)  # by status; 499: the client disconnected first
+    requests: Counter[tuple[str, str, str]] = field(
+        default_factory=Counter
+    )  # by method, route, class: ("GET", "/", "2xx")
     rejections: Counter[str] = field(default_factory=Counter)  # by cause: the `code` of the error
     num_client_aborts: int = 0  # clients that disconnected before the end of their response
     num_bytes_sent: int = 0  # bodies only

@@ -25,10 +25,11 @@ from octavo.metrics.experts import about_experts
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.spec_decode import about_drafts
+from octavo.metrics.vllm import about_vllm
 
 _NOTHING_YET = SchedulerStats()
 
-# our name, vLLM's name, help, source
+# our name, vLLM's name (empty: none), help, source
 _GAUGES: tuple[tuple[str, str, str, Callable[[SchedulerStats], float]], ...] = (
     ("requests_running", "num_requests_running", "Samples running.", lambda s: s.num_running),
     ("requests_waiting", "num_requests_waiting", "Samples waiting in the engine.", lambda s: s.num_waiting),
@@ -44,6 +45,7 @@ _COUNTERS: tuple[tuple[str, str, str, Callable[[EngineMetrics, SchedulerStats], 
     ("prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
      lambda m, s: s.num_prefix_queries_total),
     ("prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in it.", lambda m, s: s.num_prefix_hits_total),
+    ("", "prompt_tokens_cached", "Prompt tokens found in the prefix cache.", lambda m, s: s.num_prefix_hits_total),
 )  # fmt: skip
 _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], ...] = (
     ("time_to_first_token_seconds", "time_to_first_token_seconds", "From arrival to the first token.",
@@ -52,6 +54,13 @@ _HISTOGRAMS: tuple[tuple[str, str, str, Callable[[EngineMetrics], Histogram]], .
      lambda m: m.inter_token_latency),
     ("request_time_per_output_token_seconds", "request_time_per_output_token_seconds",
      "Mean time between tokens, by request.", lambda m: m.time_per_output_token),
+    ("", "time_per_output_token_seconds", "Between two tokens of a sample; the older name.",
+     lambda m: m.inter_token_latency),
+    ("", "time_per_prefill_token_request_seconds", "Mean time per prompt token, by request.",
+     lambda m: m.time_per_prefill_token),
+    ("", "request_inference_time_seconds", "From the first step to the end.", lambda m: m.inference_time),
+    ("", "request_params_n", "Samples of a request.", lambda m: m.num_samples),
+    ("", "request_params_max_tokens", "Tokens allowed to a request.", lambda m: m.max_tokens),
     ("request_duration_seconds", "e2e_request_latency_seconds", "From arrival to the end.", lambda m: m.duration),
     ("request_queue_seconds", "request_queue_time_seconds", "From arrival to the first step.", lambda m: m.queue_time),
     ("request_prefill_seconds", "request_prefill_time_seconds", "From the first step to the first token.",
@@ -119,6 +128,7 @@ class _Collector(Collector):
                 labels = {"model_name": self._model_name, "engine": "0"}
                 yield from _about_engine(engine, "vllm:", 1, labels)
                 yield _ends("vllm:request_success", "finished_reason", engine, labels)
+                yield from about_vllm(engine, self._http, labels)
                 yield from about_drafts(drafts, "vllm:", labels)
 
     def _about_http(self) -> Iterator[Metric]:
@@ -141,13 +151,17 @@ def _about_engine(engine: EngineMetrics, prefix: str, column: int, labels: Mappi
         gauge.add_metric(values, of_stats(stats))
         yield gauge
     for *titles, text, of_both in _COUNTERS:
+        if not titles[column]:
+            continue
         counter = CounterMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
         counter.add_metric(values, of_both(engine, stats))
         yield counter
     for *titles, text, of_engine in _HISTOGRAMS:
+        if not titles[column]:
+            continue
         family = HistogramMetricFamily(f"{prefix}{titles[column]}", text, labels=names)
         histogram = of_engine(engine)
-        buckets = [("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative()]
+        buckets = [("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative(column)]
         family.add_metric(values, buckets, histogram.sum)
         yield family
 

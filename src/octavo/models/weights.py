@@ -1,6 +1,6 @@
 """Loads checkpoint tensors into a model, whatever their file format."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -14,6 +14,7 @@ from octavo.layers.weight_owner import WeightOwner
 from octavo.models.interfaces import CausalLM
 
 _FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_FLOAT8_DTYPES = frozenset({torch.float8_e4m3fn})
 _INTEGER_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -35,7 +36,8 @@ class OtherStages:
         self._stems = tuple(f"{stem}{layer}." for stem in stems for layer in others)
         self._layers = {name for name, target in model.weight_targets.items() if target in model.parts_on_other_ranks}
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
+        assert isinstance(name, str)
         return name.startswith(self._stems) or name.rpartition(".")[0] in self._layers
 
 
@@ -51,10 +53,23 @@ def weight_slots(model: CausalLM) -> dict[str, WeightSlot]:
 
 
 def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Pass each tensor to the layer that owns it, and check that none is missing.
+    """Pass tensors to the layers that own them; a layer packs them at once, so that their source can be freed.
 
-    A layer packs its tensors as soon as it has them all, so that their source can be freed. A checkpoint may contain an
-    all-zero bias, which has no effect, for a layer without one.
+    Raises:
+        CheckpointError: see `tensors_by_owner`.
+    """
+    for owner, its_tensors in tensors_by_owner(model, tensors):
+        for name, tensor in its_tensors.items():
+            owner.load_weight(name, tensor)
+        owner.process_weights_after_loading()
+
+
+def tensors_by_owner(
+    model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[WeightOwner, dict[str, torch.Tensor]]]:
+    """Yield each layer with its tensors, by its own names for them, as soon as it has them all.
+
+    A checkpoint may contain an all-zero bias, which has no effect, for a layer without one.
 
     Raises:
         CheckpointError: a tensor that is missing, unknown, of the wrong shape or of an unsupported dtype.
@@ -62,21 +77,24 @@ def load_weights(model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]) -
     slots, elsewhere = weight_slots(model), OtherStages(model)
     missing = dict(slots)
     num_missing = Counter(slot.owner for slot in slots.values())
+    found: dict[WeightOwner, dict[str, torch.Tensor]] = defaultdict(dict)
     without_bias = {f"{name.rpartition('.')[0]}.bias" for name in slots}.difference(slots)
-    for name, tensor in _spelt_as_in_table(model, tensors):
+    for name, tensor in spelt_as_in_table(model, tensors):
         if name not in slots:
             is_nothing = name in without_bias and not tensor.any()
             if is_nothing or model.ignores_weight(name) or name in elsewhere:
                 continue
             raise CheckpointError(f"{model.config.path}: tensor {name!r} has no place in {model.config.architecture}")
         _check_tensor(model, name, tensor, slots[name].spec)
+        if missing.pop(name, None) is None:
+            raise CheckpointError(f"{model.config.path}: tensor {name!r} is given twice")
         owner = slots[name].owner
-        owner.load_weight(slots[name].name, tensor)
-        if missing.pop(name, None) is not None:
-            num_missing[owner] -= 1
-            if not num_missing[owner]:
-                owner.process_weights_after_loading()
+        found[owner][slots[name].name] = tensor
+        num_missing[owner] -= 1
+        if not num_missing[owner]:
+            yield owner, found.pop(owner)
     _check_complete(model, missing)
+    yield from found.items()  # without tensors that are not required
 
 
 def process_weights_after_loading(model: CausalLM) -> None:
@@ -94,10 +112,10 @@ def numbers_in(template: str, layers: range, num_experts: int) -> Iterator[dict[
         yield dict(zip(used, numbers, strict=True))
 
 
-def _spelt_as_in_table(
+def spelt_as_in_table(
     model: CausalLM, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split tensors with alternative names into views under the table's names."""
+    """Split tensors with alternative names into views under the names of the model's table."""
     others = {
         template.format(**numbers): [name.replace("{layer}", str(numbers.get("layer"))) for name in names]
         for template, names in model.other_spellings.items()
@@ -150,10 +168,11 @@ def _find(model: CausalLM, path: str) -> nn.Module | None:
 
 
 def _check_tensor(model: CausalLM, name: str, tensor: torch.Tensor, spec: TensorSpec) -> None:
-    if tuple(tensor.shape) != spec.shape:
+    if tuple(tensor.shape) not in (spec.shape, *spec.other_shapes):
         shapes = f"shape {list(spec.shape)} is expected, found {list(tensor.shape)}"
         raise CheckpointError(f"{model.config.path}: tensor {name!r}: {shapes}")
-    if tensor.dtype not in (_INTEGER_DTYPES if spec.is_integer else _FLOAT_DTYPES):
+    floats = _FLOAT8_DTYPES if spec.is_float8 else _FLOAT_DTYPES
+    if tensor.dtype not in (_INTEGER_DTYPES if spec.is_integer else floats):
         raise CheckpointError(f"{model.config.path}: tensor {name!r}: dtype {tensor.dtype} cannot be loaded as weights")
 
 

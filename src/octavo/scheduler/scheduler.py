@@ -341,6 +341,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting) + self._constrained.num_pending,
+            num_deferred=self._constrained.num_pending,
             num_free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
             num_preemptions_total=self._num_preemptions,

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from octavo._version import __version__
@@ -25,10 +26,13 @@ from octavo.server.middleware.body import BodyMiddleware
 from octavo.server.middleware.deadline import DeadlineMiddleware
 from octavo.server.middleware.exchange import ExchangeMiddleware
 from octavo.server.openapi import describe
+from octavo.server.pages import Pages
 from octavo.server.routes import Routes, error_response
 from octavo.server.settings import Settings
 
-EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
+# Routes of known APIs that clients may try.
+_NOT_OFFERED_YET = ("responses", "messages", "embeddings", "rerank", "score", "audio", "images", "batches", "files")
+EXPOSED_HEADERS = ("X-Request-Id", "X-Octavo-Warnings", "Retry-After")
 
 
 def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpMetrics) -> FastAPI:
@@ -38,6 +42,8 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         version=__version__,
         summary="An OpenAI-compatible server",
         root_path=args.root_path,
+        docs_url=None,  # FastAPI's own pages load their scripts from the internet
+        redoc_url=None,
         lifespan=_lifespan(lifecycle),
     )
     exposition = Exposition(
@@ -48,6 +54,7 @@ def create_app(lifecycle: EngineLifecycle, args: ServerArgs, http_metrics: HttpM
         with_each_expert=args.expert_metrics,
     )
     Routes(lifecycle, args, exposition).add_to(app)
+    Pages(args.root_path).add_to(app)
     describe(app)
     for kind in (HTTPException, RequestValidationError, ApiError, Exception):
         app.add_exception_handler(kind, _error_handler(http_metrics))
@@ -81,11 +88,20 @@ def _as_api_error(request: Request, error: Exception) -> ApiError:
         return as_api_error(error)
     route = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return ApiError(404, f"Unknown request URL: {route}.", code="unknown_url")
+        return ApiError(404, _not_found(route, request), code="unknown_url")
     if error.status_code == 405:
         text = f"Method not allowed: {route}."
         return ApiError(405, text, code="method_not_allowed", headers=dict(error.headers or {}))
     return ApiError(error.status_code, str(error.detail))
+
+
+def _not_found(route: str, request: Request) -> str:
+    name = request.url.path.rpartition("/v1/")[2].partition("/")[0]
+    if name not in _NOT_OFFERED_YET:
+        return f"Unknown request URL: {route}."
+    paths = [each.path for each in request.app.routes if isinstance(each, Route) and "POST" in (each.methods or ())]
+    offered = " and ".join(path for path in paths if path.startswith("/v1/"))
+    return f"{route} is not offered yet. {offered} are; /docs lists every route."
 
 
 def with_middleware(

@@ -64,6 +64,7 @@ class ServerArgs:
     max_body_bytes: int = option(32 * 2**20, "maximum size of a request body; larger ones get 413")
     max_header_bytes: int = option(32 * 2**10, "maximum size of the request headers; larger ones get 431")
     max_n: int = option(128, "maximum samples per prompt")
+    max_temperature: float = option(2.0, "maximum temperature of a request; higher ones get 400")
     max_prompts: int = option(1024, "maximum prompts per request")
     max_images: int = option(16, "maximum images per request")
     max_image_bytes: int = option(20 * 2**20, "maximum size of an image file")
@@ -116,6 +117,8 @@ class ServerArgs:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < math.inf:  # also catches NaN
                 raise InvalidParameterError(name, value, "a finite number greater than 0")
+        if not 0.0 < self.max_temperature < math.inf:
+            raise InvalidParameterError("max_temperature", self.max_temperature, "a finite number greater than 0")
         if not 0.0 <= self.drain_timeout_s < math.inf:
             raise InvalidParameterError("drain_timeout_s", self.drain_timeout_s, "a finite number of at least 0")
 

@@ -5,6 +5,7 @@ format.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -13,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError, bad_request
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +150,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._count(error)
 
     def _count(self, error: ApiError) -> None:
+        client = self.client[0] if self.client else "-"
+        logger.warning("%s %d %s: %s", client, error.status, error.detail.code, error.detail.message)
         assert error.detail.code is not None
         self.metrics.responses[error.status] += 1
         self.metrics.rejections[error.detail.code] += 1

@@ -7,6 +7,7 @@ loading -> failed
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Thread
@@ -15,9 +16,11 @@ from typing import Literal
 from octavo.config.args import EngineArgs
 from octavo.device.collector import keep_what_is_loaded
 from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.engine.front import EngineFront
 from octavo.metrics.collect import EngineMetrics
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, unavailable
+from octavo.server.information import ServerInfo, server_info
 from octavo.server.openai.models import ModelNames
 from octavo.server.openai.service import OpenAICompatibleService
 
@@ -36,7 +39,10 @@ class EngineLifecycle:
         self._server_args = server_args
         self._engine: AsyncLLMEngine | None = None
         self._service: OpenAICompatibleService | None = None
+        self.on_ready: Callable[[str], None] = logger.info  # told what is ready
         self.on_end: Callable[[], None] = lambda: None  # called when the server should stop
+        self._stage = "starting"  # of loading
+        self._started_s = time.monotonic()
         self._loading: Future[AsyncLLMEngine] = Future()
         self.status: Status = "loading"
         self.failure: BaseException | None = None  # why it failed or died
@@ -47,9 +53,12 @@ class EngineLifecycle:
 
     def _load(self) -> None:
         try:
-            self._loading.set_result(AsyncLLMEngine.from_args(self._args))
+            self._loading.set_result(AsyncLLMEngine.from_args(self._args, self._on_stage))
         except BaseException as error:  # noqa: BLE001 - raised where the engine is awaited
             self._loading.set_exception(error)
+
+    def _on_stage(self, stage: str) -> None:
+        self._stage = stage
 
     async def run(self) -> None:
         """Wait for the engine, serve with it until it dies, then call `on_end`."""
@@ -58,6 +67,7 @@ class EngineLifecycle:
             self._service = self._make_service(self._engine)
             self.status = "ready"
             _calm_collector()
+            self.on_ready(self._summary(self._engine))
             self.failure = await self._engine.died()
             self.status = "dead"
             logger.error("the engine has ended: %s", self.failure)
@@ -81,6 +91,18 @@ class EngineLifecycle:
         return self._service
 
     @property
+    def front(self) -> EngineFront:
+        """The engine's configuration and tokenizer. Raises ApiError, 503, while there is none."""
+        assert self.service is not None
+        assert self._engine is not None
+        return self._engine.front
+
+    @property
+    def info(self) -> ServerInfo:
+        """The settings in effect. Raises ApiError, 503, while there is no engine."""
+        return server_info(self.front, self._args, self._server_args)
+
+    @property
     def served_name(self) -> str:
         """The model's main name on the wire."""
         return (*self._server_args.served_model_name, self._args.model_name)[0]
@@ -95,13 +117,19 @@ class EngineLifecycle:
         names = ModelNames(self._args.model_name, self._server_args.served_model_name, model.max_model_len)
         return OpenAICompatibleService(engine, names, self._server_args)
 
+    def _summary(self, engine: AsyncLLMEngine) -> str:
+        num_tokens, length = engine.front.client.kv_tokens, engine.front.config.model.max_model_len
+        capacity = f"{num_tokens:,} tokens, {num_tokens / length:.1f} requests of {length:,}"
+        return f"{self.served_name} is ready after {time.monotonic() - self._started_s:.1f} s; KV cache: {capacity}"
+
     def refusal(self) -> ApiError | None:
         """Return the error for requests while there is no engine; None when it is ready."""
         match self.status:
             case "ready":
                 return None
             case "loading":
-                return unavailable("The model is being loaded.", "loading")
+                waited_s = time.monotonic() - self._started_s
+                return unavailable(f"The model is being loaded: {self._stage}, {waited_s:.0f} s so far.", "loading")
             case _:
                 return unavailable("The engine has ended.", "engine_dead")
 

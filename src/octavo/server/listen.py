@@ -20,8 +20,10 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048
 
 
-def serve(settings: Settings, on_listening: Callable[[str], None] | None = None) -> None:
+def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> None:
     """Listen, load the model in the background, serve until a signal arrives or the engine dies.
+
+    `announce` is told that the server listens, and later that it is ready.
 
     Raises:
         InvalidParameterError: the address or a file named by an option cannot be used.
@@ -39,16 +41,14 @@ def serve(settings: Settings, on_listening: Callable[[str], None] | None = None)
         metrics = HttpMetrics()
         server = make_server(create_app(lifecycle, args, metrics), settings, keys, metrics)
         lifecycle.on_end = server.stop
-        (on_listening or _log_url)(url_of(listener, args))
+        url = url_of(listener, args)
+        lifecycle.on_ready = lambda summary: announce(f"{summary}; {url}")
+        announce(f"listening on {url}")
         server.run(sockets=[listener])
     if lifecycle.failure is not None:
         raise lifecycle.failure
     if server.num_cut:
         raise EngineError(f"{server.num_cut} requests were cancelled by the shutdown")
-
-
-def _log_url(url: str) -> None:
-    logger.info("listening on %s", url)
 
 
 def load_api_keys(args: ServerArgs) -> tuple[str, ...]:
@@ -118,7 +118,9 @@ def _tcp_socket(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise InvalidParameterError("port", f"{host}:{port}", f"cannot listen there: {error}") from error
+        hint = "; another port is --port N, any free one --port 0" if error.errno == errno.EADDRINUSE else ""
+        limit = f"cannot listen there: {error.strerror or error}{hint}"
+        raise InvalidParameterError("port", f"{host}:{port}", limit) from error
     return listener
 
 

@@ -34,5 +34,7 @@ def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT, TIME_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Logged with the client's address by server/http_protocol.py.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Invalid HTTP request received.")
     if level == "info":  # uvicorn's start and stop messages, which we log ourselves
         logging.getLogger("uvicorn").setLevel(logging.WARNING)

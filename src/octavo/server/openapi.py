@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from octavo.server.errors import ErrorReply
+from octavo.server.information import ServerInfo, TokenizerInfo
 from octavo.server.openai.models import ModelCard, ModelList
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
@@ -30,6 +31,44 @@ _REPLIES: dict[str, type] = {
     "/models": ModelList,
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
+    "/server_info": ServerInfo,
+    "/tokenizer_info": TokenizerInfo,
+}
+_EXAMPLES: dict[str, Page] = {
+    "/v1/chat/completions": {
+        "chat": {"messages": [{"role": "user", "content": "What is a block?"}], "max_tokens": 64},
+        "stream": {"messages": [{"role": "user", "content": "What is a block?"}], "stream": True},
+        "JSON schema": {
+            "messages": [{"role": "user", "content": "It is 21 degrees in Oslo."}],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "weather",
+                    "strict": True,
+                    "schema": {
+                        "type": "object",
+                        "properties": {"city": {"type": "string"}, "temperature": {"type": "integer"}},
+                        "required": ["city", "temperature"],
+                    },
+                },
+            },
+        },
+    },
+    "/v1/completions": {"text": {"prompt": "Octavo is", "max_tokens": 32, "temperature": 0}},
+    "/tokenize": {
+        "text": {"prompt": "Hello, world!"},
+        "chat": {"messages": [{"role": "user", "content": "Hello!"}]},
+    },
+    "/detokenize": {"tokens": {"tokens": [72, 105]}},
+}
+_SECURITY_SCHEMES: Page = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "The server's API key, if it has one."},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same, as a header."},
+}
+_TAGS = {
+    "OpenAI": "The OpenAI API, with extensions of other engines.",
+    "tokens": "How the model's tokenizer and chat template see a text.",
+    "operations": "For probes, dashboards and operators.",
 }
 _STREAMED = ("/v1/chat/completions", "/v1/completions")
 
@@ -53,10 +92,17 @@ def make_page(app: FastAPI) -> Page:
     link_of = dict(zip(types, links, strict=True))
     for path, operations in page["paths"].items():
         for operation in operations.values():
+            operation["tags"] = [_tag(path)]
             operation["responses"] = _responses(path, operation["responses"], link_of)
             if path in _BODIES:
-                operation["requestBody"] = {"required": True, "content": _json(link_of[_BODIES[path]])}
-    page["components"] = {"schemas": schemas}
+                content = _json(link_of[_BODIES[path]])
+                content["application/json"]["examples"] = {
+                    name: {"value": value} for name, value in _EXAMPLES[path].items()
+                }
+                operation["requestBody"] = {"required": True, "content": content}
+    page["tags"] = [{"name": name, "description": text} for name, text in _TAGS.items()]
+    page["components"] = {"schemas": schemas, "securitySchemes": _SECURITY_SCHEMES}
+    page["security"] = [{name: []} for name in _SECURITY_SCHEMES] + [{}]  # or none, if the server has no key
     return page
 
 
@@ -68,6 +114,12 @@ def _responses(path: str, responses: Page, link_of: dict[type, Page]) -> Page:
     if path in _STREAMED:
         success["content"] |= {"text/event-stream": {"schema": {"type": "string"}}}
     return {"200": success, "default": {"description": "Why not.", "content": _json(link_of[ErrorReply])}}
+
+
+def _tag(path: str) -> str:
+    if path in ("/tokenize", "/detokenize", "/tokenizer_info"):
+        return "tokens"
+    return "OpenAI" if path.startswith("/v1/") or path == "/models" else "operations"
 
 
 def _json(schema: Page) -> Page:

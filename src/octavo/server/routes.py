@@ -12,6 +12,7 @@ from octavo.errors import InvalidParameterError
 from octavo.metrics.prometheus import Exposition
 from octavo.server.args import ServerArgs
 from octavo.server.errors import ApiError, as_api_error
+from octavo.server.information import tokenizer_info
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.middleware.exchange import Exchange
 from octavo.server.openai.models import ModelList
@@ -24,6 +25,7 @@ from octavo.server.openai.protocol import (
     decode,
 )
 from octavo.server.openai.replies import ChatCompletion, Completion
+from octavo.server.openai.unknown_fields import unknown_fields
 from octavo.server.sse import EventStreamResponse, FrameSource, wait_for_disconnect
 
 T = TypeVar("T")
@@ -47,6 +49,10 @@ class Routes:
         for path, handler, methods in (
             ("/health", self.health, get),
             ("/ready", self.health, get),
+            ("/ping", self.health, get),  # Amazon SageMaker's name
+            ("/load", self.load, get),
+            ("/server_info", self.server_info, get),
+            ("/tokenizer_info", self.tokenizer_info, get),
             ("/version", self.version, get),
             ("/metrics", self.metrics, get),
             ("/models", self.models, get),
@@ -58,6 +64,7 @@ class Routes:
             ("/detokenize", self.detokenize, post),
         ):
             app.add_api_route(path, handler, methods=methods, response_model=None)
+        app.add_api_route("/ping", self.health, methods=post, response_model=None, include_in_schema=False)
 
     async def health(self) -> Response:
         """200 while requests are served, even with fewer replicas than at start; 503 while there is no engine."""
@@ -69,7 +76,21 @@ class Routes:
         return json_response(body, refusal.status, refusal.headers)
 
     async def version(self) -> Response:
+        """The server's version."""
         return json_response({"version": __version__})
+
+    async def load(self) -> Response:
+        """The number of samples in the engine, running and waiting."""
+        stats = None if self._lifecycle.metrics is None else self._lifecycle.metrics.stats
+        return json_response({"server_load": 0 if stats is None else stats.num_running + stats.num_waiting})
+
+    async def server_info(self) -> Response:
+        """Version, numeric profile, capacity and settings."""
+        return json_response(self._lifecycle.info)
+
+    async def tokenizer_info(self) -> Response:
+        """The chat template and the tokens with a role."""
+        return json_response(tokenizer_info(self._lifecycle.front))
 
     async def metrics(self, request: Request) -> Response:
         """Metrics in Prometheus format."""
@@ -77,35 +98,47 @@ class Routes:
         return Response(text, headers={"content-type": content_type})
 
     async def models(self) -> Response:
+        """The model, under each of its names."""
         return json_response(ModelList(data=self._lifecycle.service.models.cards))
 
     async def model(self, name: str) -> Response:
+        """One of the model's names."""
         return json_response(self._lifecycle.service.models.card(name))
 
     async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation, with tools, JSON schemas and reasoning; at once or as a stream of events."""
         return await self._answer(request, ChatCompletionRequest, self._lifecycle.service.chat_completions)
 
     async def completions(self, request: Request) -> Response:
+        """Continue one prompt or many, as text or token ids; at once or as a stream of events."""
         return await self._answer(request, CompletionRequest, self._lifecycle.service.completions)
 
     async def tokenize(self, request: Request) -> Response:
+        """The token ids of a text, or of a conversation as the model's chat template writes it."""
         return await self._answer(request, TokenizeRequest, self._lifecycle.service.tokenize)
 
     async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
         return await self._answer(request, DetokenizeRequest, self._lifecycle.service.detokenize)
 
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
         """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""
         body = await request.body()
         is_large = len(body) > LARGE_BODY
-        wire = await asyncio.to_thread(decode, body, kind) if is_large else decode(body, kind)
         exchange = Exchange.of(request.scope)
+        wire, warnings = await asyncio.to_thread(read, body, kind) if is_large else read(body, kind)
+        exchange.warnings += warnings
         record_request(exchange, wire, self._args)
-        reply = await unless_client_leaves(request, answer(wire, is_large=is_large))
+        reply = await unless_client_leaves(request, answer(wire, warn=exchange.warnings.append, is_large=is_large))
         if reply is None:
             return Response(status_code=CLIENT_GONE)
         record_reply(exchange, reply)
         return json_response(reply) if isinstance(reply, msgspec.Struct) else EventStreamResponse(reply)
+
+
+def read(body: bytes, kind: type[T]) -> tuple[T, list[str]]:
+    """Return a request, and warnings about fields that have no effect. Raises as `decode`."""
+    return decode(body, kind), unknown_fields(body, kind)
 
 
 async def unless_client_leaves(request: Request, work: Awaitable[T]) -> T | None:

@@ -12,9 +12,9 @@ MAX_LEAST_COUNT = 65_536  # of `minItems` and the like: more than any context ho
 SEARCH_BYTES = 1 << 20  # limit on the search for the location of an error: 0.2 s
 LOOK_BYTES = 1 << 11  # fixed cost per candidate, in addition to its size
 _OPTIONS = {
-    # Allows models to pretty-print, but stops one that writes whitespace forever.
+    # What a formatter writes between two tokens of JSON: nothing, one space, or a line break and an indent.
     "whitespace_flexible": True,
-    "whitespace_pattern": r"[ \n\r\t]{0,32}",
+    "whitespace_pattern": r"( |\r?\n( {0,16}|\t{0,8}))?",
     "coerce_one_of": False,  # `oneOf` with overlapping branches is an error: the output must match exactly one
     "lenient": False,  # unsupported keywords are errors
 }

@@ -6,6 +6,7 @@ Templates are untrusted code and run in Jinja's immutable sandbox. The dialect i
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -18,9 +19,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidParameterError
 
-# The trailing space shows whether the template trims messages: if it is gone, the text before the mark is trimmed, too.
+logger = logging.getLogger(__name__)
+
 _MARKS = ({"type": "image"}, {"type": "video"})  # what `octavo.multimodal` leaves in the place of images
+SYSTEM_ROLES = ("system", "developer")  # the newer name; templates without it get the older one
+_NEEDS_CONTENT = ("user", *SYSTEM_ROLES)
+_PROBE = "\N{REFERENCE MARK}a later instruction\N{REFERENCE MARK}"
+# The trailing space shows whether the template trims messages: if it is gone, the text before the mark is trimmed, too.
 _CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
+
+
+# What a template may raise that does not suit the messages: it is a program.
+_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+
+
+class _RefusedError(TemplateError):
+    """The template rejects the messages, in its author's words."""
 
 
 class ChatTemplate:
@@ -51,6 +65,11 @@ class ChatTemplate:
             InvalidParameterError: malformed messages, or messages that the template rejects.
         """
         plain = plain_messages(messages)
+        roles = [message["role"] for message in plain]
+        if "developer" not in self.source:
+            plain = [message | {"role": "system"} if message["role"] == "developer" else message for message in plain]
+        if self.must_merge(plain):
+            plain = merge_system_messages(plain)
         if continue_final_message:
             plain[-1] = _marked(plain[-1])
             add_generation_prompt = False
@@ -61,8 +80,35 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **variables,
         }
-        text = self._render(context)
+        try:
+            text = self._render(context)
+        except _RefusedError as error:
+            raise InvalidParameterError("messages", roles, f"rejected by the chat template: {error}") from error
+        except _TEMPLATE_ERRORS as error:
+            logger.info("the chat template failed: %s: %s", type(error).__name__, error)
+            raise InvalidParameterError("messages", roles, "the chat template cannot render them") from error
         return _cut_at_mark(text) if continue_final_message else text
+
+    def must_merge(self, messages: Sequence[Mapping[str, object]]) -> bool:
+        """Whether `render` merges system messages into the first one: the template has no place for later ones."""
+        is_late = any(message.get("role") in SYSTEM_ROLES for message in messages[1:])
+        return is_late and not self._takes_late_system
+
+    @cached_property
+    def _takes_late_system(self) -> bool:
+        """Whether the template writes a system message that is not the first; many reject or drop it."""
+        roles = ("user", "assistant", "system", "user")
+        messages = [{"role": role, "content": _PROBE if role == "system" else "x"} for role in roles]
+        context = {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+        try:
+            takes = _PROBE in self._render(context)
+        except _TEMPLATE_ERRORS:
+            takes = False
+        if not takes:
+            logger.warning(
+                "the chat template has no place for system messages after the first: they are merged into it"
+            )
+        return takes
 
     def check(self) -> None:
         """Compile the template now rather than on first use.
@@ -76,12 +122,8 @@ class ChatTemplate:
             raise InvalidParameterError("chat_template", self.source[:100], f"not a Jinja template: {error}") from error
 
     def _render(self, context: Mapping[str, Any]) -> str:
-        try:
-            template = self._tool_use_template if context["tools"] else self._template
-            return template.render(context)
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            roles = [message["role"] for message in context["messages"]]
-            raise InvalidParameterError("messages", roles, f"rejected by the chat template: {error}") from error
+        template = self._tool_use_template if context["tools"] else self._template
+        return template.render(context)
 
     @cached_property
     def _template(self) -> Template:
@@ -103,13 +145,23 @@ def plain_messages(messages: object) -> list[dict[str, object]]:
     return [_plain_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
 
 
+def merge_system_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Return the conversation with all system messages as one, the first message."""
+    texts = [str(message["content"]) for message in messages if message["role"] in SYSTEM_ROLES]
+    others = [dict(message) for message in messages if message["role"] not in SYSTEM_ROLES]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
 def _plain_message(name: str, message: object) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise InvalidParameterError(name, message, 'an object such as {"role": "user", "content": "Hello"}')
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidParameterError(f"{name}.role", role, "a non-empty string")
-    plain = dict(message) | {"content": _plain_content(f"{name}.content", message.get("content"))}
+    content = _plain_content(f"{name}.content", message.get("content"))
+    if content is None and role in _NEEDS_CONTENT:
+        raise InvalidParameterError(f"{name}.content", None, f"a message of the role {role!r} needs content")
+    plain = dict(message) | {"content": content}
     return {key: value for key, value in plain.items() if value is not None}
 
 
@@ -178,7 +230,7 @@ def _to_json(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+    raise _RefusedError(message)
 
 
 def _strftime_now(pattern: str) -> str:

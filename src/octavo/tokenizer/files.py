@@ -128,7 +128,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(_read_text(file))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: expected a JSON object, found {type(content).__name__}")

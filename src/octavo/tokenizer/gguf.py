@@ -4,6 +4,7 @@ Two kinds are supported: `gpt2`, byte-level BPE with the pre-tokenizer named by 
 SentencePiece BPE with scores. Each is built like the tokenizer.json of its family.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -83,6 +84,28 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
         if (index := fields.token_id(name)) is not None
     }
     return backend, named, fields.chat_templates()
+
+
+def pre_tokenizer_name(backend: Backend) -> str | None:
+    """Return the value of `tokenizer.ggml.pre` for a byte-level BPE tokenizer; None: there is none for it."""
+    own = json.loads(backend.to_str())
+    model = own["model"]
+    if model["type"] != "BPE" or model.get("byte_fallback"):
+        return None
+    is_composed = own["normalizer"] == {"type": "NFC"}
+    for name, make in _PRE_TOKENIZERS.items():
+        is_same = _split_rules(own["pre_tokenizer"]) == _split_rules(json.loads(make().__getstate__()))
+        words_first = name in _WHOLE_WORDS_FIRST
+        if is_same and is_composed == (name in _COMPOSED) and bool(model.get("ignore_merges")) == words_first:
+            return name
+    return None
+
+
+def _split_rules(rules: Any) -> Any:
+    """Return a pre-tokenizer's JSON without what does not change tokens."""
+    if isinstance(rules, dict):
+        return {key: _split_rules(value) for key, value in rules.items() if key != "trim_offsets"}
+    return [_split_rules(each) for each in rules] if isinstance(rules, list) else rules
 
 
 class _Fields:

@@ -61,6 +61,11 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def named_tokens(self) -> Mapping[str, str]:
+        """The texts of tokens with a role, such as `eos_token`, by their names in `tokenizer_config.json`."""
+        return self._named_tokens
+
+    @property
     def bos_token_id(self) -> int | None:
         return self._named_token_id("bos_token")
 

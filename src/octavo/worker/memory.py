@@ -14,7 +14,7 @@ from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace, Stage
 from octavo.config.vision import VisionConfig
-from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport
+from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport, capacity_tokens
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.shares import HeadShare, Share
@@ -135,10 +135,10 @@ def choose_num_blocks(
     useful = [_PREFIX_CACHE_FACTOR * limits.max_num_seqs * peak for peak in peaks]
     if not cache.num_kv_blocks:
         num_blocks = [min(count, most) for count, most in zip(num_blocks, useful, strict=True)]
-    num_tokens = min(
-        count * spec.block_size if of.group.sliding_window is None else count * model.max_model_len // peak
-        for count, peak, of in zip(num_blocks, peaks, spec.groups, strict=True)
-    )
+    num_tokens = capacity_tokens(
+        [of.group for of in spec.groups], num_blocks, block_size=spec.block_size, max_model_len=model.max_model_len,
+        max_chunk=limits.max_num_batched_tokens,
+    )  # fmt: skip
     logger.info(
         "KV memory: %s, %s: %s tokens, or %.1f requests of the full %d tokens",
         _listed(spec, num_blocks),

@@ -13,15 +13,17 @@ from octavo.layers.weight_owner import WeightOwner
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 
+META = torch.device("meta")
 
-def empty_model(model: ModelConfig, groups: ParallelGroups | None = None) -> CausalLM:
-    """Build the whole model, or a rank's shard of it, on the meta device: 10 ms for 28 layers."""
+
+def empty_model(model: ModelConfig, groups: ParallelGroups | None = None, device: torch.device = META) -> CausalLM:
+    """Build the whole model, or a rank's shard of it, without weights; on the meta device: 10 ms for 28 layers."""
     kernels, dtype = Kernels(), getattr(torch, model.dtype)
     context = BuildContext(
         kernels=kernels,
         attention=SdpaAttention(kernels, dtype),
         dtype=dtype,
-        device=torch.device("meta"),
+        device=device,
         groups=groups or ParallelGroups(),
         schemes=make_schemes(model.quantization),
     )

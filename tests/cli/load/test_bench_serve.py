@@ -75,7 +75,10 @@ def test_chat(server: ScriptedServer) -> None:
 
 def test_files(server: ScriptedServer, tmp_path: Path) -> None:
     figures, picture = tmp_path / "run.json", tmp_path / "run.svg"
-    report = report_of(server, "--output", str(figures), "--plot", str(picture))
+    _, text, said = bench(server, "--json", "--output", str(figures), "--plot", str(picture))
+    report = json.loads(text)
+    assert str(figures) in said
+    assert str(picture) in said
     saved = json.loads(figures.read_text())
     assert saved["report"] == pytest.approx(report)
     assert len(saved["requests"]) == 6

@@ -94,7 +94,9 @@ def test_a_mistake_is_the_users(flags: tuple[str, ...], complaint: str) -> None:
 )
 def test_no_model_to_talk_with(server: ScriptedServer, models: Answer, code: int) -> None:
     server.models = models
-    assert chat(server, "a")[0] == code
+    exit_code, _, complaint = chat(server, "a")
+    assert exit_code == code
+    assert ("--api-key" in complaint) == (models.status == 401)
 
 
 def test_ctrl_c_stops_the_answer_and_the_servers_work(server: ScriptedServer) -> None:

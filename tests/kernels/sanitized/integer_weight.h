@@ -9,21 +9,29 @@
 #include "ops.h"
 
 inline octavo::Integers make_form(int bits, std::int64_t group_size, bool is_two_level, bool is_rotated = false) {
-  return {bits, is_two_level, group_size, nullptr, nullptr, nullptr, is_rotated};
+  return {bits, is_two_level, group_size, nullptr, nullptr, nullptr, is_rotated, is_rotated && !is_two_level};
 }
 
-// A row in floats, its whole blocks of 64 rotated if that is asked for.
-inline std::vector<float> floats_of(const octavo::bf16* x, std::int64_t size, bool is_rotated) {
+// A row in floats, rotated as its form is.
+inline std::vector<float> floats_of(const octavo::bf16* x, std::int64_t size, const octavo::Integers& form) {
   std::vector<float> row;
   for (std::int64_t k = 0; k < size; ++k) row.push_back(widened(x[k]));
-  const std::int64_t num_rotated = is_rotated ? size / 64 * 64 : 0;
-  for (std::int64_t step = 1; step < 64; step *= 2)
+  const std::int64_t num_rotated = form.is_rotated ? size / 64 * 64 : 0;
+  std::int64_t step = 1;
+  for (; !form.mixes_blocks ? step < 64 : num_rotated / step % 2 == 0 && step < num_rotated; step *= 2)
     for (std::int64_t k = 0; k < num_rotated; ++k) {
       if (k & step) continue;
       const float first = row[k], second = row[k + step];
       row[k] = first + second, row[k + step] = first - second;
     }
-  for (std::int64_t k = 0; k < num_rotated; ++k) row[k] *= 0.125f;
+  double length = std::sqrt(static_cast<double>(step));
+  for (; form.mixes_blocks && num_rotated > step && num_rotated / step % 3 == 0; step *= 3, length *= 3.0)
+    for (std::int64_t k = 0; k < num_rotated; ++k) {
+      if (k / step % 3 != 0) continue;
+      const float sum = row[k] + row[k + step] + row[k + 2 * step];
+      for (int i = 0; i < 3; ++i) row[k + i * step] = 2.0f * sum - 3.0f * row[k + i * step];
+    }
+  for (std::int64_t k = 0; k < num_rotated; ++k) row[k] = static_cast<float>(row[k] / length);
   return row;
 }
 
@@ -95,7 +103,7 @@ struct IntegerWeight {
   bool is_near(const std::vector<octavo::bf16>& weight) const {
     bool is_well = true;
     for (std::int64_t row = 0; row < num_rows(); ++row) {
-      const std::vector<float> floats = floats_of(weight.data() + row * in_size, in_size, form.is_rotated);
+      const std::vector<float> floats = floats_of(weight.data() + row * in_size, in_size, form);
       for (std::int64_t group = 0; group < num_groups(); ++group) {
         double error = 0.0, largest = 0.0;
         for (std::int64_t k = begin_of(group); k < begin_of(group + 1); ++k) {

@@ -34,7 +34,7 @@ struct IntegerRow {
 };
 
 IntegerRow integers_of(const bf16* x, std::int64_t size, const Integers& form) {
-  const std::vector<float> floats = floats_of(x, size, form.is_rotated);
+  const std::vector<float> floats = floats_of(x, size, form);
   float largest = 0.0f;
   for (const float value : floats) largest = std::fmax(largest, std::fabs(value));
   const float inverse = largest == 0.0f ? 0.0f : 127.0f / largest;

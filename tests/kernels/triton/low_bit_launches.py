@@ -13,8 +13,8 @@ from octavo.kernels.triton.low_bit_matmul import integer_linear, weight_only_lin
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
 from octavo.kernels.types import SILU, Fused, LoraAdapters
 
-_INT8 = IntegerFormat(bits=8, group_size=None, is_rotated=True)
-_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, is_rotated=True)
+_INT8 = IntegerFormat(bits=8, group_size=None, rotation="row")
+_INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, rotation="blocks")
 _GROUPS, _SMALL_GROUPS = (IntegerFormat(bits=4, group_size=size) for size in (128, 32))
 _SOME_ROWS = (1, 64, 8192)
 _NUM_EXPERTS = 8
@@ -36,8 +36,8 @@ def launch_all(capability: int) -> None:
         weight_only_linear(x.float(), _packed(Float8Format()), torch.float32, one_tiling=False)
     for size in (1024, 12288):
         rows, weight = torch.zeros(2, size, dtype=torch.bfloat16), torch.zeros(size, dtype=torch.bfloat16)
-        normed_integer_rows(rows, Fused(residual=rows, norm_weight=weight, eps=1e-6), size, is_rotated=True)
-        activated_integer_rows(rows, SILU, size // 2, is_rotated=True)
+        normed_integer_rows(rows, Fused(residual=rows, norm_weight=weight, eps=1e-6), size, rotation="row")
+        activated_integer_rows(rows, SILU, size // 2, rotation="blocks")
     for num_pairs in _SOME_PAIRS:
         for kind in (_INT8, _INT4, Float8Format()):
             _launch_experts(kind, num_pairs, [128] * _NUM_EXPERTS, torch.bfloat16)

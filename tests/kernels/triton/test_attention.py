@@ -149,7 +149,8 @@ def test_a_token_has_the_same_bits_by_either_way(dtype: torch.dtype, window: int
     memory = Memory(shape)
     sequence, other = memory.sequence(length, seed=1), memory.sequence(40, seed=2)
     [whole] = memory.attend([(sequence, length - 45, length)], EXACT, window=window)
-    for start, stop in ((length - 45, length - 44), (length - 20, length - 4), (length - 1, length)):
+    spans = ((length - 1, length), (length - 20, length - 4), (length - 45, length - 44))
+    for start, stop in spans[: pick(2, 3)]:
         [alone] = memory.attend([(sequence, start, stop)], EXACT, window=window)
         _, alongside = memory.attend([(other, 0, 40), (sequence, start, stop)], EXACT, window=window)
         expected = whole[start - length + 45 : stop - length + 45]

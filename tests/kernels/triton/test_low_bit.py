@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.breadth import pick
 from tests.kernels.triton.device import DEVICE
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat, rotated
+from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference_quantized import integer_rows, quantized_linear, weight_only_linear
+from octavo.kernels.rotation import Rotation, rotated
 from octavo.kernels.triton import low_bit_matmul as module
 from octavo.kernels.triton.integer_rows import IntegerRows, activated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.integer_rows import integer_rows as fast_integer_rows
@@ -23,20 +25,22 @@ from octavo.kernels.types import SILU, Activation, Fused
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TWO_LEVEL, FLOATS = IntegerFormat(bits=4, group_size=None, is_two_level=True), Float8Format()
+FLOATS_IN_GROUPS = Float8Format(group_size=128)
 INTEGERS = [*(IntegerFormat(bits=bits, group_size=size) for bits in (8, 4) for size in (None, 32, 64, 128)), TWO_LEVEL]
-ROTATED = [replace(form, is_rotated=True) for form in (INTEGERS[0], TWO_LEVEL)]
+ROTATED = [replace(INTEGERS[0], rotation="row"), replace(TWO_LEVEL, rotation="blocks")]
+ROTATIONS: list[Rotation | None] = [None, "blocks", "row"]
 SHAPES = [(37, 84), (130, 400)]  # N, K
 
 
 def form_name(form: WeightFormat) -> str:
     if isinstance(form, Float8Format):
-        return "e4m3"
+        return f"e4m3-{form.group_size}" if form.group_size else "e4m3"
     name = "two-level" if form.is_two_level else f"{form.bits}-bit-{form.group_size}"
-    return name + "-rotated" * form.is_rotated
+    return name + "-rotated" * (form.rotation is not None)
 
 
 every_integer_form = pytest.mark.parametrize("form", INTEGERS, ids=form_name)
-every_form = pytest.mark.parametrize("form", [*INTEGERS, FLOATS], ids=form_name)
+every_form = pytest.mark.parametrize("form", [*INTEGERS, FLOATS, FLOATS_IN_GROUPS], ids=form_name)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -44,7 +48,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def random_weight(form: WeightFormat, shape: tuple[int, int], *, has_offsets: bool) -> QuantizedWeight:
-    weight = quantize(random(*shape) * shape[1] ** -0.5, form)
+    weight = quantize(random(*shape) * shape[1] ** -0.5, FLOATS if isinstance(form, Float8Format) else form)
+    if weight.format != form:  # floats of checkpoints, in groups
+        factors = 1.0 + random(shape[0], form.num_groups(shape[1])).abs()
+        weight = replace(weight, format=form, scales=weight.scales * factors)
     return replace(weight, offsets=random(*weight.scales.shape) * 0.01 if has_offsets else None)
 
 
@@ -95,7 +102,7 @@ def test_halves_are_multiplied_as_they_are(form: WeightFormat, dtype: torch.dtyp
     torch.testing.assert_close(found.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", [INTEGERS[0], INTEGERS[6], TWO_LEVEL, ROTATED[0], FLOATS], ids=form_name)
+@pytest.mark.parametrize("form", [INTEGERS[6], ROTATED[0], FLOATS, *pick([], [INTEGERS[0], TWO_LEVEL])], ids=form_name)
 def test_a_row_has_its_bits_in_any_batch(form: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever tiling computes it, and whether or not splits have programs of their own."""
     weight, x = random_weight(form, (40, 300), has_offsets=False), random(66, 300, dtype=torch.bfloat16)
@@ -124,10 +131,12 @@ def test_rows_become_the_reference_s_integers() -> None:
     x[4] *= 1e-38
     x[5] = torch.arange(300, device=DEVICE) - 149.5
     x[5, 0] = 254.0  # halves of steps: ties
+    in_threes = random(3, 590)  # 9 blocks, and a rest
+    assert_rows(fast_integer_rows(in_threes, 640, rotation="row"), rotated(in_threes, "row"))
     for dtype in DTYPES:
-        for is_rotated in (False, True):
-            rows = fast_integer_rows(x.to(dtype), 384, is_rotated=is_rotated)
-            assert_rows(rows, rotated(x.to(dtype).float()) if is_rotated else x.to(dtype))
+        for rotation in ROTATIONS:
+            rows = fast_integer_rows(x.to(dtype), 384, rotation=rotation)
+            assert_rows(rows, rotated(x.to(dtype).float(), rotation) if rotation else x.to(dtype))
             assert not rows.values[:, 300:].any()
             assert rows.scales.isnan().tolist() == [False, False, True, True, False, False, False]
 
@@ -148,15 +157,15 @@ def test_norms_and_gates_before_integers_are_those_that_are_ops(dtype: torch.dty
     kernels = TritonKernels()
     fused = Fused(residual=residual, norm_weight=weight, eps=1e-6, norm_offset=0.5)
     normed, total = kernels.add_rms_norm(x, fused)
-    rows, found_total = normed_integer_rows(x, fused, 256, is_rotated=False)
+    rows, found_total = normed_integer_rows(x, fused, 256, rotation=None)
     assert torch.equal(found_total, total)
     assert_rows(rows, normed)
-    rows, same = normed_integer_rows(x, replace(fused, residual=None), 256, is_rotated=False)
+    rows, same = normed_integer_rows(x, replace(fused, residual=None), 256, rotation=None)
     assert_rows(rows, kernels.rms_norm(x, weight, 1e-6, 0.5))
     assert same is x
     gate_up = torch.cat((x[:, :84], residual[:, :84]), dim=1)
     for activation in (SILU, Activation("clamped_swiglu", limit=1.25), Activation("relu2")):
-        rows = activated_integer_rows(gate_up, activation, 256, is_rotated=False)
+        rows = activated_integer_rows(gate_up, activation, 256, rotation=None)
         assert_rows(rows, kernels.activate(gate_up, activation))
 
 

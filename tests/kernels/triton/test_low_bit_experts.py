@@ -123,7 +123,7 @@ def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPa
     kernels, x = kernels_of(name, deterministic=True), random(NUM_TOKENS, SIZE, dtype=torch.bfloat16)
     experts, (token_ids, expert_ids) = packed_by(kernels, SHARED), pairs_of(SHARED)
     whole = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
-    for part in (slice(0, 1), slice(3, 9), slice(40, 41)):
+    for part in pick((slice(3, 9),), (slice(0, 1), slice(3, 9), slice(40, 41))):
         assert torch.equal(kernels.expert_rows(x, token_ids[part], expert_ids[part], experts, SILU), whole[part])
     assert torch.equal(kernels.expert_rows(x, token_ids.flip(0), expert_ids.flip(0), experts, SILU).flip(0), whole)
     for few, max_some in ((0, 256), (0, 0)):
@@ -136,7 +136,8 @@ def test_a_row_has_its_bits_in_any_batch(name: str, monkeypatch: pytest.MonkeyPa
 def test_nothing_waits_for_the_device(name: str) -> None:
     """A capture refuses to read values. One by one, the host asks for numbers of rows."""
     kernels, one_by_one = kernels_of(name), OneByOne(name, deterministic=False)
-    experts, x, (token_ids, expert_ids) = packed_by(kernels, ALIKE), random(NUM_TOKENS, SIZE), pairs_of(ALIKE)
+    experts, x = packed_by(kernels, ALIKE), random(NUM_TOKENS, SIZE)
+    token_ids, expert_ids = (ids[:4] for ids in pairs_of(ALIKE))
     assert kernels.captures_experts
 
     def compute(with_kernels: QuantizedKernels) -> None:
@@ -149,8 +150,9 @@ def test_nothing_waits_for_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", pick(["int4"], list(QUANTIZATIONS)))
 def test_rows_that_are_not_finite_stay_in_their_row(name: str) -> None:
-    kernels, x, (token_ids, expert_ids) = kernels_of(name), random(NUM_TOKENS, SIZE), pairs_of(SHARED)
-    experts = packed_by(kernels, SHARED)
+    sizes = pick(ALIKE, SHARED)
+    kernels, x, (token_ids, expert_ids) = kernels_of(name), random(NUM_TOKENS, SIZE), pairs_of(sizes)
+    experts = packed_by(kernels, sizes)
     expected = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU)
     x[7, 5] = float("nan")
     found, is_bad = kernels.expert_rows(x, token_ids, expert_ids, experts, SILU), token_ids == 7

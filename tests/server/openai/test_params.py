@@ -22,6 +22,7 @@ from octavo.structured_output import StructuredOutput
 
 DEFAULTS = SamplingParams(temperature=0.3, top_p=0.9)
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = SCHEMA | {"additionalProperties": False}
 
 
 def chat(**fields: Any) -> ChatCompletionRequest:
@@ -88,16 +89,16 @@ def test_an_error_names_the_field_as_the_client_spelt_it(fields: dict[str, Any],
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, StructuredOutput(json_object=True)),
-        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, StructuredOutput(json_schema=SCHEMA)),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, StructuredOutput(json_schema=CLOSED)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
-            StructuredOutput(json_schema=SCHEMA),
+            StructuredOutput(json_schema=CLOSED),
         ),
-        ({"guided_json": SCHEMA}, StructuredOutput(json_schema=SCHEMA)),
+        ({"guided_json": SCHEMA}, StructuredOutput(json_schema=CLOSED)),
         ({"guided_regex": "a+"}, StructuredOutput(regex="a+")),
         ({"guided_choice": ["a", "b"]}, StructuredOutput(choice=["a", "b"])),
         ({"structured_outputs": {"regex": "a+"}}, StructuredOutput(regex="a+")),
-        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput(json_schema=SCHEMA)),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput(json_schema=CLOSED)),
         ({"structured_outputs": {"json_object": True}}, StructuredOutput(json_object=True)),
     ],
 )

@@ -10,6 +10,7 @@ from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
 
 SCHEMAS: Schemas = {
     "f": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {}}},
+    "g": {"type": "object"},
     "get_weather": {"type": "object", "properties": {}},
 }
 

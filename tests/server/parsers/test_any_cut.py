@@ -52,6 +52,49 @@ def test_without_a_call_nothing_is_lost(case: tuple[type[ToolCallParser], str]) 
         assert message.content == text
 
 
+CALLS = {
+    "hermes": 'Hi <b>. <tool_call>\n{"name": "f", "arguments": {"a": "<x>"}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"a": "<x>"}}; {"name": "g", "parameters": {}}',
+    "mistral": 'Hi <b>.[TOOL_CALLS] [{"name": "f", "arguments": {"a": "<x>"}}, {"name": "g", "arguments": {}}]',
+    "mistral_args": 'Hi <b>.[TOOL_CALLS]f[ARGS]{"a": "<x>"}[TOOL_CALLS]g[ARGS]{}',
+    "pythonic": "<|python_start|>[f(a='<x>'), g()]<|python_end|>",
+    "qwen3_coder": "Hi <b>. <tool_call>\n<function=f>\n<parameter=a>\n<x>\n</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_CALL_PARSERS))
+def test_a_call_cut_by_the_length_limit_leaves_no_markup(name: str) -> None:
+    """Wherever it is cut: content is text before the calls, and of the call there is all that is known."""
+    for size in range(1, len(CALLS[name])):
+        text = CALLS[name][:size]
+        content = parse_all(make(TOOL_CALL_PARSERS[name]), text, is_cut=True).content
+        assert "Hi <b>.".startswith(content.rstrip()) or content in ("Hi <b>. <", "Hi <b>.["), text
+    whole = parse_all(make(TOOL_CALL_PARSERS[name]), CALLS[name][:-1], is_cut=True)
+    assert json.loads(whole.tool_calls[0].arguments) == {"a": "<x>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "argu', ""),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', '{"a": 1'),
+        ("mistral_args", "[TOOL_CALLS]f[ARGS]", ""),
+        ("pythonic", "[f(a='x", ""),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>x</para", '{"a": "x'),
+    ],
+)
+def test_what_is_known_of_a_cut_call_is_a_partial_call(name: str, text: str, arguments: str) -> None:
+    message = parse_all(make(TOOL_CALL_PARSERS[name]), text, is_cut=True)
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [("f", arguments)]
+    assert message.content == ""
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_CALL_PARSERS))
+def test_calls_of_other_tools_are_text(name: str) -> None:
+    kind = TOOL_CALL_PARSERS[name]
+    assert parse_all(kind({"other": {}}), CALLS[name]).tool_calls == []
+
+
 @given(odd_texts())
 def test_calls_count_from_zero_and_ids_differ(case: tuple[type[ToolCallParser], str]) -> None:
     kind, text = case

@@ -111,6 +111,23 @@ def test_several_calls_in_a_row(kind: type[ToolCallParser]) -> None:
             assert list(json.loads(call.arguments)) == (["a"] if call.name == "f" else [])
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral_args", "qwen3_coder"])
+def test_a_marker_in_free_text_leaves_only_offered_names(name: str) -> None:
+    """The mask of an answer that has begun a call: tool names come next, whatever the model would write."""
+    kind = TOOL_CALL_PARSERS[name]
+    constraint = may_call(kind, SCHEMAS, set(), parallel=True)
+    assert constraint is not None
+    matcher, words = BACKEND.compile(constraint).matcher(), np.zeros((1, BACKEND.num_words), dtype=np.int32)
+    (trigger,) = {tag.trigger for tag in constraint.tags}
+    opening = {"hermes": '\n{"name": "', "mistral": '[{"name": "', "mistral_args": "", "qwen3_coder": "\n<function="}
+    for token in TOKENIZER.encode(f"Hello {trigger}{opening[name]}", add_special_tokens=False):
+        matcher.accept(token)
+    assert BACKEND.fill_masks([matcher], words) == [None]
+    allowed = [TOKENIZER.token_text(token) for token in range(2048) if words[0, token // 32] >> token % 32 & 1]
+    assert allowed
+    assert all(text[:1] in ("f", "g", " ") or text[:1] == '"' for text in allowed), allowed
+
+
 @pytest.mark.parametrize("kind", [PythonicParser, Qwen3CoderParser])
 def test_formats_that_cannot_tell_a_schema_are_forced_as_hermes(kind: type[ToolCallParser]) -> None:
     schemas = {"f": EITHER}

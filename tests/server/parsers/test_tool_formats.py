@@ -98,7 +98,7 @@ def test_mistral(text: str, content: str, calls: Calls) -> None:
 def test_mistral_ids_have_nine_letters_and_digits_and_keep_those_of_the_model() -> None:
     starts = [
         delta
-        for delta in MistralParser({}).push("[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}")
+        for delta in MistralParser({"f": {}}).push("[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}")
         if isinstance(delta, ToolCallStart)
     ]
     assert len(starts[0].id) == 9
@@ -188,7 +188,9 @@ def test_arguments_stream_as_they_come() -> None:
 
 def test_ids_of_all_answers_differ() -> None:
     text = '<tool_call>{"name": "f"}</tool_call>'
-    starts = [delta for _ in range(100) for delta in HermesParser({}).push(text) if isinstance(delta, ToolCallStart)]
+    starts = [
+        delta for _ in range(100) for delta in HermesParser({"f": {}}).push(text) if isinstance(delta, ToolCallStart)
+    ]
     assert len({start.id for start in starts}) == 100
     assert all(start.id.startswith("call_") for start in starts)
 

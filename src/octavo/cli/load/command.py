@@ -82,8 +82,10 @@ def serve(
     report = summarize(measured.records, slo, measured.cpu_s)
     if output is not None:
         output.write_bytes(encode_run(measured, report))
+        print(f"octavo: the run is in {output}", file=sys.stderr)
     if plot is not None:
         plot.write_text(draw_run(measured), encoding="utf-8")
+        print(f"octavo: the plot of latencies is in {plot}", file=sys.stderr)
     print_reports([report], as_json=json)
     raise_failures(measured.records)
 

@@ -94,7 +94,8 @@ def check_status(response: Response) -> None:
     except msgspec.DecodeError:
         detail = None
     text = detail.message if detail else bytes(response.body[:200]).decode(errors="replace")
-    raise RequestError(f"HTTP {response.status}: {text}")
+    hint = " Pass the server's key with --api-key." if response.status == 401 else ""
+    raise RequestError(f"HTTP {response.status}: {text}{hint}")
 
 
 async def find_model(client: HttpClient, wanted: str | None) -> str:

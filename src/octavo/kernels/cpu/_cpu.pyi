@@ -81,6 +81,7 @@ class Integers:
         group_size: int,
         is_two_level: bool,
         is_rotated: bool,
+        mixes_blocks: bool,
         in_size: int,
         out_size: int,
         is_gated: bool,

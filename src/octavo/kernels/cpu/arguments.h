@@ -78,7 +78,7 @@ inline RowsArgs make_fused_rows(std::uintptr_t x, std::int64_t rows, std::int64_
   return {at<void>(x), rows, size, fused, at<void>(total)};
 }
 
-inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_two_level, bool is_rotated,
+inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is_two_level, bool is_rotated, bool mixes_blocks,
                                       std::int64_t in_size, std::int64_t out_size, bool is_gated) {
   const bool is_known = (bits == 8 || bits == 4) && (group_size == 0 || group_size == 32 || group_size == 64 || group_size == 128);
   if (!is_known) throw std::invalid_argument("integers have 8 or 4 bits and groups of 32, 64, 128 or 0 (all of k)");
@@ -87,7 +87,7 @@ inline PackIntegersArgs make_integers(int bits, std::int64_t group_size, bool is
   if (in_size > std::int64_t{1} << 17) throw std::invalid_argument("an integer linear takes at most 131072 inputs");
   PackIntegersArgs args = {};
   args.form.bits = bits, args.form.group_size = group_size, args.form.is_two_level = is_two_level;
-  args.form.is_rotated = is_rotated;
+  args.form.is_rotated = is_rotated, args.form.mixes_blocks = mixes_blocks;
   args.in_size = in_size, args.out_size = out_size, args.is_gated = is_gated;
   return args;
 }
@@ -96,7 +96,7 @@ inline PackedWeight make_packed_integers(const PackIntegersArgs& args, std::uint
                                          std::uintptr_t offsets, std::uintptr_t bias) {
   return {args.out_size, nullptr, at<const float>(bias),
           {args.form.bits, args.form.is_two_level, args.form.group_size, at<const std::uint8_t>(values), at<const float>(scales),
-           at<const float>(offsets), args.form.is_rotated}};
+           at<const float>(offsets), args.form.is_rotated, args.form.mixes_blocks}};
 }
 
 inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, std::uintptr_t bias) {
@@ -123,7 +123,8 @@ class ExpertWeights {
     return std::all_of(weights.begin(), weights.end(), [&](const PackedWeight& weight) {
       const Integers &form = weight.integers, &first = weights[0].integers;
       return form.bits == first.bits && form.group_size == first.group_size &&
-             form.is_two_level == first.is_two_level && form.is_rotated == first.is_rotated;
+             form.is_two_level == first.is_two_level && form.is_rotated == first.is_rotated &&
+             form.mixes_blocks == first.mixes_blocks;
     });
   }
 

@@ -3,9 +3,6 @@
 // Layouts: ops.h. A group is a stretch of k that shares a scale; w = scale * q, or scale * q + offset where q came with
 // offsets.
 
-// 64 integers of k by 16 rows (left) or 16 outputs (right) are a tile of 1 KiB; a unit is half of that in k.
-constexpr std::int64_t kTileK = 64, kUnitK = 32, kTileBytes = 1024;
-
 static inline std::int64_t num_k_tiles(std::int64_t in_size) { return ceil_div(in_size, kTileK); }
 static inline std::int64_t num_groups(const Integers& form, std::int64_t in_size) {
   return form.group_size ? ceil_div(in_size, form.group_size) : 1;
@@ -134,6 +131,7 @@ static inline void widen_output(const bf16* from, const PackIntegersArgs& args, 
     if (args.form.is_rotated && k + kTileK <= args.in_size) rotate_block(values);
     for (int i = 0; i < 4; ++i) store_f32(wide + k + i * 16, values[i]);
   }
+  if (args.form.mixes_blocks) mix_blocks(wide, args.in_size);
 }
 
 // One output [K] as two-level integers, from `widen_output`.

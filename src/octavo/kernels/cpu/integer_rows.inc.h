@@ -62,28 +62,45 @@ static inline void load_row_line(const bf16* x, std::int64_t k, std::int64_t siz
                                    : load_bf16_part(x + k + i * 16, smaller(16, larger(0, size - k - i * 16)));
 }
 
+// The largest magnitude of vectors of floats, as above.
+struct LargestMagnitude {
+  u32x16 bits = {};
+
+  void meet(f32x16 values) {
+    const u32x16 others = (u32x16)values & 0x7fffffffu;
+#if defined(OCTAVO_HAS_AVX512)
+    bits = (u32x16)_mm512_max_epu32((__m512i)bits, (__m512i)others);
+#else
+    bits = select((i32x16)others > (i32x16)bits, others, bits);
+#endif
+  }
+
+  float value() const {
+    std::uint32_t most = 0;
+    for (int lane = 0; lane < 16; ++lane) most = bits[lane] > most ? bits[lane] : most;
+    float result;
+    __builtin_memcpy(&result, &most, sizeof result);
+    return result;
+  }
+};
+
 // Rotates a row [K] to `wide`, with zeros up to whole k tiles, and returns the largest magnitude, NaN being the last.
-static inline float rotate_row(const bf16* x, std::int64_t size, float* wide) {
-  u32x16 largest = {};
+static inline float rotate_row(const bf16* x, std::int64_t size, const Integers& form, float* wide) {
+  LargestMagnitude of_blocks;
   for (std::int64_t k = 0; k < size; k += kTileK) {
     f32x16 values[4];
     load_row_line(x, k, size, values);
     if (k + kTileK <= size) rotate_block(values);
     for (int i = 0; i < 4; ++i) {
       store_f32(wide + k + i * 16, values[i]);
-      const u32x16 bits = (u32x16)values[i] & 0x7fffffffu;
-#if defined(OCTAVO_HAS_AVX512)
-      largest = (u32x16)_mm512_max_epu32((__m512i)largest, (__m512i)bits);
-#else
-      largest = select((i32x16)bits > (i32x16)largest, bits, largest);
-#endif
+      of_blocks.meet(values[i]);
     }
   }
-  std::uint32_t most = 0;
-  for (int lane = 0; lane < 16; ++lane) most = largest[lane] > most ? largest[lane] : most;
-  float result;
-  __builtin_memcpy(&result, &most, sizeof result);
-  return result;
+  if (!form.mixes_blocks) return of_blocks.value();
+  mix_blocks(wide, size);
+  LargestMagnitude of_row;
+  for (std::int64_t k = 0; k < num_k_tiles(size) * kTileK; k += 16) of_row.meet(load_f32(wide + k));
+  return of_row.value();
 }
 
 // Sums of q, still in lanes, of the two units of a k tile.
@@ -135,7 +152,7 @@ static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_
 // that is to be rotated; null: it is not.
 static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, float* wide, std::int8_t* line,
                                 float* scale, std::int32_t* sums) {
-  const float largest = wide ? rotate_row(x, size, wide) : largest_magnitude(x, size);
+  const float largest = wide ? rotate_row(x, size, form, wide) : largest_magnitude(x, size);
   const bool is_finite = largest < __builtin_inff(), is_zero = largest < 0x1p-120f;
   *scale = !is_finite ? __builtin_nanf("") : is_zero ? 0.0f : largest / 127.0f;
   const float inverse = is_finite && !is_zero ? 127.0f / largest : 0.0f;

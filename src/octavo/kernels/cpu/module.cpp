@@ -78,7 +78,7 @@ NB_MODULE(_cpu, m) {
       .def_static("of_integers", &make_packed_integers)
       .def_ro("out_size", &PackedWeight::out_size);
   nb::class_<PackIntegersArgs>(m, "Integers")
-      .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_two_level"_a, "is_rotated"_a, "in_size"_a,
+      .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_two_level"_a, "is_rotated"_a, "mixes_blocks"_a, "in_size"_a,
            "out_size"_a, "is_gated"_a)
       .def_prop_ro("packed_size", &packed_integers_size)
       .def_prop_ro("scales_size", &packed_scales_size);

@@ -58,7 +58,8 @@ struct Integers {
   const std::uint8_t* values;
   const float* scales;         // [panels][groups][32]
   const float* offsets;        // the same, or null: none
-  bool is_rotated;             // activation rows are rotated too: integer_rotation.inc.h
+  bool is_rotated;             // activation rows are rotated too, in blocks of 64: integer_rotation.inc.h
+  bool mixes_blocks;           // rotated blocks are mixed with each other
 };
 
 struct PackedWeight {

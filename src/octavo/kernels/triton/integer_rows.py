@@ -11,6 +11,7 @@ import torch
 import triton
 from triton import language as tl
 
+from octavo.kernels.rotation import Rotation, mixing_scale
 from octavo.kernels.triton.activation import constants, gated, squared
 from octavo.kernels.triton.arguments import aligned
 from octavo.kernels.types import SILU, Activation, Fused
@@ -24,15 +25,50 @@ class IntegerRows:
     scales: torch.Tensor  # [T] float32
 
 
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """Of rows shorter than the longest, padded with zeros; what `mixing_scale` is of each."""
+
+    sizes: torch.Tensor  # [T] int32
+    mixing_scales: torch.Tensor  # [T] float32
+
+
 @triton.jit
-def _rotated(x: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:  # [BLOCK] float32
-    """Rotate each 64 elements, as `rotated` of kernels/quantization.py does, in its order."""
+def _sums_and_differences(x: tl.tensor, STEP: tl.constexpr, BLOCK: tl.constexpr) -> tl.tensor:  # [BLOCK] float32
+    pairs = tl.permute(tl.reshape(x, (BLOCK // (2 * STEP), 2, STEP)), (0, 2, 1))
+    first, second = tl.split(pairs)
+    return tl.reshape(tl.permute(tl.join(first + second, first - second), (0, 2, 1)), (BLOCK,))
+
+
+@triton.jit
+def _rotated(
+    x: tl.tensor,  # [BLOCK] float32
+    size: tl.tensor,
+    mixing_scale: tl.tensor,
+    SPANS_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is BLOCK
+) -> tl.tensor:
+    """Rotate the first `size` elements, as `rotated` of kernels/rotation.py does, in its order."""
+    columns = tl.arange(0, BLOCK)
+    num_rotated = size // 64 * 64
+    mixed = x
     for number in tl.static_range(6):
-        STEP: tl.constexpr = 1 << number
-        pairs = tl.permute(tl.reshape(x, (BLOCK // (2 * STEP), 2, STEP)), (0, 2, 1))
-        first, second = tl.split(pairs)
-        x = tl.reshape(tl.permute(tl.join(first + second, first - second), (0, 2, 1)), (BLOCK,))
-    return x * 0.125
+        mixed = _sums_and_differences(mixed, 1 << number, BLOCK)
+    mixed = mixed * 0.125
+    if SPANS_ROW:
+        for number in tl.static_range(6, NUM_STEPS):
+            STEP: tl.constexpr = 1 << number
+            mixed = tl.where(num_rotated % (2 * STEP) == 0, _sums_and_differences(mixed, STEP, BLOCK), mixed)
+        step = num_rotated & -num_rotated
+        while (num_rotated > 0) & (num_rotated % tl.maximum(3 * step, 1) == 0):
+            first = tl.minimum(columns - columns // step % 3 * step, BLOCK - 1 - 2 * step)
+            total = tl.gather(mixed, first, 0) + tl.gather(mixed, first + step, 0)
+            total += tl.gather(mixed, first + 2 * step, 0)
+            mixed = total + total - (mixed + mixed + mixed)
+            step *= 3
+        mixed = mixed * mixing_scale
+    return tl.where(columns < num_rotated, mixed, x)
 
 
 @triton.jit
@@ -66,6 +102,8 @@ def _integer_rows_kernel(
     values: tl.tensor,  # [T, P] int8
     scales: tl.tensor,  # [T] float32
     sizes: tl.tensor | None,  # [T] int32, how much of each row is there; None: K
+    mixing_scales: tl.tensor | None,  # [T] float32, with sizes
+    mixing_scale: tl.tensor,  # of K
     eps: tl.tensor,
     OFFSET: tl.constexpr,
     IS_ACTIVATED: tl.constexpr,
@@ -73,9 +111,11 @@ def _integer_rows_kernel(
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
     IS_ROTATED: tl.constexpr,
+    SPANS_ROW: tl.constexpr,
     SIZE: tl.constexpr,  # K
     PADDED: tl.constexpr,  # P
     BLOCK: tl.constexpr,
+    NUM_STEPS: tl.constexpr,  # 2^NUM_STEPS is BLOCK
 ) -> None:
     """One program per row. Results of ops fused here are rounded to the dtype in between."""
     number = tl.program_id(0).to(tl.int64)
@@ -101,32 +141,39 @@ def _integer_rows_kernel(
         row = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps) * factors).to(row.dtype)
     floats = row.to(tl.float32)
     if IS_ROTATED:
-        size = SIZE if sizes is None else tl.load(sizes + number)
-        floats = tl.where(columns < size // 64 * 64, _rotated(floats, BLOCK), floats)
+        size = SIZE
+        if sizes is not None:
+            size, mixing_scale = tl.load(sizes + number), tl.load(mixing_scales + number)
+        floats = _rotated(floats, size, mixing_scale, SPANS_ROW, BLOCK, NUM_STEPS)
     _put_integers(floats, values + number * PADDED, scales + number, PADDED, BLOCK)
 
 
-def integer_rows(x: torch.Tensor, padded_size: int, *, is_rotated: bool) -> IntegerRows:
-    """Quantize x [T, K] to integers [T, P], rotated first for a rotated weight."""
-    return _launch(x, x.shape[1], padded_size, is_rotated)[0]
+def integer_rows(x: torch.Tensor, padded_size: int, *, rotation: Rotation | None) -> IntegerRows:
+    """Quantize x [T, K] to integers [T, P], rotated first as the weight is."""
+    return _launch(x, x.shape[1], padded_size, rotation)[0]
 
 
 def activated_integer_rows(
-    x: torch.Tensor, activation: Activation, padded_size: int, *, is_rotated: bool, sizes: torch.Tensor | None = None
+    x: torch.Tensor,
+    activation: Activation,
+    padded_size: int,
+    *,
+    rotation: Rotation | None,
+    sizes: RowSizes | None = None,
 ) -> IntegerRows:
     """Quantize the activation [T, K] of x: [T, 2 * K] if gated, gates first, else [T, K].
 
-    `sizes` [T] int32: rows are shorter than K, padded with zeros.
+    `sizes`: rows are shorter than K, padded with zeros.
     """
     size = x.shape[1] // (1 + activation.is_gated)
-    return _launch(x, size, padded_size, is_rotated, activation=activation, sizes=sizes)[0]
+    return _launch(x, size, padded_size, rotation, activation=activation, sizes=sizes)[0]
 
 
 def normed_integer_rows(
-    x: torch.Tensor, fused: Fused, padded_size: int, *, is_rotated: bool
+    x: torch.Tensor, fused: Fused, padded_size: int, *, rotation: Rotation | None
 ) -> tuple[IntegerRows, torch.Tensor]:
     """Return (the quantized norm of x + residual, x + residual [T, K]); without a residual the sum is x itself."""
-    rows, total = _launch(x, x.shape[1], padded_size, is_rotated, fused)
+    rows, total = _launch(x, x.shape[1], padded_size, rotation, fused)
     return rows, x if total is None else total
 
 
@@ -134,10 +181,10 @@ def _launch(
     x: torch.Tensor,
     size: int,
     padded_size: int,
-    is_rotated: bool,
+    rotation: Rotation | None,
     fused: Fused | None = None,
     activation: Activation | None = None,
-    sizes: torch.Tensor | None = None,
+    sizes: RowSizes | None = None,
 ) -> tuple[IntegerRows, torch.Tensor | None]:
     x, num_rows, total = aligned(x), len(x), None
     values = torch.empty(num_rows, padded_size, dtype=torch.int8, device=x.device)
@@ -149,14 +196,18 @@ def _launch(
         block = triton.next_power_of_2(padded_size)
         norm_weight, eps, offset = (fused.norm_weight, fused.eps, fused.norm_offset) if fused else (None, 0.0, 0.0)
         _integer_rows_kernel[(num_rows,)](
-            *(x, residual, norm_weight, total, values, scales, sizes, eps),
+            *(x, residual, norm_weight, total, values, scales),
+            *((None, None) if sizes is None else (sizes.sizes, sizes.mixing_scales)),
+            *(mixing_scale(size), eps),
             OFFSET=offset,
             IS_ACTIVATED=activation is not None,
             **constants(activation or SILU),
-            IS_ROTATED=is_rotated,
+            IS_ROTATED=rotation is not None,
+            SPANS_ROW=rotation == "row",
             SIZE=size,
             PADDED=padded_size,
             BLOCK=block,
+            NUM_STEPS=block.bit_length() - 1,
             num_warps=min(32, max(1, block // 512)),
             enable_fp_fusion=False,  # a fused multiply-add would not round in between
         )

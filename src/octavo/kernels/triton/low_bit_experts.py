@@ -17,9 +17,10 @@ import triton
 from triton import language as tl
 
 from octavo.kernels.quantization import Float8Format
+from octavo.kernels.rotation import Rotation, mixing_scale
 from octavo.kernels.triton.activation import activate
 from octavo.kernels.triton.grouped_rows import max_blocks, rows_of_block, sort_by_group
-from octavo.kernels.triton.integer_rows import activated_integer_rows, integer_rows
+from octavo.kernels.triton.integer_rows import RowSizes, activated_integer_rows, integer_rows
 from octavo.kernels.triton.low_bit_matmul import padded_rows, tiling_for
 from octavo.kernels.triton.low_bit_sum import Form, finished, form_of, split_sum
 from octavo.kernels.triton.low_bit_weight import LowBitLinear
@@ -35,9 +36,10 @@ class LowBitExperts(PackedExperts):
     gate_up_addresses: torch.Tensor  # [4, X] int64, of weights [2 * I, D], gates first: see `_addresses`
     down_addresses: torch.Tensor  # [4, X] int64, of weights [D, I]
     sizes: torch.Tensor  # [X] int32, each expert's I
+    mixing_scales: torch.Tensor  # [X] float32, `mixing_scale` of each
     form: Form
     is_integer: bool
-    is_rotated: bool
+    rotation: Rotation | None
     hidden_size: int  # D
     padded_size: int  # P
     largest_size: int
@@ -61,9 +63,10 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
         gate_up_addresses=_addresses(into),
         down_addresses=_addresses(back),
         sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
+        mixing_scales=torch.tensor([mixing_scale(size) for size in sizes], device=device),
         form=kernel_form,
         is_integer=not isinstance(form, Float8Format),
-        is_rotated=into[0].is_rotated,
+        rotation=into[0].rotation,
         hidden_size=back[0].num_outputs,
         padded_size=into[0].padded_size,
         largest_size=max(sizes),
@@ -173,7 +176,8 @@ def expert_rows(
     middle, out = make(num_pairs, experts.num_parts * row_size), x.new_empty(num_pairs, experts.hidden_size)
     rows, row_scales = _operand(x, experts)
     _launch(rows, row_scales, pairs, experts, middle, is_into=True, one_tiling=one_tiling)
-    sizes = None if experts.are_sizes_alike else experts.sizes[expert_ids[pairs[1]]]  # in the order of experts
+    of_rows = expert_ids[pairs[1]]  # in the order of experts
+    sizes = None if experts.are_sizes_alike else RowSizes(experts.sizes[of_rows], experts.mixing_scales[of_rows])
     rows, row_scales = _activated_operand(middle, sizes, experts, activation)
     _launch(rows, row_scales, pairs, experts, out, is_into=False, one_tiling=one_tiling)
     return out
@@ -183,17 +187,17 @@ def _operand(x: torch.Tensor, experts: LowBitExperts) -> tuple[torch.Tensor, tor
     """Return x [T, D] in the linears' format, [T, P], and for integer weights its scales [T]."""
     if not experts.is_integer:
         return padded_rows(x, experts.padded_size), None
-    rows = integer_rows(x, experts.padded_size, is_rotated=experts.is_rotated)
+    rows = integer_rows(x, experts.padded_size, rotation=experts.rotation)
     return rows.values, rows.scales
 
 
 def _activated_operand(
-    middle: torch.Tensor, sizes: torch.Tensor | None, experts: LowBitExperts, activation: Activation
+    middle: torch.Tensor, sizes: RowSizes | None, experts: LowBitExperts, activation: Activation
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same for the activation, [R, Q] of middle [R, 2 * Q], or [R, Q] if not gated; `sizes` if not all are Q."""
     if not experts.is_integer:
         return activate(middle, activation), None
-    rows = activated_integer_rows(middle, activation, experts.row_size, is_rotated=experts.is_rotated, sizes=sizes)
+    rows = activated_integer_rows(middle, activation, experts.row_size, rotation=experts.rotation, sizes=sizes)
     return rows.values, rows.scales
 
 

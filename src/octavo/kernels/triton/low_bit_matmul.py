@@ -117,7 +117,7 @@ def _join_kernel(
 
 def integer_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
     """Apply an integer linear to x [T, K], quantized per row: [T, N] of a dtype."""
-    return integer_product(integer_rows(x, packed.padded_size, is_rotated=packed.is_rotated), packed, dtype)
+    return integer_product(integer_rows(x, packed.padded_size, rotation=packed.rotation), packed, dtype)
 
 
 def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype) -> torch.Tensor:
@@ -127,7 +127,7 @@ def integer_product(rows: IntegerRows, packed: LowBitLinear, dtype: torch.dtype)
 
 def weight_only_linear(x: torch.Tensor, packed: LowBitLinear, dtype: torch.dtype, *, one_tiling: bool) -> torch.Tensor:
     """Apply a linear to unquantized x [T, K]: [T, N] of a dtype; with `one_tiling` one for any number of rows."""
-    assert not packed.is_rotated, "rotated weights need rotated rows"
+    assert packed.rotation is None, "rotated weights need rotated rows"
     return _launch(padded_rows(x, packed.padded_size), None, packed, dtype, one_tiling=one_tiling)
 
 

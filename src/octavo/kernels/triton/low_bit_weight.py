@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.rotation import Rotation
 from octavo.kernels.types import PackedLinear
 
 STEP = 128  # inputs per iteration: the largest group
@@ -36,9 +37,9 @@ class LowBitLinear(PackedLinear):
         return len(self.weight) * _BLOCK
 
     @property
-    def is_rotated(self) -> bool:
-        """Whether activations are to be rotated before they meet it."""
-        return isinstance(self.form, IntegerFormat) and self.form.is_rotated
+    def rotation(self) -> Rotation | None:
+        """How activations are to be rotated before they meet it."""
+        return self.form.rotation if isinstance(self.form, IntegerFormat) else None
 
 
 def pack(weight: QuantizedWeight, bias: torch.Tensor | None) -> LowBitLinear:

@@ -5,7 +5,7 @@ from typing import TypeGuard
 
 import torch
 
-from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
@@ -32,7 +32,7 @@ class QuantizedKernels(TritonKernels):
         self.name = "triton" + "-deterministic" * (deterministic and has_floats)
 
     def computes(self, form: WeightFormat) -> bool:
-        return isinstance(form, Float8Format) or form.group_size in _GROUP_SIZES
+        return form.group_size in _GROUP_SIZES
 
     def pack_quantized(
         self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
@@ -52,7 +52,7 @@ class QuantizedKernels(TritonKernels):
     def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         if not _is_of_integers(packed):
             return super().normed_linear(x, fused, packed)
-        rows, total = normed_integer_rows(x, fused, packed.padded_size, is_rotated=packed.is_rotated)
+        rows, total = normed_integer_rows(x, fused, packed.padded_size, rotation=packed.rotation)
         return integer_product(rows, packed, x.dtype), total
 
     def mlp(
@@ -61,7 +61,7 @@ class QuantizedKernels(TritonKernels):
         if not _is_of_integers(down):
             return super().mlp(x, fused, up, down)
         middle, total = self.normed_linear(x, fused, up)
-        rows = activated_integer_rows(middle, fused.activation, down.padded_size, is_rotated=down.is_rotated)
+        rows = activated_integer_rows(middle, fused.activation, down.padded_size, rotation=down.rotation)
         return integer_product(rows, down, x.dtype), total
 
     def router_logits(self, x: torch.Tensor, router: PackedLinear) -> torch.Tensor:

@@ -27,6 +27,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     is_integer: bool = False
     is_required: bool = True
+    is_float8: bool = False
+    other_shapes: tuple[tuple[int, ...], ...] = ()  # that files of some programs have instead
 
 
 class WeightScheme(ABC):

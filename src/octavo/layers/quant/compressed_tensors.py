@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints, as LLM Compressor writes them: integers of 8 or 4 bits.
+"""compressed-tensors checkpoints, as LLM Compressor writes them: integers of 8 or 4 bits, and 8-bit floats.
 
 w = scale * (q - zero), with scale and zero per output, or per output and group of inputs. "int-quantized" files store q
 directly, "pack-quantized" ones packed in words along the inputs, and zeros along the outputs. Dynamic 8-bit per-token
@@ -18,10 +18,11 @@ from octavo.errors import UnsupportedModelError
 from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, WeightFormat
 from octavo.kernels.types import LinearRole
 from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
+from octavo.layers.quant.float8 import Float8Scheme
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.words import per_word, unpack
 
-_PACKED, _PLAIN = "pack-quantized", ("int-quantized", "naive-quantized")
+_PACKED, _PLAIN, _FLOAT = "pack-quantized", ("int-quantized", "naive-quantized"), ("float-quantized", "naive-quantized")
 _EVERY_LINEAR = "Linear"
 _CONTIGUOUS = (None, False, "weight", "static")  # values of actorder that keep a group's inputs contiguous
 
@@ -97,7 +98,7 @@ class CompressedTensorsSchemes:
         if fields.nested("sparsity_config").values.get("format", "dense") != "dense":
             raise UnsupportedModelError(f"{fields.origin}: sparsity_config: sparse weights are not supported")
         self._ignored = LayerNames(fields.texts("ignore") if "ignore" in fields else ())
-        self._groups: list[tuple[list[str], LayerNames, CompressedTensorsScheme]] = []
+        self._groups: list[tuple[list[str], LayerNames, CompressedTensorsScheme | Float8Scheme]] = []
         groups = fields.nested("config_groups")
         for key in groups.values:
             group = groups.nested(key)
@@ -113,16 +114,16 @@ class CompressedTensorsSchemes:
         return next(named, next(other, DENSE))
 
 
-def _read_group(group: JsonFields, file_format: str) -> CompressedTensorsScheme:
+def _read_group(group: JsonFields, file_format: str) -> CompressedTensorsScheme | Float8Scheme:
     weights, file_format = group.nested("weights"), group.text("format", file_format)
-    _expect(weights, "type", "int")
+    _expect(weights, "type", "int", "float")
+    _expect(group, "output_activations", None)
+    if weights.text("type") == "float":
+        return _read_floats(weights, file_format)
     _expect(weights, "num_bits", 8, 4)
     _expect(weights, "strategy", "channel", "group")
     _expect(weights, "actorder", *_CONTIGUOUS)
-    _expect(group, "output_activations", None)
-    if file_format != _PACKED and file_format not in _PLAIN:
-        known = ", ".join((_PACKED, *_PLAIN))
-        raise UnsupportedModelError(f"{group.origin}: format={file_format!r} is not supported; supported: {known}")
+    _expect_format(weights, file_format, _PACKED, *_PLAIN)
     if (activations := group.nested("input_activations")).values:
         for key, expected in (("type", "int"), ("num_bits", 8), ("strategy", "token"), ("symmetric", True)):
             _expect(activations, key, expected)
@@ -132,6 +133,30 @@ def _read_group(group: JsonFields, file_format: str) -> CompressedTensorsScheme:
         is_packed=file_format == _PACKED,
         is_symmetric=weights.flag("symmetric", True),
     )
+
+
+def _read_floats(weights: JsonFields, file_format: str) -> Float8Scheme:
+    """Read a group of 8-bit floats. Their activations stay as they are, so what is said about those does not matter."""
+    _expect(weights, "num_bits", 8)
+    _expect(weights, "symmetric", None, True)
+    _expect(weights, "strategy", "tensor", "channel", "group", "block")
+    _expect_format(weights, file_format, *_FLOAT)
+    strategy, block = weights.text("strategy"), weights.integers("block_structure")
+    if strategy == "block" and (len(block) != 2 or not all(block)):
+        raise weights.fail("block_structure", "two numbers, of outputs and inputs, are expected")
+    blocks: dict[str, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
+    if strategy == "block":
+        blocks["block"] = block[0], block[1]
+    if strategy == "group":
+        blocks["group"] = 1, weights.integer("group_size")
+    return Float8Scheme(method="compressed-tensors", block=blocks[strategy])
+
+
+def _expect_format(weights: JsonFields, file_format: str, *supported: str) -> None:
+    if file_format not in supported:
+        raise UnsupportedModelError(
+            f"{weights.origin}: format={file_format!r} is not supported; supported: {', '.join(supported)}"
+        )
 
 
 def _expect(fields: JsonFields, key: str, *supported: object) -> None:

@@ -1,7 +1,8 @@
 """Converts a layer's weight to the kernels' layout; also weights in formats that the kernels do not support.
 
 Those stay compressed in memory and are dequantized whenever the layer is computed: slow, but correct with any kernels,
-with the bits of a dense model of the same weights.
+with the bits of a dense model of the same weights. Floats of 8 bits become dense at once: twice the memory in bfloat16,
+and the speed of a dense model.
 
 Legend: N = outputs, K = inputs.
 """
@@ -14,7 +15,7 @@ from functools import cache
 import torch
 
 from octavo.errors import CheckpointError
-from octavo.kernels.quantization import QuantizedWeight, WeightFormat
+from octavo.kernels.quantization import Float8Format, QuantizedWeight, WeightFormat
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole, PackedLinear
 from octavo.layers.quant.base import Weight, WeightScheme
@@ -85,25 +86,40 @@ def _stack_quantized(weights: Sequence[QuantizedWeight], device: torch.device) -
     offsets = None
     if any(weight.offsets is not None for weight in weights):
         offsets = torch.cat([torch.zeros_like(w.scales) if w.offsets is None else w.offsets for w in weights])
+    multipliers = [weight.multipliers for weight in weights if weight.multipliers is not None]
     return QuantizedWeight(
         format=first.format,
         values=torch.cat([weight.values for weight in weights]).to(device),
         scales=torch.cat([weight.scales for weight in weights]).to(device),
         offsets=None if offsets is None else offsets.to(device),
+        multipliers=torch.cat(multipliers).to(device) if multipliers else None,
         order=None if first.order is None else first.order.to(device),
     )
 
 
 def pack(
-    kernels: Kernels, weight: Weight, bias: torch.Tensor | None, role: LinearRole, scheme: WeightScheme
+    kernels: Kernels,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    role: LinearRole,
+    scheme: WeightScheme,
+    dtype: torch.dtype,
 ) -> PackedLinear | CompressedLinear:
-    """Convert weight [N, K] and bias [N] to the layout of these kernels, or compress it."""
-    if isinstance(weight, QuantizedWeight):
-        if weight.order is None and kernels.computes(weight.format):
-            return kernels.pack_quantized(weight, bias, weight.format, role)
-        _warn(scheme.name, kernels.name)
-        return CompressedLinear.of(weight, bias)
-    return pack_dense(kernels, weight, bias, role, scheme.form)
+    """Convert weight [N, K] and bias [N] to the layout of these kernels, or compress it; dense ones are in `dtype`."""
+    if not isinstance(weight, QuantizedWeight):
+        return pack_dense(kernels, weight, bias, role, scheme.form)
+    if weight.order is None and kernels.computes(weight.format):
+        return kernels.pack_quantized(weight, bias, weight.format, role)
+    if becomes_dense(kernels, weight.format):
+        _warn_expanded(scheme.name, kernels.name, dtype)
+        return pack_dense(kernels, weight.dequantized().to(dtype), bias, role, None)
+    _warn(scheme.name, kernels.name)
+    return CompressedLinear.of(weight, bias)
+
+
+def becomes_dense(kernels: Kernels, form: WeightFormat | None) -> bool:
+    """Return whether `pack` makes quantized weights of this form dense."""
+    return isinstance(form, Float8Format) and not kernels.computes(form)
 
 
 def pack_dense(
@@ -117,6 +133,16 @@ def pack_dense(
     if role == "logits":
         return kernels.pack_logits_linear(weight, bias)
     return kernels.pack_router(weight) if role == "router" else kernels.pack_linear(weight, bias)
+
+
+@cache  # once
+def _warn_expanded(scheme: str, kernels: str, dtype: torch.dtype) -> None:
+    logger.warning(
+        "%s: %s has no kernels for 8-bit floats; weights are computed in %s and take its memory",
+        scheme,
+        kernels,
+        str(dtype).removeprefix("torch."),
+    )
 
 
 @cache  # once

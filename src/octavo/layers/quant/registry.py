@@ -8,10 +8,15 @@ from octavo.errors import InvalidParameterError
 from octavo.kernels.quantization import Float8Format, get_quantization
 from octavo.kernels.reference import Kernels
 from octavo.layers.quant.base import MadeAtLoad, Schemes
+from octavo.layers.quant.requantized import Requantized
 
 # quant_method -> module and class, imported on demand; `config/hf_quantization.py` lists the names.
 CHECKPOINT_SCHEMES = MappingProxyType(
     {
+        "awq": ("octavo.layers.quant.awq", "AWQSchemes"),
+        "fbgemm_fp8": ("octavo.layers.quant.float8", "Float8Schemes"),
+        "fp8": ("octavo.layers.quant.float8", "Float8Schemes"),
+        "octavo": ("octavo.layers.quant.octavo", "OctavoSchemes"),
         "gptq": ("octavo.layers.quant.gptq", "GPTQSchemes"),
         "compressed-tensors": ("octavo.layers.quant.compressed_tensors", "CompressedTensorsSchemes"),
     }
@@ -19,7 +24,7 @@ CHECKPOINT_SCHEMES = MappingProxyType(
 
 
 def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | None = None) -> Schemes:
-    """Return the schemes of a quantized checkpoint, or those of `quantization=`.
+    """Return the schemes of a quantized checkpoint, those of `quantization=`, or of both: of 8-bit floats.
 
     Raises:
         UnsupportedModelError: a setting of the checkpoint that Octavo does not support.
@@ -29,7 +34,7 @@ def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | 
         return MadeAtLoad(get_quantization(quantization) if quantization else None)
     module, class_name = CHECKPOINT_SCHEMES[checkpoint.method]
     schemes: Schemes = getattr(import_module(module), class_name)(checkpoint.fields)
-    return schemes
+    return schemes if quantization is None else Requantized(get_quantization(quantization), schemes)
 
 
 def check_made_at_load(schemes: Schemes, kernels: Kernels, where: str) -> None:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError
 from octavo.server.middleware.replies import OPEN_PATHS, refuse, route_path
+from octavo.server.pages import PUBLIC_PATHS
 
 
 class ApiKeyMiddleware:
@@ -20,7 +21,7 @@ class ApiKeyMiddleware:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or route_path(scope) in OPEN_PATHS:
+        if scope["type"] != "http" or not self._digests or route_path(scope) in OPEN_PATHS | PUBLIC_PATHS:
             await self._app(scope, receive, send)
             return
         key = key_of(scope["headers"])

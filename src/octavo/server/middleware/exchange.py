@@ -22,10 +22,15 @@ from octavo.server.middleware.replies import OPEN_PATHS, route_path, send_error
 if TYPE_CHECKING:
     from octavo.server.middleware.admission import Ticket
 
+logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("octavo.access")
 
 # Ids go into logs and headers, so their length and characters are bounded.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+WARNINGS_HEADER = b"x-octavo-warnings"
+_MAX_WARNINGS_BYTES = 2048  # of the header
+_NUMBER = re.compile(r"\d+")
+_MAX_REMEMBERED = 1000  # warnings, each of which is logged once
 CLIENT_LEFT = 499  # status in log and metrics if the client disconnected before a response
 
 _KEY = "exchange"
@@ -46,6 +51,7 @@ class Exchange:
     is_complete: bool = False
     was_abandoned: bool = False  # by the client, before the end of the response
     num_bytes_sent: int = 0
+    warnings: list[str] = field(default_factory=list)  # what the client asked for and does not get
     count_tokens: Callable[[], tuple[int, int]] | None = None  # of the prompt, of the output so far
     ticket: "Ticket | None" = None
     end_error: ApiError | None = None  # why the request was ended early, other than by its deadline
@@ -102,6 +108,7 @@ class ExchangeMiddleware:
         self._app = app
         self._metrics = metrics
         self._logs_access = logs_access
+        self._known_warnings: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -126,10 +133,21 @@ class ExchangeMiddleware:
         status = exchange.status or CLIENT_LEFT
         self._metrics.num_in_flight -= 1
         self._metrics.responses[status] += 1
+        route = getattr(scope.get("route"), "path", "none")  # what no route answers has any path
+        self._metrics.requests[scope["method"], route, f"{status // 100}xx"] += 1
         self._metrics.num_bytes_sent += exchange.num_bytes_sent
         self._metrics.num_client_aborts += exchange.was_abandoned
+        self._log_warnings(exchange)
         if self._logs_access:
             log_access(scope, exchange, status)
+
+    def _log_warnings(self, exchange: Exchange) -> None:
+        """Log what is new, whatever its numbers: a client repeats its mistakes with every request."""
+        for text in exchange.warnings:
+            kind = _NUMBER.sub("0", text)
+            if kind not in self._known_warnings and len(self._known_warnings) < _MAX_REMEMBERED:
+                self._known_warnings.add(kind)
+                logger.warning("%s (request %s; logged once)", text, exchange.request_id)
 
 
 def request_id_of(headers: list[tuple[bytes, bytes]]) -> str:
@@ -185,6 +203,9 @@ def _watching_send(send: Send, exchange: Exchange) -> Send:
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
             headers.append((b"x-request-id", exchange.request_id.encode()))
+            if exchange.warnings:
+                text = " | ".join(dict.fromkeys(exchange.warnings)).encode("ascii", "backslashreplace")
+                headers.append((WARNINGS_HEADER, text[:_MAX_WARNINGS_BYTES]))
             message = {**message, "headers": headers}
         await send(message)
 

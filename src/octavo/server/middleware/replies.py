@@ -8,7 +8,7 @@ from starlette.types import Scope, Send
 from octavo.metrics.http import HttpMetrics
 from octavo.server.errors import ApiError, ErrorReply
 
-OPEN_PATHS = frozenset({"/health", "/ready"})  # load balancer probes, which have no key
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})  # load balancer probes, which have no key
 API_PREFIX = "/v1/"  # a POST below this path makes the engine compute
 
 

@@ -119,6 +119,8 @@ class AnswerPlan:
         if self.thinking_budget is not None:
             text = f"This model's tokenizer has no token {reasoning.end!r}, so reasoning tokens cannot be counted."
             raise bad_request(text, "thinking_token_budget", "unsupported_parameter")
+        if constraint is not None and constraint.kind == "tags" and constraint.free_text:  # which reasoning is part of
+            return replace(self, starts_inside=starts_inside)
         return self  # the constraint applies from the first token: no room for reasoning
 
     def readers(self) -> tuple[OutputParser, "ReasoningTokens | None"]:

@@ -15,7 +15,7 @@ from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
 from octavo.server.openai.content_parts import ImageReader, token_ids_of, truncated_chat
 from octavo.server.openai.logprobs import ChatRows, TokenNames
 from octavo.server.openai.messages import prompt_end, template_messages
-from octavo.server.openai.params import ResponseOptions, chat_params, process_prompt
+from octavo.server.openai.params import ResponseOptions, Warn, chat_params, process_prompt
 from octavo.server.openai.parsers.base import (
     Content,
     Delta,
@@ -50,6 +50,7 @@ def plan_chat(
     front: EngineFront,
     formats: AnswerFormats,
     images: ImageReader | None,
+    warn: Warn,
 ) -> ChatPlan:
     """Render, tokenize and validate. May take a while for long conversations, and for images.
 
@@ -62,12 +63,12 @@ def plan_chat(
     template_options = {**answers.prompt_options, **prompt_end(request)}
     if request.documents is not None:
         template_options["documents"] = request.documents
-    messages = template_messages(request.messages, front.tokenizer, images)
+    messages = template_messages(request.messages, front.tokenizer, warn, images)
     prompt = truncated_chat(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
     answers = answers.after(token_ids_of(prompt))
     return ChatPlan(
         head=head,
-        prompts=[process_prompt(front, request, prompt, answers.params)],
+        prompts=[process_prompt(front, request, prompt, answers.params, warn)],
         options=options,
         names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
         num_top=(request.top_logprobs or 0) if request.logprobs else None,
@@ -182,7 +183,7 @@ class ChatAnswer:
         """Return the parsed pieces of the answer that new text completes."""
         pieces = self._parser.push(delta.text)
         if delta.finish_reason is not None:
-            pieces = [*pieces, *self._parser.finish()]
+            pieces = [*pieces, *self._parser.finish(is_cut=delta.finish_reason == "length")]
         if self._reasoning_tokens is not None:
             self._reasoning_tokens.push(delta.token_ids)
         for piece in pieces:

@@ -14,7 +14,14 @@ from octavo.engine.request_state import CompletionDelta
 from octavo.inputs import Prompt
 from octavo.server.errors import bad_request
 from octavo.server.openai.logprobs import CompletionRows, TokenNames, joined
-from octavo.server.openai.params import ResponseOptions, completion_params, process_prompt, split_prompts, truncated
+from octavo.server.openai.params import (
+    ResponseOptions,
+    Warn,
+    completion_params,
+    process_prompt,
+    split_prompts,
+    truncated,
+)
 from octavo.server.openai.protocol import CompletionRequest
 from octavo.server.openai.replies import Completion, CompletionChoice, CompletionLogprobs, Usage, make_usage
 from octavo.server.openai.reply_stream import Chunks, ReplyHead, ReplyPlan, ReplyStream
@@ -29,7 +36,7 @@ class CompletionPlan(ReplyPlan):
 
 
 def plan_completion(
-    request: CompletionRequest, head: ReplyHead, front: EngineFront, *, max_prompts: int
+    request: CompletionRequest, head: ReplyHead, front: EngineFront, warn: Warn, *, max_prompts: int
 ) -> CompletionPlan:
     """Tokenize and validate all prompts. May take a while for long ones.
 
@@ -40,7 +47,7 @@ def plan_completion(
     params = completion_params(request, front.inputs.default_params)
     options = ResponseOptions.of(request)
     prompts = [
-        process_prompt(front, request, _with_ids(prompt, front, request), params)
+        process_prompt(front, request, _with_ids(prompt, front, request), params, warn)
         for prompt in split_prompts(request.prompt, max_prompts)
     ]
     return CompletionPlan(
@@ -56,7 +63,8 @@ def plan_completion(
 
 def _refuse_unsupported(request: CompletionRequest) -> None:
     if request.suffix:
-        raise bad_request("Fill-in-the-middle is not supported.", "suffix", "unsupported_parameter")
+        text = "'suffix' needs a model that fills in the middle of a text; the models served here only continue one."
+        raise bad_request(text, "suffix", "unsupported_parameter")
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise bad_request("'best_of' is not supported unless it equals 'n'.", "best_of", "unsupported_parameter")
 

@@ -1,7 +1,7 @@
 """Converts messages for chat templates: text, images as parts, earlier calls as objects, reasoning under one name."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -26,9 +26,12 @@ def prompt_end(request: ChatCompletionRequest | TokenizeRequest) -> dict[str, ob
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], tokenizer: Tokenizer, images: ImageReader | None = None
+    messages: Sequence[ChatMessage],
+    tokenizer: Tokenizer,
+    warn: Callable[[str], None],
+    images: ImageReader | None = None,
 ) -> list[dict[str, object]]:
-    """Return the conversation for `ChatTemplate.render`; a template without a role `developer` gets `system`.
+    """Return the conversation for `ChatTemplate.render`; warn if the template will merge system messages.
 
     `images` reads images; None: the model takes text only.
 
@@ -37,20 +40,15 @@ def template_messages(
     """
     if images is not None:
         images.check_number(messages)
-    template = tokenizer.chat_template
-    knows_developer = template is not None and "developer" in template.source
-    return [
-        _template_message(message, f"messages[{index}].content", knows_developer, images)
-        for index, message in enumerate(messages)
-    ]
+    plain = [_template_message(message, f"messages[{index}].content", images) for index, message in enumerate(messages)]
+    if tokenizer.chat_template is not None and tokenizer.chat_template.must_merge(plain):
+        warn("system messages are merged into the first: the model's chat template has no place for later ones")
+    return plain
 
 
-def _template_message(
-    message: ChatMessage, path: str, knows_developer: bool, images: ImageReader | None
-) -> dict[str, object]:
-    role = "system" if message.role == "developer" and not knows_developer else message.role
+def _template_message(message: ChatMessage, path: str, images: ImageReader | None) -> dict[str, object]:
     content = _content_of(message, path, images)
-    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, role=role, content=None))
+    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, content=None))
     if content is not None:
         plain["content"] = content
     plain.pop("reasoning", None)

@@ -3,7 +3,8 @@
 OpenAI's `response_format`, vLLM's `structured_outputs` and the older `guided_*` are three ways to give a constraint.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
+from octavo.server.openai.schemas import closed
 from octavo.server.openai.tools import tool_wire_names
 from octavo.structured_output import StructuredOutput
 
@@ -27,6 +29,7 @@ _SAME = (
     "skip_special_tokens", "speculative", "allowed_token_ids", "bad_words", "prompt_logprobs",
 )  # fmt: skip
 
+Warn = Callable[[str], None]  # takes what the client asked for and does not get
 Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, its path on the wire
 
 
@@ -108,9 +111,14 @@ def requested_constraint(request: GenerationRequest) -> StructuredOutput | None:
         raise bad_request(f"Only one of {', '.join(paths)} may be given.", paths[1])
     ((field, value, path),) = constraints
     try:
-        return StructuredOutput(**{field: value})  # type: ignore[arg-type]  # it checks itself
+        constraint = StructuredOutput(**{field: value})  # type: ignore[arg-type]  # it checks itself
     except InvalidParameterError as error:
         raise as_api_error(error, {field: path}) from error
+    if constraint.json_schema is None:
+        return constraint
+    wanted = request.response_format
+    is_strict = wanted is not None and wanted.json_schema is not None and bool(wanted.json_schema.strict)
+    return StructuredOutput(json_schema=closed(json.loads(str(constraint.json_schema)), strict=is_strict))
 
 
 def needs_grammar(request: GenerationRequest) -> bool:
@@ -193,8 +201,17 @@ def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt
 
 
 def process_prompt(
-    front: EngineFront, request: GenerationRequest, prompt: Prompt | MultiModalPrompt, params: SamplingParams
+    front: EngineFront,
+    request: GenerationRequest,
+    prompt: Prompt | MultiModalPrompt,
+    params: SamplingParams,
+    warn: Warn,
 ) -> ProcessedRequest:
-    """Validate one prompt of a request. Raises UserError."""
+    """Validate one prompt of a request; warn if the context has no room for all tokens asked for. Raises UserError."""
     priority = RequestPriority.NORMAL if request.priority is None else request.priority
-    return front.process(prompt, params, priority=priority, cache_salt=request.cache_salt)
+    processed = front.process(prompt, params, priority=priority, cache_salt=request.cache_salt)
+    name = wire_names(request).get("max_tokens", "max_tokens")
+    cap, room = getattr(request, name), processed.params.max_tokens
+    if cap is not None and room is not None and cap > room:
+        warn(f"{name} is lowered to {room}, which the model's context leaves after the prompt")
+    return processed

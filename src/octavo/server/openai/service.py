@@ -1,6 +1,7 @@
 """`OpenAICompatibleService`: converts wire requests to engine requests and back."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -19,7 +20,7 @@ from octavo.server.openai.completion import CompletionStream, plan_completion
 from octavo.server.openai.content_parts import ImageReader, has_images, token_ids_of
 from octavo.server.openai.messages import prompt_end, template_messages
 from octavo.server.openai.models import ModelNames
-from octavo.server.openai.params import needs_grammar, wire_names
+from octavo.server.openai.params import Warn, needs_grammar, wire_names
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -30,6 +31,8 @@ from octavo.server.openai.protocol import (
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
 from octavo.server.openai.reply_stream import ReplyHead
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _MANY_PROMPTS = 16
@@ -39,8 +42,9 @@ _MAX_ID_CHARACTERS = 128
 class OpenAICompatibleService:
     """Created once the engine is ready.
 
-    `is_large` marks a body so long that processing it in the event loop would stall the streams. All methods raise
-    ApiError; errors that occur while a stream runs are raised by its `take`.
+    `is_large` marks a body so long that processing it in the event loop would stall the streams. Before a method
+    returns, it tells `warn` what the client asked for and does not get. All methods raise ApiError; errors that occur
+    while a stream runs are raised by its `take`.
     """
 
     def __init__(self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs) -> None:
@@ -60,31 +64,36 @@ class OpenAICompatibleService:
         return self._image_reader if self._engine.front.config.model.vision is not None else None
 
     async def chat_completions(
-        self, request: ChatCompletionRequest, *, is_large: bool = False
+        self, request: ChatCompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
     ) -> ChatCompletion | ChatStream:
         """Complete a conversation: a complete reply, or a stream that has not started."""
         head = self._begin(request, "chatcmpl")
-        plan = await _settle(
-            partial(plan_chat, request, head, self._engine.front, self._formats, self._images), request, is_large
-        )
+        work = partial(plan_chat, request, head, self._engine.front, self._formats, self._images, warn)
+        plan = await _settle(work, request, is_large)
         stream = ChatStream(self._engine, plan)
         return stream if request.stream else await stream.whole()
 
-    async def completions(self, request: CompletionRequest, *, is_large: bool = False) -> Completion | CompletionStream:
+    async def completions(
+        self, request: CompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
+    ) -> Completion | CompletionStream:
         """Complete one prompt or many: a complete reply, or a stream that has not started."""
         head = self._begin(request, "cmpl")
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
-        work = partial(plan_completion, request, head, self._engine.front, max_prompts=self._args.max_prompts)
+        work = partial(plan_completion, request, head, self._engine.front, warn, max_prompts=self._args.max_prompts)
         plan = await _settle(work, request, is_large)
         stream = CompletionStream(self._engine, plan)
         return stream if request.stream else await stream.whole()
 
-    async def tokenize(self, request: TokenizeRequest, *, is_large: bool = False) -> TokenizeReply:
+    async def tokenize(
+        self, request: TokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
+    ) -> TokenizeReply:
         """Return the token ids of a text or of a conversation."""
         self.models.find(request.model)
-        return await _settle(partial(tokenize, request, self._engine.front, self._images), request, is_large)
+        return await _settle(partial(tokenize, request, self._engine.front, self._images, warn), request, is_large)
 
-    async def detokenize(self, request: DetokenizeRequest, *, is_large: bool = False) -> DetokenizeReply:
+    async def detokenize(
+        self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
+    ) -> DetokenizeReply:
         """Return the text of token ids."""
         self.models.find(request.model)
         return await _settle(partial(detokenize, request, self._engine.front), request, is_large)
@@ -92,6 +101,10 @@ class OpenAICompatibleService:
     def _begin(self, request: GenerationRequest, prefix: str) -> ReplyHead:
         if request.n is not None and request.n > self._args.max_n:
             raise bad_request(f"n={request.n}: at most {self._args.max_n}", "n")
+        limit = self._args.max_temperature
+        if request.temperature is not None and request.temperature > limit:
+            text = f"temperature={request.temperature:g}: at most {limit:g} (the server's --max-temperature)"
+            raise bad_request(text, "temperature")
         if request.request_id is not None and len(request.request_id) > _MAX_ID_CHARACTERS:
             raise bad_request(f"request_id: at most {_MAX_ID_CHARACTERS} characters", "request_id")
         return ReplyHead.new(prefix, self.models.find(request.model), self._fingerprint, request.request_id)
@@ -108,7 +121,7 @@ async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
         raise as_api_error(error, names) from error
 
 
-def tokenize(request: TokenizeRequest, front: EngineFront, images: ImageReader | None) -> TokenizeReply:
+def tokenize(request: TokenizeRequest, front: EngineFront, images: ImageReader | None, warn: Warn) -> TokenizeReply:
     """Return the ids of a text, or of a conversation rendered by the model's chat template."""
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("Exactly one of 'prompt' and 'messages' is required.", "prompt")
@@ -116,7 +129,7 @@ def tokenize(request: TokenizeRequest, front: EngineFront, images: ImageReader |
     if request.messages is not None:
         tools = None if request.tools is None else [msgspec.to_builtins(tool) for tool in request.tools]
         options = {**(request.chat_template_kwargs or {}), "tools": tools, **prompt_end(request)}
-        messages = template_messages(request.messages, tokenizer, images)
+        messages = template_messages(request.messages, tokenizer, warn, images)
         token_ids = token_ids_of(front.inputs.chat_prompt(messages, **options))
     else:
         token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)

@@ -18,6 +18,7 @@ from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.parsers.hermes import HermesParser
 from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser
 from octavo.server.openai.protocol import ChatCompletionRequest, ToolChoiceObject, ToolDefinition
+from octavo.server.openai.schemas import closed_arguments, takes_nothing
 from octavo.structured_output import StructuralTag, StructuredOutput
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class ToolUse:
             schema = _schema_of(answer)
             return call_or_answer(self.own_parser, self.schemas, schema) if schema else answer
         is_free = not (self.strict or self.is_subset)
-        if is_free and self.is_parallel:
+        if is_free and self.is_parallel and not self.own_parser.marks_names:  # other names are no calls
             return None
         constraint = may_call(self.own_parser, self.schemas, self.strict, parallel=self.is_parallel)
         if constraint is None and not is_free:
@@ -163,7 +164,9 @@ def _checked_schemas(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, 
         _check_tool(tool, f"tools[{index}]")
         if tool.function.name in schemas:
             raise bad_request(f"Two tools are named '{tool.function.name}'.", f"tools[{index}].function.name")
-        schemas[tool.function.name] = tool.function.parameters or {}
+        schemas[tool.function.name] = closed_arguments(
+            tool.function.parameters or {}, strict=bool(tool.function.strict)
+        )
     return schemas
 
 
@@ -234,7 +237,7 @@ def call_or_answer(kind: type[ToolCallParser], schemas: Schemas, answer_schema: 
 def may_call(
     kind: type[ToolCallParser], schemas: Schemas, strict: Collection[str], *, parallel: bool
 ) -> StructuredOutput | None:
-    """Constrain calls in free text: those of the tools in `strict` match their schemas.
+    """Constrain calls in free text to these tools: those in `strict` and those without parameters match their schemas.
 
     None if the format cannot be constrained to one of the schemas.
 
@@ -242,9 +245,11 @@ def may_call(
         InvalidParameterError: a schema is too large, too deep or no JSON.
     """
     enforced = {
-        name: schema if name in strict or not kind.writes_json else _ANY_ARGUMENTS for name, schema in schemas.items()
+        name: schema if name in strict or takes_nothing(schema) else _ANY_ARGUMENTS for name, schema in schemas.items()
     }
-    tags = _tags(kind, enforced)
+    tags = kind.loose_tags(enforced) if parallel and not set(strict) & set(schemas) else None
+    if tags is None:
+        tags = _tags(kind, enforced if kind.writes_json else schemas)
     return None if tags is None else StructuredOutput(tags=tags, max_tags=None if parallel else 1)
 
 

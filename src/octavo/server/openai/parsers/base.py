@@ -41,12 +41,13 @@ Delta = Content | Reasoning | ToolCallStart | ToolCallArguments
 class OutputParser(Protocol):
     """Parses one answer. The joined deltas do not depend on how its text is split.
 
-    Text is held back only while it may still become something else; `finish` returns what is left.
+    Text is held back only while it may still become something else; `finish` returns what is left. With `is_cut` the
+    model was stopped by the length limit: the beginning of markup is then no text.
     """
 
     def push(self, text: str) -> Sequence[Delta]: ...
 
-    def finish(self) -> Sequence[Delta]: ...
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]: ...
 
 
 class ContentOnly:
@@ -55,7 +56,7 @@ class ContentOnly:
     def push(self, text: str) -> Sequence[Delta]:
         return [Content(text)] if text else []
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
         return []
 
 
@@ -90,11 +91,11 @@ class ParsedMessage:
                     self.tool_calls[index].arguments += text
 
 
-def parse_all(parser: OutputParser, text: str) -> ParsedMessage:
-    """Return the message that `parser` reads from a complete text."""
+def parse_all(parser: OutputParser, text: str, *, is_cut: bool = False) -> ParsedMessage:
+    """Return the message that `parser` reads from a complete text, or one that the length limit has cut."""
     message = ParsedMessage()
     message.add(parser.push(text))
-    message.add(parser.finish())
+    message.add(parser.finish(is_cut=is_cut))
     return message
 
 
@@ -107,8 +108,8 @@ class Chain:
     def push(self, text: str) -> Sequence[Delta]:
         return self._pass_on(self._first.push(text))
 
-    def finish(self) -> Sequence[Delta]:
-        return [*self._pass_on(self._first.finish()), *self._second.finish()]
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
+        return [*self._pass_on(self._first.finish(is_cut=is_cut)), *self._second.finish(is_cut=is_cut)]
 
     def _pass_on(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         result: list[Delta] = []
@@ -129,8 +130,8 @@ class CallLimit:
     def push(self, text: str) -> Sequence[Delta]:
         return self._within(self._parser.push(text))
 
-    def finish(self) -> Sequence[Delta]:
-        return self._within(self._parser.finish())
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
+        return self._within(self._parser.finish(is_cut=is_cut))
 
     def _within(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         return [delta for delta in deltas if not self._is_beyond(delta)]
@@ -159,7 +160,7 @@ class SpecialTokenFilter:
             return _content(text)
         return self._filtered(self._held + text, is_last=False)
 
-    def finish(self) -> Sequence[Delta]:
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
         return self._filtered(self._held, is_last=True)
 
     def _filtered(self, text: str, is_last: bool) -> Sequence[Delta]:

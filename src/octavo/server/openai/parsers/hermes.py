@@ -33,7 +33,7 @@ class HermesParser(ToolCallParser):
         reader = self._reader
         yield from reader.expect_next(BEGIN)
         yield from reader.skip_space()
-        sink = CallSink(start=self._start, arguments=self._arguments)
+        sink = CallSink(start=self._start, arguments=self._arguments, allows=self._is_offered)
         if not (yield from read_json_call(reader, sink)):
             yield from copy_until(reader, (END,), self._arguments)
         yield from self._attempt(reader.expect_next(END))

@@ -25,7 +25,7 @@ class CallSink:
 
     start: Callable[[str], None]  # takes the name
     arguments: Emit
-    allows: Callable[[str], object] = str.isprintable  # whether this can be the name of a call
+    allows: Callable[[str], object]  # whether this can be the name of a call
     is_strict: bool = False  # for calls without a tag: extra keys or missing arguments make it plain JSON
 
 
@@ -35,23 +35,28 @@ def read_json_call(reader: TextReader, sink: CallSink) -> Steps[bool]:
     Returns whether they were complete; if not, the malformed part comes next.
 
     Raises:
-        MalformedError: it is not a call; never after `sink.start`.
+        MalformedError: it is not a call, or was cut before its arguments.
     """
     yield from reader.expect("{")
     name: str | None = None
     arguments: str | None = None
-    while True:
-        key = yield from _read_key(reader, sink)
-        if key == "name":
-            name = yield from _read_name(reader, sink)
-        elif key not in ARGUMENT_KEYS:
-            yield from read_json_text(reader)
-        elif name is not None and (yield from reader.peek()) == "{":
-            return (yield from _stream_arguments(reader, sink, name))
-        else:
-            arguments = yield from read_json_text(reader)
-        if not (yield from _has_more_keys(reader)):
-            break
+    try:
+        while True:
+            key = yield from _read_key(reader, sink)
+            if key == "name":
+                name = yield from _read_name(reader, sink)
+            elif key not in ARGUMENT_KEYS:
+                yield from read_json_text(reader)
+            elif name is not None and (yield from reader.peek()) == "{":
+                return (yield from _stream_arguments(reader, sink, name))
+            else:
+                arguments = yield from read_json_text(reader)
+            if not (yield from _has_more_keys(reader)):
+                break
+    except MalformedError:
+        if name is not None and reader.broke_off:  # that is all that is known of the call
+            sink.start(name)
+        raise
     if name is None:
         raise MalformedError("name")
     text = _arguments_text(arguments, sink.is_strict)
@@ -69,8 +74,8 @@ def _stream_arguments(reader: TextReader, sink: CallSink, name: str) -> Steps[bo
         while (yield from _has_more_keys(reader)):
             yield from _read_key(reader, sink)
             yield from read_json_text(reader)
-    except MalformedError:
-        reader.rewind()  # the call is complete; a malformed end stays in the text
+    except MalformedError:  # the call is complete; a malformed end stays in the text
+        reader.drop_cut_markup() if reader.broke_off else reader.rewind()
     reader.unmark()
     return True
 
@@ -171,7 +176,7 @@ def copy_json(reader: TextReader, emit: Emit) -> Steps[bool]:
         size = scanner.scan(text)
         reader.skip(size)
         emit(text[:size])
-        if scanner.complete or scanner.broken or reader.closed:
+        if scanner.complete or scanner.broken or reader.has_run_out():
             return scanner.complete
         yield
 

@@ -21,6 +21,7 @@ class Llama3JsonParser(ToolCallParser):
 
     markers = (*TAGS, END)
     separator = "; "
+    marks_names = False
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
@@ -36,6 +37,7 @@ class Llama3JsonParser(ToolCallParser):
             is_call = yield from self._attempt(self._read_next_call())
         if self._num_calls:
             yield from self._attempt(self._reader.expect_next(END))
+        self._drop_cut_marker()
         yield from copy_until(self._reader, (), self._content)
         self._close_text()
 
@@ -50,7 +52,6 @@ class Llama3JsonParser(ToolCallParser):
         for tag in TAGS:
             yield from reader.takes(tag)
         yield from reader.skip_space()
-        known = self._schemas.__contains__
-        sink = CallSink(start=self._start, arguments=self._arguments, allows=known, is_strict=True)
+        sink = CallSink(start=self._start, arguments=self._arguments, allows=self._is_offered, is_strict=True)
         if not (yield from read_json_call(reader, sink)):
             yield from copy_rest(reader, self._arguments)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 from octavo.server.openai.parsers.json_call import CallSink, copy_json, read_json_call
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_rest, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_tag
+from octavo.server.openai.parsers.tool_calls import Schemas, ToolCallParser, json_tag, quoted
+from octavo.structured.schema import compiler_schema
 from octavo.structured_output import StructuralTag
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -35,8 +36,16 @@ class MistralParser(ToolCallParser):
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
         """See `ToolCallParser.tag`."""
-        begin = f'{BEGIN}[{{"name": {json.dumps(name)}, "arguments": '
-        return json_tag(begin, schema, "}]", trigger=BEGIN)
+        return json_tag(f"{BEGIN}[{_opening(name)}", schema, "}]", trigger=BEGIN)
+
+    @classmethod
+    def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
+        """See `ToolCallParser.loose_tags`. Models write several calls in one list."""
+        calls = [
+            f"{quoted(_opening(name))} %json {compiler_schema(json.dumps(schema))}" for name, schema in schemas.items()
+        ]
+        grammar = f'start: " "? "[" call (/, ?/ call)* "]"\ncall: ({" | ".join(calls)}) "}}"'
+        return [StructuralTag(begin=BEGIN, grammar=grammar)]
 
     def _read(self) -> Steps[None]:
         reader = self._reader
@@ -63,16 +72,19 @@ class MistralParser(ToolCallParser):
         reader = self._reader
         yield from reader.expect_next(before)
         yield from reader.skip_space()
-        if not (yield from read_json_call(reader, CallSink(start=self._start, arguments=self._arguments))):
+        sink = CallSink(start=self._start, arguments=self._arguments, allows=self._is_offered)
+        if not (yield from read_json_call(reader, sink)):
             yield from copy_rest(reader, self._arguments)
 
     def _read_named_call(self) -> Steps[None]:
         reader = self._reader
         name = yield from read_while(reader, _WORD)
         call_id = (yield from read_while(reader, _WORD)) if (yield from reader.takes(CALL_ID)) else None
-        yield from reader.takes(ARGS)
+        has_args = yield from reader.takes(ARGS)
         yield from reader.skip_space()
-        if not name or (yield from reader.peek()) != "{":
+        following = yield from reader.peek()
+        is_known = following == "{" or (has_args and reader.broke_off)
+        if not (is_known and self._is_offered(name)):
             raise MalformedError("call")
         self._start(name, call_id)
         if not (yield from copy_json(reader, self._arguments)):
@@ -86,3 +98,13 @@ class MistralArgsParser(MistralParser):
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag:
         """See `ToolCallParser.tag`."""
         return json_tag(f"{BEGIN}{name}{ARGS}", schema, "", trigger=BEGIN)
+
+    @classmethod
+    def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
+        """See `ToolCallParser.loose_tags`: each call has a marker of its own."""
+        return None
+
+
+def _opening(name: str) -> str:
+    """Return the text of a call before its arguments."""
+    return f'{{"name": {json.dumps(name)}, "arguments": '

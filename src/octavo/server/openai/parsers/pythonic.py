@@ -29,6 +29,7 @@ class PythonicParser(ToolCallParser):
     markers = (*TAGS, *TAGS.values())
     separator = "\n"
     writes_json = False
+    marks_names = False
 
     @classmethod
     def tag(cls, name: str, schema: Mapping[str, object]) -> StructuralTag | None:
@@ -69,9 +70,15 @@ class PythonicParser(ToolCallParser):
         yield from reader.expect(before)
         yield from reader.skip_space()
         name = yield from read_while(reader, _NAME)
-        if name not in self._schemas or (yield from reader.peek()) != "(":
+        if not self._is_offered(name) or (yield from reader.peek()) != "(":
             raise MalformedError("name")
-        arguments = _json_text(keyword_arguments((yield from read_parentheses(reader))))
+        try:
+            text = yield from read_parentheses(reader)
+        except MalformedError:
+            if reader.broke_off:  # the name is all that is known of the call
+                self._start(name)
+            raise
+        arguments = _json_text(keyword_arguments(text))
         self._start(name)
         self._arguments(arguments)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from octavo.server.openai.parsers.reader import MalformedError, Steps, copy_until, read_while
-from octavo.server.openai.parsers.tool_calls import Parameter, ToolCallParser, parameters_of, quoted
+from octavo.server.openai.parsers.tool_calls import Parameter, Schemas, ToolCallParser, parameters_of, quoted
 from octavo.structured_output import StructuralTag
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -40,6 +40,15 @@ class Qwen3CoderParser(ToolCallParser):
         begin = f"{BEGIN}\n{_FUNCTION}{name}>\n"
         return StructuralTag(begin=begin, grammar=grammar, end=f"\n{END}", trigger=BEGIN)
 
+    @classmethod
+    def loose_tags(cls, schemas: Schemas) -> list[StructuralTag]:
+        """See `ToolCallParser.loose_tags`. Models write parameters in an order of their own."""
+        grammar = "start: body\nbody[lazy]: /(.|\\n)*/ " + quoted(_FUNCTION_END)
+        return [
+            StructuralTag(begin=f"{BEGIN}\n{_FUNCTION}{name}>\n", grammar=grammar, end=f"\n{END}", trigger=BEGIN)
+            for name in schemas
+        ]
+
     def _read(self) -> Steps[None]:
         while (yield from copy_until(self._reader, (BEGIN,), self._content)):
             if not (yield from self._attempt(self._read_call())):
@@ -49,6 +58,8 @@ class Qwen3CoderParser(ToolCallParser):
     def _read_call(self) -> Steps[None]:
         yield from self._reader.expect_next(BEGIN)
         name = yield from self._read_tag(_FUNCTION)
+        if not self._is_offered(name):
+            raise MalformedError("name")
         self._start(name)
         self._arguments("{")
         if (yield from self._read_parameters(name)):
@@ -62,6 +73,8 @@ class Qwen3CoderParser(ToolCallParser):
         while (yield from self._attempt(self._begin_parameter(name, separator))):
             separator = ", "
             if not (yield from self._reader.takes(_PARAMETER_END)):
+                if self._reader.is_cut:
+                    self._reader.drop_cut_markup()
                 return False
         return (yield from self._reader.peek()) != ""
 

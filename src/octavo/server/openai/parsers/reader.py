@@ -24,13 +24,25 @@ class MalformedError(Exception):
 class TextReader:
     """Text that has arrived but is not read yet, with one position to rewind to."""
 
-    __slots__ = ("_closed", "_mark", "_position", "_text")
+    __slots__ = ("_closed", "_is_cut", "_mark", "_position", "_text", "_wanted_more")
 
     def __init__(self) -> None:
         self._text = ""
         self._position = 0  # the first unread character
         self._mark: int | None = None  # at most `_position`
         self._closed = False
+        self._is_cut = False
+        self._wanted_more = False  # since the mark, the end of the text came where more was needed
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether the length limit has cut the text within what was being read since the mark."""
+        return self._is_cut and self._wanted_more
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the length limit has ended the text."""
+        return self._is_cut
 
     @property
     def closed(self) -> bool:
@@ -49,9 +61,14 @@ class TextReader:
         self._position -= first_kept
         self._mark = None if self._mark is None else 0
 
-    def close(self) -> None:
-        """Mark the text as complete."""
-        self._closed = True
+    def has_run_out(self) -> bool:
+        """Return whether there is no more text, asked by what needs more."""
+        self._wanted_more = self._closed
+        return self._closed
+
+    def close(self, *, is_cut: bool = False) -> None:
+        """Mark the text as complete, or as cut by the length limit."""
+        self._closed, self._is_cut = True, is_cut
 
     def skip(self, num_characters: int) -> None:
         """Consume characters of `rest`."""
@@ -59,7 +76,7 @@ class TextReader:
 
     def mark(self) -> None:
         """Remember this position."""
-        self._mark = self._position
+        self._mark, self._wanted_more = self._position, False
 
     def unmark(self) -> None:
         """Drop the mark, so that earlier text need not be kept."""
@@ -70,10 +87,14 @@ class TextReader:
         assert self._mark is not None
         self._position, self._mark = self._mark, None
 
+    def drop_cut_markup(self) -> None:
+        """Consume all text: the length limit has cut what was being read."""
+        self._position, self._mark = len(self._text), None
+
     def peek(self) -> Steps[str]:
         """Return the next character, unread; empty at the end."""
         while self._position == len(self._text):
-            if self._closed:
+            if self.has_run_out():
                 return ""
             yield
         return self._text[self._position]
@@ -91,7 +112,9 @@ class TextReader:
     def takes(self, marker: str) -> Steps[bool]:
         """Read `marker` if it comes next, otherwise nothing. Waits only while it still may."""
         while not self._text.startswith(marker, self._position):
-            if self._closed or not marker.startswith(self.rest):
+            if not marker.startswith(self.rest):
+                return False
+            if self.has_run_out():
                 return False
             yield
         self.skip(len(marker))
@@ -124,8 +147,8 @@ class GeneratorParser(ABC):
         self._reader.feed(text)
         return self._advance()
 
-    def finish(self) -> Sequence[Delta]:
-        self._reader.close()
+    def finish(self, *, is_cut: bool = False) -> Sequence[Delta]:
+        self._reader.close(is_cut=is_cut)
         return self._advance()
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """`ToolCallParser`, the base of all tool-calling formats, and the parameters of tools for formats other than JSON.
 
 A call is emitted once its name is certain and its arguments have started; from then on its arguments stream. Text that
-turns out earlier not to be a call is content. A call that breaks off later keeps what was streamed of it.
+turns out earlier not to be a call is content, as is a call of a tool that was not offered. A call that breaks off later
+keeps what was streamed of it. Where an answer is cut by its length limit, the markup of an unfinished call is dropped.
 """
 
 import json
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from octavo.server.openai.parsers.base import ToolCallArguments, ToolCallStart
-from octavo.server.openai.parsers.reader import GeneratorParser, MalformedError, Steps
+from octavo.server.openai.parsers.reader import GeneratorParser, MalformedError, Steps, open_tail
 from octavo.structured.schema import compiler_schema
 from octavo.structured_output import StructuralTag
 
 _REMARKS = frozenset({"title", "description", "default", "examples", "$comment", "$schema"})
 _UNDERSTOOD = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _PLAIN_STRING = _REMARKS | {"type", "enum", "const"}
+_MIN_PART = 2  # characters; a single `<` at the end of a cut answer is rather text than a marker
 MAX_OPTIONAL = 64  # grammars with commas grow quadratically
 _NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 Schemas: TypeAlias = Mapping[str, Mapping[str, object]]  # the tools of a request: name -> JSON schema of the arguments
@@ -40,6 +42,7 @@ class ToolCallParser(GeneratorParser):
     markers: ClassVar[tuple[str, ...]] = ()  # markers that may be special tokens of the model
     separator: ClassVar[str] = ""  # between two calls
     writes_json: ClassVar[bool] = True  # whether the arguments of a call are one JSON object
+    marks_names: ClassVar[bool] = True  # whether a marker announces a call before its name
 
     def __init__(self, schemas: Schemas, new_id: Callable[[], str] = new_call_id) -> None:
         super().__init__()
@@ -56,23 +59,40 @@ class ToolCallParser(GeneratorParser):
             InvalidParameterError: the schema is too large, too deep or no JSON.
         """
 
+    @classmethod
+    def loose_tags(cls, schemas: Schemas) -> list[StructuralTag] | None:
+        """Constrain any number of calls in free text to these names, but not to every detail of their schemas.
+
+        None: the tags of `tag` will do. Formats override this if models write calls in more ways than these tags.
+        """
+        return None
+
     def _start(self, name: str, call_id: str | None = None) -> None:
         """Emit the start of a call; from here on there is no backtracking."""
         self._reader.unmark()
         self._deltas.append(ToolCallStart(self._num_calls, call_id or self._new_id(), name))
         self._num_calls += 1
 
+    def _is_offered(self, name: str) -> bool:
+        return name in self._schemas
+
     def _arguments(self, text: str) -> None:
         if text:
             self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
     def _attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Try to read a call; if it is malformed, rewind to its start and return False."""
+        """Try to read a call; if it is malformed, rewind to its start and return False.
+
+        One that the length limit has cut stays read: its markup is no text.
+        """
         self._reader.mark()
         try:
             yield from call
         except MalformedError:
-            self._reader.rewind()
+            if self._reader.broke_off:
+                self._reader.drop_cut_markup()
+            else:
+                self._reader.rewind()
             return False
         self._reader.unmark()
         return True
@@ -80,16 +100,22 @@ class ToolCallParser(GeneratorParser):
     def _pass_over(self, *markers: str) -> None:
         """Emit a marker that did not open a call, and the white space before it, as content."""
         text = self._reader.rest
-        end, _ = min((text.index(marker) + len(marker), marker) for marker in markers if marker in text)
+        ends = [text.index(marker) + len(marker) for marker in markers if marker in text]
+        end = min(ends, default=0)  # nothing is left of a call that was cut
         self._content(text[:end])
         self._reader.skip(end)
 
     def _close_text(self) -> None:
-        """Emit the rest of the text; white space after a call belongs to the call."""
+        """Emit the rest of the text; white space after a call belongs to the call, part of a marker to one cut off."""
+        self._drop_cut_marker()
         rest = self._reader.rest
         if rest.strip() or not self._num_calls:
             self._content(rest)
         self._reader.skip(len(rest))
+
+    def _drop_cut_marker(self) -> None:
+        if self._reader.is_cut and open_tail(self._reader.rest, self.markers) >= _MIN_PART:
+            self._reader.drop_cut_markup()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

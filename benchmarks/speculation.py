@@ -1,0 +1,182 @@
+"""Prompt lookup beside plain decoding on a real model, and what verifying costs, in one run.
+
+    python -m benchmarks.speculation [--model smollm2] [--dtype bfloat16] [--repeats 3] [--cost-geometry] [--out FILE]
+
+Tasks are chats that repeat their prompt, or do not. Engines take turns, task by task; tokens per second are those after
+the first token, medians of the repeats. Every answer is compared with that of plain decoding: it must be the same.
+
+`--cost-geometry` measures, with random weights of Qwen3-0.6B's geometry in int8, how long a step takes that verifies k
+right drafts, and the tokens per second that this gives: the speed-up at full acceptance. The theory beside it is k + 1
+tokens in the time of one, since the weights are read once.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.geometry import QWEN3_0_6B, write_checkpoint
+from octavo import LLM, SamplingParams
+from octavo.contracts.schedule import Int32Array
+from octavo.engine import inproc_client
+from octavo.engine.core import EngineCore
+from octavo.inputs import Prompt
+from octavo.outputs import RequestOutput
+
+SOURCE = (Path(__file__).parents[1] / "src/octavo/scheduler/budget.py").read_text()
+TASKS = {
+    "copy code": f"Repeat this file exactly:\n```python\n{SOURCE}```",
+    "edit code": f"Rename the variable `granted` to `given` and print the whole file:\n```python\n{SOURCE}```",
+    "summarize": f"Summarize what this file does, quoting its docstrings:\n```python\n{SOURCE}```",
+    "JSON": "List ten European capitals as a JSON array of objects with the keys city, country and population.",
+    "chat": "Tell me a story about a fox who learns to sail.",
+}
+WAYS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "ngram": {"method": "ngram"},
+    "ngram, always": {"method": "ngram", "adaptive": False},
+}
+MAX_TOKENS = 256
+DRAFT_COUNTS = (0, 1, 2, 3, 5, 7, 11, 15)
+BATCHES = (1, 8)
+NUM_IN, NUM_OUT = 128, 49
+
+
+def tasks(model: str, dtype: str, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Return, by task and way, tokens per second and the drafts of an answer."""
+    options: dict[str, Any] = {"dtype": dtype, "max_model_len": 2048, "enable_prefix_caching": False}
+    llms = {way: LLM(model, speculative_config=config, **options) for way, config in WAYS.items()}
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for task, text in TASKS.items():
+        speeds: dict[str, list[float]] = {way: [] for way in WAYS}
+        outputs: dict[str, RequestOutput] = {}
+        for _ in range(1 + repeats):  # the first is not counted: it allocates memory and measures steps
+            for way, llm in llms.items():
+                (outputs[way],) = llm.chat([{"role": "user", "content": text}], params, use_tqdm=False)
+                speeds[way].append(decode_speed(outputs[way]))
+                assert outputs[way].outputs[0].token_ids == outputs["plain"].outputs[0].token_ids, (task, way)
+        table[task] = {
+            way: {
+                "tokens_per_s": statistics.median(speeds[way][1:]),
+                "num_tokens": len(output.outputs[0].token_ids),
+                "num_drafts": output.metrics.num_drafts,
+                "num_accepted": output.metrics.num_accepted_drafts,
+            }
+            for way, output in outputs.items()
+        }
+    for llm in llms.values():
+        llm.exit()
+    return table
+
+
+def decode_speed(output: RequestOutput) -> float:
+    times = output.metrics
+    assert times.finished_time_s is not None and times.first_token_time_s is not None  # noqa: PT018 - both or none
+    return (len(output.outputs[0].token_ids) - 1) / (times.finished_time_s - times.first_token_time_s)
+
+
+class RightDrafter:
+    """A drafter that knows every continuation, and proposes `count` tokens of it."""
+
+    def __init__(self) -> None:
+        self.max_num_drafts = max(DRAFT_COUNTS)
+        self.count = 0
+        self.sequences: dict[bytes, list[int]] = {}  # by prompt, as bytes
+
+    def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[Sequence[int]]:
+        return [self._continuation(context) for context in contexts]
+
+    def _continuation(self, context: Int32Array) -> Sequence[int]:
+        known = self.sequences.get(context[:NUM_IN].tobytes(), [])
+        return known[len(context) : len(context) + self.count]
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is stored by request."""
+
+
+def costs(folder: Path, repeats: int) -> list[dict[str, float]]:
+    """Return the time of steps that verify k right drafts of each request, and tokens per second."""
+    drafter = RightDrafter()
+    setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))  # noqa: B010 - not an export
+    llm = LLM(str(folder), load_format="dummy", quantization="int8", max_model_len=1024, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUT, ignore_eos=True)
+    rows = []
+    for batch in BATCHES:
+        prompts: list[Prompt] = [
+            {"prompt_token_ids": [(at * 37 + index * 11) % 5000 + 5 for at in range(NUM_IN)]} for index in range(batch)
+        ]
+        drafter.count = 0
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        drafter.sequences = {
+            np.array(each.prompt_token_ids, dtype=np.int32).tobytes(): each.prompt_token_ids + each.outputs[0].token_ids
+            for each in outputs
+        }
+        for count in DRAFT_COUNTS:
+            drafter.count = count
+            seconds = statistics.median(
+                decode_seconds(llm.generate(prompts, params, use_tqdm=False)) for _ in range(repeats)
+            )
+            num_steps = -(-(NUM_OUT - 1) // (count + 1))
+            rows.append(
+                {
+                    "batch": batch,
+                    "drafts": count,
+                    "step_ms": 1e3 * seconds / num_steps,
+                    "tokens_per_s": batch * (NUM_OUT - 1) / seconds,
+                }
+            )
+    return rows
+
+
+def decode_seconds(outputs: Sequence[RequestOutput]) -> float:
+    """Return the seconds from the first token of any request to the last of all."""
+    ends = [output.metrics.finished_time_s or 0.0 for output in outputs]
+    return max(ends) - max(output.metrics.first_token_time_s or 0.0 for output in outputs)
+
+
+def show(report: dict[str, Any]) -> None:
+    for task, ways in report.get("tasks", {}).items():
+        plain = ways["plain"]["tokens_per_s"]
+        for way, cell in ways.items():
+            print(
+                f"{task:10} {way:14} {cell['tokens_per_s']:7.1f} tok/s {cell['tokens_per_s'] / plain:5.2f}x "
+                f"{cell['num_accepted']:4} of {cell['num_drafts']:4} drafts"
+            )
+    for row in report.get("costs", []):
+        print(
+            f"batch {row['batch']:2} drafts {row['drafts']:2} {row['step_ms']:7.1f} ms a step "
+            f"{row['tokens_per_s']:7.1f} tok/s"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cost-geometry", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    report: dict[str, Any] = {"commit": commit.stdout.strip(), "machine": platform.processor(), "model": args.model}
+    if args.cost_geometry:
+        with tempfile.TemporaryDirectory() as folder:
+            report["costs"] = costs(write_checkpoint(Path(folder), QWEN3_0_6B), args.repeats)
+    else:
+        report["tasks"] = tasks(args.model, args.dtype, args.repeats)
+    show(report)
+    if args.out is not None:
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Maps a checkpoint to one with weights in few bits.
+
+Legend: N = outputs, K = inputs.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from tqdm import tqdm
+
+from octavo.calibration.inputs import RecordedModel
+from octavo.calibration.plan import BitsPlan
+from octavo.calibration.rounding import round_to_two_level
+from octavo.config.model import CheckpointQuantization
+from octavo.convert.source import Checkpoint
+from octavo.errors import InvalidParameterError
+from octavo.kernels.quantization import QuantizedWeight
+from octavo.kernels.quantize import quantize as round_to_nearest
+from octavo.kernels.rotation import rotated
+from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.octavo import FORMS, METHOD, VERSION, stored_tensors
+from octavo.models.interfaces import CausalLM
+from octavo.models.weights import spelt_as_in_table, weight_slots
+from octavo.worker.parameters import empty_model
+
+_HEAD = "lm_head"
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizedCheckpoint(Checkpoint):
+    """A checkpoint whose linear layers are rounded already."""
+
+    layers: Mapping[str, QuantizedWeight]  # by name in the checkpoint
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `Checkpoint.tensors`. Experts that are stacked in the source are tensors of their own."""
+        for name, tensor in spelt_as_in_table(empty_model(self.model), Checkpoint.tensors(self)):
+            if name.removesuffix(_WEIGHT) not in self.layers:
+                yield name, tensor
+        for layer, weight in self.layers.items():  # scales stay in float32
+            yield from ((f"{layer}.{name}", tensor) for name, tensor in stored_tensors(weight).items())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """The mean over all weights that are quantized, with their scales."""
+        num_weights = sum(weight.values.numel() for weight in self.layers.values())
+        num_bytes = sum(weight.format.num_bytes(*weight.values.shape) for weight in self.layers.values())
+        return 8.0 * num_bytes / num_weights
+
+
+def quantize(
+    checkpoint: Checkpoint, plan: BitsPlan, passages: list[list[int]], *, shows_progress: bool
+) -> QuantizedCheckpoint:
+    """Round the linear layers of a checkpoint for the inputs that they meet on a text, given in tokens.
+
+    Block by block: a block's inputs are recorded with all blocks before it rounded already, so that later layers make
+    up for what earlier ones lost. The model is in memory in float32.
+
+    Raises:
+        InvalidParameterError: the checkpoint is quantized already, or the plan does not fit.
+        UnsupportedModelError: a model that cannot be calibrated, or parts of one layer with different bits.
+        CheckpointError: a damaged file.
+    """
+    if checkpoint.model.quantization is not None:
+        method = checkpoint.model.quantization.method
+        raise InvalidParameterError(
+            "quantize", "int4", f"for dense weights; these are quantized (quant_method {method})"
+        )
+    bits = plan.of_layers(_linear_names(empty_model(checkpoint.model)))
+    settings = {"quant_method": METHOD, "version": VERSION, "bits": plan.bits}
+    settings["bits_for"] = {layer: own for layer, own in bits.items() if own != plan.bits}
+    model = replace(
+        checkpoint.model,
+        tie_word_embeddings=False,
+        quantization=CheckpointQuantization(method=METHOD, origin="quantization_config", values=settings),
+    )
+    empty_model(model)  # its layers check their forms
+    config = replace(checkpoint.model, dtype="float32")
+    recorded = RecordedModel(config, checkpoint.tensors(), passages)
+    layers = dict(_round_layers(recorded, bits, shows_progress=shows_progress))
+    dtype = (
+        checkpoint.dtype or torch.bfloat16
+    )  # of what stays dense; the CPU's kernels for integers compute in bfloat16
+    changed = {
+        "tie_word_embeddings": False,
+        "quantization_config": settings,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    unchanged = {key: value for key, value in checkpoint.settings.items() if key != "torch_dtype"}
+    return QuantizedCheckpoint(
+        path=checkpoint.path,
+        model=model,
+        settings={**unchanged, **changed},
+        load_format=checkpoint.load_format,
+        dtype=dtype,
+        layers=layers,
+    )
+
+
+def _linear_names(model: CausalLM) -> dict[str, tuple[MergedLinear, str]]:
+    """Return the linears that are quantized and their parts, by name in the checkpoint. A tied head is one of them."""
+    names = {
+        name.removesuffix(_WEIGHT): (slot.owner, slot.name.removesuffix("weight").removesuffix("."))
+        for name, slot in weight_slots(model).items()
+        if name.endswith(_WEIGHT) and isinstance(slot.owner, MergedLinear) and slot.owner.role != "router"
+    }
+    head = model.get_submodule("logits_head")
+    assert isinstance(head, MergedLinear)
+    return {**names, _HEAD: (head, "")}
+
+
+def _round_layers(
+    recorded: RecordedModel, bits: Mapping[str, int], *, shows_progress: bool
+) -> Iterator[tuple[str, QuantizedWeight]]:
+    """Round all linears, those of a block at the same time, and yield each part by its name in the checkpoint."""
+    by_layer: dict[MergedLinear, dict[str, str]] = {}  # names in the checkpoint by part
+    for name, (layer, part) in _linear_names(recorded.model).items():
+        by_layer.setdefault(layer, {})[part] = name
+
+    def rounded(layer: MergedLinear, gram: torch.Tensor) -> tuple[MergedLinear, QuantizedWeight]:
+        return layer, _round(layer.packed.weight, gram, bits[next(iter(by_layer[layer].values()))])
+
+    threads = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
+    with threads, tqdm(total=len(by_layer), desc="Quantizing", unit="layer", disable=not shows_progress) as bar:
+        for grams in chain(recorded.blocks(), recorded.head()):
+            for layer, weight in threads.map(rounded, grams.keys(), grams.values()):
+                layer.packed.weight.copy_(weight.dequantized())
+                sizes = [layer.parts[part].size for part in by_layer[layer]]
+                yield from zip(by_layer[layer].values(), _parts(weight, sizes), strict=True)
+                bar.update()
+
+
+def _round(weight: torch.Tensor, gram: torch.Tensor, bits: int) -> QuantizedWeight:
+    """Round weight [N, K], given x.T @ x [K, K] of its inputs."""
+    form = FORMS[bits]
+    if not form.is_two_level or form.rotation is None:
+        return round_to_nearest(weight, form)  # of 8 bits, rounding costs less than that of activations
+    gram = rotated(rotated(gram, form.rotation).T, form.rotation)
+    return round_to_two_level(rotated(weight, form.rotation), gram, form)
+
+
+def _parts(weight: QuantizedWeight, sizes: Iterable[int]) -> list[QuantizedWeight]:
+    """Divide a weight [N, K] by its outputs."""
+    sizes = list(sizes)
+    multipliers = [None] * len(sizes) if weight.multipliers is None else torch.split(weight.multipliers, sizes)
+    return [
+        QuantizedWeight(format=weight.format, values=values, scales=scales, multipliers=of_groups)
+        for values, scales, of_groups in zip(
+            torch.split(weight.values, sizes), torch.split(weight.scales, sizes), multipliers, strict=True
+        )
+    ]

@@ -1,0 +1,87 @@
+"""Rounds a weight to two-level integers so that its outputs change little, not so much each number by itself.
+
+What rounding one input's weights does to the outputs is compensated by inputs that are not rounded yet (GPTQ: Frantar
+et al. 2022, arXiv:2210.17323). Integers are those of `kernels/quantization.py` `IntegerFormat`, two-level. Weights are
+transposed meanwhile, so that an input's weights are neighbors in memory.
+
+Legend: N = outputs, K = inputs, whole groups of 32.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from octavo.kernels.quantization import TWO_LEVEL_GROUP_SIZE, IntegerFormat, QuantizedWeight
+
+_GROUP = TWO_LEVEL_GROUP_SIZE
+_DAMPING = 0.01  # of the mean of the diagonal, added to it: the fewer the tokens, the more it matters
+# The greatest number of a group is brought to one of these multiples of the step; beyond 8 it is cut off.
+_REACHES = (6.5, 7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0)
+_VANISHING = 1e-30
+
+
+def round_to_two_level(weight: torch.Tensor, gram: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
+    """Round weight [N, in_size] to a two-level form, given x.T @ x of its inputs, both rotated as the form is."""
+    in_size = weight.shape[1]
+    padding = -in_size % _GROUP
+    largest = weight.abs().amax(1).clamp(min=_VANISHING)  # [N]
+    rest = F.pad(weight.T, (0, 0, 0, padding)) * (127.0 / largest)  # [K, N]: yet to be rounded, in steps of 8 bits
+    factor = _compensation(F.pad(gram, (0, padding, 0, padding)))  # [K, K]
+    values = torch.empty(rest.shape, dtype=torch.int8)
+    multipliers = torch.empty(len(rest) // _GROUP, rest.shape[1], dtype=torch.int8)
+    for start in range(0, len(rest), _GROUP):
+        stop = start + _GROUP
+        of_group = _multipliers(rest[start:stop], factor.diagonal()[start:stop])  # [N]
+        errors = torch.empty(_GROUP, rest.shape[1])
+        for row in range(start, stop):
+            nearest, meant = _nearest(rest[row], of_group)
+            values[row] = nearest
+            error = torch.div(rest[row] - meant, factor[row, row], out=errors[row - start])
+            rest[row + 1 : stop].addr_(factor[row, row + 1 : stop], error, alpha=-1.0)
+        multipliers[start // _GROUP] = of_group
+        rest[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1.0)
+    return QuantizedWeight(
+        format=form,
+        values=values[:in_size].T.contiguous(),
+        scales=largest[:, None] / 127.0,
+        multipliers=multipliers.T.contiguous(),
+    )
+
+
+def _compensation(gram: torch.Tensor) -> torch.Tensor:
+    """Return U [K, K], upper triangular: the inverse of the damped Gram matrix is U.T @ U."""
+    scaled = gram / gram.diagonal().mean().clamp(min=_VANISHING)
+    damping = _DAMPING
+    while True:
+        lower, failure = torch.linalg.cholesky_ex(scaled + damping * torch.eye(len(gram)))
+        if not failure:
+            upper, failure = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+        if not failure:
+            result: torch.Tensor = upper
+            return result
+        damping *= 10.0
+
+
+def _multipliers(group: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
+    """Return the best of some multipliers [N] of a group [32, N]; an error counts as `diagonal` [32] of U says."""
+    low, high = group.amin(0), group.amax(0)
+    extreme = torch.where(-low > high, low, high)  # [N]
+    best, least = torch.zeros_like(extreme), torch.full_like(extreme, torch.inf)
+    weights = diagonal.square().reciprocal()
+    for reach in _REACHES:
+        multiplier = (extreme * (-8.0 / reach)).round_().clamp_(-127.0, 127.0)
+        step = multiplier / 8.0  # what 4 bits stand for is rounded once more, which is little beside this
+        error = weights @ _integers(group, multiplier).mul_(step).sub_(group).square_()
+        is_better = error < least
+        best, least = torch.where(is_better, multiplier, best), torch.where(is_better, error, least)
+    return best
+
+
+def _nearest(x: torch.Tensor, multipliers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the integers of 4 bits nearest to x [N] in steps of 8 bits, and what they stand for in these."""
+    values = _integers(x, multipliers)
+    return values, (values * multipliers).add_(4.0).mul_(0.125).floor_()
+
+
+def _integers(x: torch.Tensor, multipliers: torch.Tensor) -> torch.Tensor:
+    inverse = torch.where(multipliers == 0.0, 0.0, 8.0 / multipliers)
+    return (x * inverse).round_().clamp_(-8.0, 7.0)

@@ -1,0 +1,65 @@
+"""Writes the files of a checkpoint that have no weights: settings, tokenizer, chat template."""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.convert.source import Checkpoint
+from octavo.gguf.file import GgufFile
+from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
+
+logger = logging.getLogger(__name__)
+
+# Of a folder. Weights and their indexes are written anew.
+_COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
+_WRITTEN = ("config.json", "*.index.json")
+_TOKENIZER_KEY = "tokenizer.ggml.model"
+
+
+def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
+    """Write config.json, generation_config.json and the tokenizer's files to a folder.
+
+    Raises:
+        CheckpointError: the tokenizer of a GGUF file is malformed.
+        UnsupportedModelError: it is of a kind that Octavo does not read.
+    """
+    write_json(folder / "config.json", checkpoint.settings)
+    if checkpoint.path.is_dir():
+        _copy(checkpoint.path, folder)
+        return
+    ids = {key: checkpoint.settings[key] for key in ("bos_token_id", "eos_token_id") if key in checkpoint.settings}
+    write_json(folder / "generation_config.json", ids)
+    if _TOKENIZER_KEY in GgufFile.read(checkpoint.path).metadata:
+        _write_tokenizer(read_tokenizer_files(checkpoint.path), checkpoint.model.max_position_embeddings, folder)
+    else:
+        logger.warning("%s has no tokenizer: no tokenizer files are written", checkpoint.path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object, indented."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _copy(source: Path, folder: Path) -> None:
+    skipped = {file for pattern in _WRITTEN for file in source.glob(pattern)}
+    for file in sorted({file for pattern in _COPIED for file in source.glob(pattern)} - skipped):
+        shutil.copyfile(file, folder / file.name)
+
+
+def _write_tokenizer(files: TokenizerFiles, max_len: int, folder: Path) -> None:
+    files.backend.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_len,
+        "clean_up_tokenization_spaces": False,
+        **files.named_tokens,
+    }
+    templates = files.chat_templates
+    if len(templates) > 1:
+        config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    elif templates:
+        (folder / "chat_template.jinja").write_text(next(iter(templates.values())), encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", config)

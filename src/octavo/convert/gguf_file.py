@@ -1,0 +1,170 @@
+"""Target `gguf`: one file for llama.cpp and its relatives, written by ggml's own library.
+
+Names, the order of rotary dimensions and keys are those of llama.cpp's converter; `config/gguf.py` and `loader/gguf.py`
+are the way back.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from octavo.convert.gguf_metadata import write_settings, write_special_ids, write_tokenizer
+from octavo.convert.source import Checkpoint
+from octavo.convert.targets import SINGLE_FILES, TargetOptions
+from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.layers.rotary import inverse_frequencies
+from octavo.models.interfaces import CausalLM
+from octavo.models.weights import spelt_as_in_table
+from octavo.tokenizer.files import read_tokenizer_files
+from octavo.worker.parameters import empty_model
+
+logger = logging.getLogger(__name__)
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3moe",
+}
+_TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_WRITTEN_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")  # that the library quantizes to
+_EXPERT = re.compile(r"model\.layers\.(?P<layer>\d+)\..*experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight")
+_EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+_ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+
+
+def write_gguf(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> None:
+    """Write model.gguf: settings, tokenizer, chat template and tensors; matrices are of type `options.gguf_type`.
+
+    Raises:
+        InvalidParameterError: the library is not installed, an unknown type, or an option without effect.
+        UnsupportedModelError: quantized weights, or an architecture or tokenizer that files of this kind lack.
+    """
+    options.refuse("gguf", "max_shard_bytes", "tensor_parallel_size")
+    model, library = checkpoint.model, _library()
+    if model.quantization is not None:
+        why = f"weights are quantized (quant_method {model.quantization.method}); use the original"
+        raise UnsupportedModelError(f"{checkpoint.path}: cannot be written as gguf: {why}")
+    architecture = ARCHITECTURES.get(model.architecture)
+    if architecture is None:
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: cannot be written as gguf: {model.architecture}; known: {known}"
+        )
+    writer = library.GGUFWriter(out / SINGLE_FILES["gguf"], architecture)
+    write_settings(writer, library, model)
+    has_tokenizer = checkpoint.path.is_file() or (checkpoint.path / "tokenizer.json").is_file()
+    files = read_tokenizer_files(checkpoint.path) if has_tokenizer else None
+    write_special_ids(writer, files, model)
+    if files is None:
+        logger.warning("%s has no tokenizer.json: none is written", checkpoint.path)
+    else:
+        write_tokenizer(writer, files, model, str(checkpoint.path))
+    _Tensors(checkpoint, library, architecture, _matrix_type(library, checkpoint, options)).write(writer)
+    writer.close()
+
+
+def _library() -> Any:
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError as error:
+        limit = "needs the package gguf: python -m pip install 'octavo[gguf]'"
+        raise InvalidParameterError("to", "gguf", limit) from error
+    return gguf
+
+
+def _matrix_type(library: Any, checkpoint: Checkpoint, options: TargetOptions) -> Any:
+    name = options.gguf_type or _TYPES[checkpoint.model.dtype]
+    if name not in _WRITTEN_TYPES:
+        raise InvalidParameterError("gguf_type", name, "one of " + ", ".join(_WRITTEN_TYPES))
+    return library.GGMLQuantizationType[name]
+
+
+class _Tensors:
+    """The tensors of a checkpoint under ggml's names, in ggml's order of rows."""
+
+    def __init__(self, checkpoint: Checkpoint, library: Any, architecture: str, matrix_type: Any) -> None:
+        self._checkpoint, self._library, self._matrix_type = checkpoint, library, matrix_type
+        model, arch = checkpoint.model, library.MODEL_ARCH_NAMES
+        kind = next(key for key, name in arch.items() if name == architecture)
+        self._names = library.get_tensor_name_map(kind, model.num_layers)
+        is_paired = architecture == "llama"  # rows of queries and keys, for rotation of adjacent pairs
+        self._heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if is_paired else {}
+        self._model: CausalLM = empty_model(model)
+
+    def write(self, writer: Any) -> None:
+        """Write all tensors: first what they are, then their values, one at a time."""
+        for name, tensor in self._renamed(torch.device("meta")):
+            kind = self._type_of(name, tensor)
+            shape = self._library.quant_shape_to_byte_shape(tensor.shape, kind)
+            writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, tensor in self._renamed(torch.device("cpu")):
+            writer.write_tensor_data(self._bytes_of(name, tensor))
+
+    def _type_of(self, name: str, tensor: torch.Tensor) -> Any:
+        is_matrix = tensor.dim() > 1 and not name.split(".")[-2].startswith(_ROUTERS)
+        kind = self._matrix_type if is_matrix else self._library.GGMLQuantizationType.F32
+        if tensor.shape[-1] % self._library.GGML_QUANT_SIZES[kind][0]:
+            why = f"rows of {tensor.shape[-1]} do not fill its blocks"
+            raise UnsupportedModelError(f"tensor {name!r} cannot be of type {kind.name}: {why}")
+        return kind
+
+    def _bytes_of(self, name: str, tensor: torch.Tensor) -> Any:
+        kind = self._type_of(name, tensor)
+        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(kind.name)
+        if dtype is not None:
+            return tensor.to(dtype).contiguous().view(torch.uint8).numpy()
+        return self._library.quants.quantize(tensor.float().contiguous().numpy(), kind)
+
+    def _renamed(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield ggml's names and tensors; on the meta device, without their values."""
+        experts: dict[str, dict[int, torch.Tensor]] = {}
+        for name, tensor in spelt_as_in_table(self._model, self._tensors(device)):
+            if self._model.ignores_weight(name):
+                continue
+            if found := _EXPERT.fullmatch(name):
+                stacked = f"blk.{found['layer']}.ffn_{_EXPERT_PARTS[found['part']]}_exps.weight"
+                parts = experts.setdefault(stacked, {})
+                parts[int(found["expert"])] = tensor
+                if len(parts) == self._model.num_experts:
+                    yield stacked, torch.stack([parts[number] for number in sorted(parts)])
+                    del experts[stacked]
+                continue
+            renamed = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+            if renamed is None:
+                raise CheckpointError(f"{self._checkpoint.path}: tensor {name!r} has no name in gguf")
+            heads = self._heads.get(renamed.split(".")[-2])
+            yield renamed, tensor if heads is None else _pairs_together(tensor, heads)
+        yield from self._factors(device)
+
+    def _tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self._checkpoint.tensors():
+            yield name, tensor.to(device) if device.type == "meta" else tensor
+
+    def _factors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the divisors of frequencies of Llama 3.1's scaling."""
+        rope = self._checkpoint.model.rope
+        if rope.kind == "llama3":
+            head_dim = self._checkpoint.model.head_dim
+            scaled, _ = inverse_frequencies(rope, head_dim)
+            plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+            yield "rope_freqs.weight", (plain / scaled).to(device)
+
+
+def _pairs_together(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Reorder the rows of each head from halves to interleaved pairs."""
+    halves = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)

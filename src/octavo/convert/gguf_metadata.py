@@ -1,0 +1,114 @@
+"""Writes a model's settings and tokenizer as metadata of a GGUF file. Keys: ggml's docs/gguf.md."""
+
+import json
+from typing import Any
+
+from octavo.config.model import ModelConfig
+from octavo.errors import UnsupportedModelError
+from octavo.tokenizer.files import TokenizerFiles
+from octavo.tokenizer.gguf import pre_tokenizer_name
+
+# enum llama_token_type
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_ROPE_TYPES = ("linear", "yarn")
+
+
+def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
+    """Add the architecture's keys.
+
+    Raises:
+        UnsupportedModelError: a rotary scaling or windows that this format cannot say.
+    """
+    writer.add_name(model.model)
+    writer.add_vocab_size(model.vocab_size)
+    writer.add_context_length(model.max_position_embeddings)
+    writer.add_embedding_length(model.hidden_size)
+    writer.add_block_count(model.num_layers)
+    writer.add_feed_forward_length(model.intermediate_size)
+    writer.add_head_count(model.num_heads)
+    writer.add_head_count_kv(model.num_kv_heads)
+    writer.add_key_length(model.head_dim)
+    writer.add_value_length(model.head_dim)
+    writer.add_layer_norm_rms_eps(model.rms_norm_eps)
+    writer.add_rope_dimension_count(model.head_dim)
+    _write_rope(writer, library, model)
+    windows = set(model.sliding_windows)
+    if len(windows) > 1:
+        raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
+    if window := next(iter(windows), None):
+        writer.add_sliding_window(window)
+    if model.moe is not None:
+        writer.add_expert_count(model.moe.num_experts)
+        writer.add_expert_used_count(model.moe.top_k)
+        writer.add_expert_feed_forward_length(model.moe.intermediate_size)
+        if model.moe.shared_intermediate_size is not None:
+            writer.add_expert_shared_feed_forward_length(model.moe.shared_intermediate_size)
+
+
+def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
+    rope = model.rope
+    writer.add_rope_freq_base(rope.theta)
+    if rope.kind in ("default", "llama3"):  # the latter's factors are a tensor
+        return
+    if rope.kind not in _ROPE_TYPES or rope.mscale is not None or not rope.truncate:
+        raise UnsupportedModelError(
+            f"{model.model}: rope_type={rope.kind!r} with its settings cannot be written as gguf"
+        )
+    writer.add_rope_scaling_type(library.RopeScalingType(rope.kind))
+    writer.add_rope_scaling_factor(rope.factor)
+    if rope.original_max_position is not None:
+        writer.add_rope_scaling_orig_ctx_len(rope.original_max_position)
+    if rope.attention_factor is not None:
+        writer.add_rope_scaling_attn_factors(rope.attention_factor)
+
+
+def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, origin: str) -> None:
+    """Add a byte-level BPE tokenizer and its chat templates.
+
+    Raises:
+        UnsupportedModelError: another kind of tokenizer, or text is split in a way that has no name in this format.
+    """
+    backend = json.loads(files.backend.to_str())
+    name = pre_tokenizer_name(files.backend)
+    if name is None:
+        raise UnsupportedModelError(
+            f"{origin}: its tokenizer has no name in gguf; byte-level BPE of known families has"
+        )
+    tokens = [f"[PAD{index}]" for index in range(model.vocab_size)]
+    types = [_UNUSED] * len(tokens)
+    for text, index in files.backend.get_vocab(with_added_tokens=False).items():
+        tokens[index], types[index] = text, _NORMAL
+    for index, token in files.backend.get_added_tokens_decoder().items():
+        tokens[index], types[index] = token.content, _CONTROL if token.special else _USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(name)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    merges = backend["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    templates = files.chat_templates
+    if "default" in templates:
+        writer.add_string("tokenizer.chat_template", templates["default"])
+    if "tool_use" in templates:
+        writer.add_string("tokenizer.chat_template.tool_use", templates["tool_use"])
+
+
+def write_special_ids(writer: Any, files: TokenizerFiles | None, model: ModelConfig) -> None:
+    """Add the ids of tokens with a meaning, as the tokenizer names them or else as the model does."""
+    named = {} if files is None else files.named_tokens
+    ids = {name: files.backend.token_to_id(text) for name, text in named.items() if files is not None}
+    end = ids.get("eos_token", next(iter(model.eos_token_ids), None))
+    others = [index for index in model.eos_token_ids if index != end]
+    bos = ids.get("bos_token", model.bos_token_id)
+    for add, index in (
+        (writer.add_bos_token_id, bos),
+        (writer.add_eos_token_id, end),
+        (writer.add_eot_token_id, next(iter(others), None)),
+        (writer.add_unk_token_id, ids.get("unk_token")),
+        (writer.add_pad_token_id, ids.get("pad_token")),
+    ):
+        if index is not None:
+            add(index)
+    around = [] if files is None else files.backend.encode("").ids
+    writer.add_add_bos_token(bos is not None and bos in around)
+    writer.add_add_eos_token(end is not None and end != bos and end in around)

@@ -1,0 +1,93 @@
+"""`Checkpoint`: what a conversion reads from a model and writes as another format."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from octavo.config.architectures import ARCHITECTURES
+from octavo.config.engine import LoadConfig, LoadFormat
+from octavo.config.gguf import read_gguf_fields
+from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
+from octavo.config.json_fields import JsonFields
+from octavo.config.model import DType, ModelConfig
+from octavo.errors import InvalidParameterError
+from octavo.loader.base import get_model_loader
+from octavo.worker.parameters import empty_model
+
+_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A model on its way from one format to another."""
+
+    path: Path  # folder or file that it is read from
+    model: ModelConfig
+    settings: Mapping[str, Any]  # contents of config.json
+    load_format: LoadFormat = "auto"
+    dtype: torch.dtype | None = None  # of floating-point tensors; None: as they are in the source
+
+    @classmethod
+    def open(
+        cls, name: str, *, revision: str | None = None, load_format: LoadFormat = "auto", dtype: str = "auto"
+    ) -> "Checkpoint":
+        """Locate a model and read its settings. `dtype` "auto": tensors stay as they are; dequantized ones of a GGUF
+        file are in the dtype that Octavo computes the file in.
+
+        Raises:
+            ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
+            InvalidParameterError: a dtype for weights that are quantized, and stay so.
+        """
+        path = resolve_model(name, revision)
+        model = read_model_config(path, model=name, dtype=dtype)
+        if path.is_file():
+            model = replace(model, quantization=None)  # its blocks are dequantized
+        elif dtype != "auto" and model.quantization is not None:
+            method = model.quantization.method
+            limit = f"auto: the weights are quantized (quant_method {method}) and are written as they are"
+            raise InvalidParameterError("dtype", dtype, limit)
+        is_cast = path.is_file() or dtype != "auto"
+        return cls(
+            path=path,
+            model=model,
+            settings=_settings(path, model.dtype if is_cast else None),
+            load_format=load_format,
+            dtype=getattr(torch, model.dtype) if is_cast else None,
+        )
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor) of every tensor, under the names of Hugging Face checkpoints, one at a time.
+
+        Raises:
+            CheckpointError: a damaged file.
+        """
+        loader = get_model_loader(LoadConfig(load_format=self.load_format, seed=0))
+        for name, tensor in loader.tensors(empty_model(self.model)):
+            is_cast = self.dtype is not None and tensor.dtype in _FLOATS
+            yield name, tensor.to(self.dtype) if is_cast else tensor
+
+
+def _settings(path: Path, dtype: DType | None) -> dict[str, Any]:
+    """Return config.json's contents: the folder's own, or those that a GGUF file's metadata stands for."""
+    if path.is_file():
+        values = read_gguf_fields(path).values
+        settings = _for_transformers({key: values[key] for key in values if key != "quantization_config"})
+    else:
+        own = JsonFields.read(path / "config.json")
+        settings = {**own.values, **dict.fromkeys(own.nulls)}
+    if dtype is not None:
+        settings.pop("torch_dtype", None)
+        settings["dtype"] = dtype
+    return settings
+
+
+def _for_transformers(settings: dict[str, Any]) -> dict[str, Any]:
+    """Add what transformers needs and Octavo does not."""
+    architecture = cast(str, settings["architectures"][0])
+    if architecture == "MixtralForCausalLM":
+        settings["num_local_experts"] = settings.pop("num_experts")
+    return {"model_type": ARCHITECTURES[architecture].model_type, **settings}

@@ -1,0 +1,129 @@
+"""Checkpoints that `octavo convert --quantize` writes: integers as they are made at load, rounded with more care.
+
+No public format can say that inputs are rotated, so `quant_method` is "octavo". The settings:
+
+    {"quant_method": "octavo", "version": 1, "bits": 4, "bits_for": {"model.layers.0.mlp.down_proj": 8}}
+
+A weight [N, K] is three tensors, or two of 8 bits, of w = scale * q, rotated by blocks of 64:
+
+- `qweight`, uint8 [N, ceil(K / 2)]: two q of -8 ... 7 in a byte, plus 8, the first in the low nibble; or int8 [N, K].
+- `multipliers`, int8 [N, ceil(K / 32)], of 4 bits: `kernels/quantization.py` `IntegerFormat` says what they do.
+- `scales`, float32 [N].
+
+The logits head has such tensors of its own, also where it was tied to the embedding.
+
+Legend: N = outputs, K = inputs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from octavo.config.json_fields import JsonFields
+from octavo.distributed.shares import Share
+from octavo.errors import UnsupportedModelError
+from octavo.kernels.quantization import (
+    TWO_LEVEL_GROUP_SIZE,
+    IntegerFormat,
+    QuantizedWeight,
+    WeightFormat,
+)
+from octavo.kernels.rotation import ROTATION_BLOCK
+from octavo.kernels.types import LinearRole
+from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
+
+METHOD, VERSION = "octavo", 1
+# Blocks, of 8 bits too: a rank that holds some inputs of a layer cannot rotate over all of them.
+FORMS = MappingProxyType(
+    {
+        8: IntegerFormat(bits=8, group_size=None, rotation="blocks"),
+        4: IntegerFormat(bits=4, group_size=None, is_two_level=True, rotation="blocks"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OctavoScheme(WeightScheme):
+    """See the module docstring."""
+
+    form: IntegerFormat
+
+    @property
+    def name(self) -> str:
+        return f"octavo, {self.form.bits} bits"
+
+    def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
+        width = in_size if self.form.bits == 8 else -(-in_size // 2)
+        specs = {"qweight": TensorSpec((num_outputs, width), is_integer=True), "scales": TensorSpec((num_outputs,))}
+        if num_multipliers := self.form.num_multipliers(in_size):
+            specs["multipliers"] = TensorSpec((num_outputs, num_multipliers), is_integer=True)
+        return specs
+
+    def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> QuantizedWeight:
+        is_divided = inputs.start % ROTATION_BLOCK or (inputs.stop < inputs.total and inputs.stop % ROTATION_BLOCK)
+        if is_divided:
+            share = f"inputs {inputs.start} to {inputs.stop} of {inputs.total} on one rank"
+            limit = f"inputs are rotated by {ROTATION_BLOCK}, which ranks cannot divide; lower tensor_parallel_size"
+            raise UnsupportedModelError(f"{self.name}: {share}; {limit}")
+        rows = slice(outputs.start, outputs.stop)
+        groups = slice(inputs.start // TWO_LEVEL_GROUP_SIZE, -(-inputs.stop // TWO_LEVEL_GROUP_SIZE))
+        multipliers = tensors["multipliers"][rows, groups].to(torch.int8) if "multipliers" in tensors else None
+        return QuantizedWeight(
+            format=self.form,
+            values=self._integers(tensors["qweight"][rows], inputs),
+            scales=tensors["scales"][rows].float()[:, None],
+            multipliers=multipliers,
+        )
+
+    def _integers(self, stored: torch.Tensor, inputs: Share) -> torch.Tensor:
+        """Return [N, K] int8 of a share of the inputs."""
+        if self.form.bits == 8:
+            return stored[:, inputs.start : inputs.stop].to(torch.int8)
+        pairs = stored[:, inputs.start // 2 : -(-inputs.stop // 2)].to(torch.uint8)
+        nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)[:, : inputs.size]
+        return nibbles.view(torch.int8) - 8
+
+
+def stored_tensors(weight: QuantizedWeight) -> dict[str, torch.Tensor]:
+    """Return the tensors of a weight [N, K] for a file, by name suffix: what `OctavoScheme` reads."""
+    tensors = {"qweight": weight.values, "scales": weight.scales.flatten()}
+    if weight.format.bits == 4:
+        shifted = torch.nn.functional.pad(weight.values + 8, (0, weight.values.shape[1] % 2)).view(torch.uint8)
+        tensors["qweight"] = shifted[:, 0::2] | shifted[:, 1::2] << 4
+    if weight.multipliers is not None:
+        tensors["multipliers"] = weight.multipliers
+    return tensors
+
+
+class OctavoSchemes:
+    """See `Schemes`. All linears but routers are quantized."""
+
+    name = METHOD
+
+    def __init__(self, fields: JsonFields) -> None:
+        """Read the checkpoint's configuration.
+
+        Raises:
+            UnsupportedModelError: a version or number of bits that this Octavo does not know.
+        """
+        if (version := fields.integer("version")) != VERSION:
+            raise UnsupportedModelError(f"{fields.origin}: version={version} is not supported; supported: {VERSION}")
+        self._scheme = OctavoScheme(_form(fields, "bits"))
+        others = fields.nested("bits_for")
+        self._others = {layer: OctavoScheme(_form(others, layer)) for layer in others.values}
+        self.forms: frozenset[WeightFormat | None] = frozenset(
+            {None, *(scheme.form for scheme in (self._scheme, *self._others.values()))}
+        )
+
+    def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
+        return DENSE if role == "router" else self._others.get(layer, self._scheme)
+
+
+def _form(fields: JsonFields, key: str) -> IntegerFormat:
+    bits = fields.integer(key)
+    if bits not in FORMS:
+        known = ", ".join(map(str, sorted(FORMS)))
+        raise UnsupportedModelError(f"{fields.origin}: {key}={bits} is not supported; supported: {known}")
+    return FORMS[bits]

