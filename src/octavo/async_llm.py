@@ -103,8 +103,24 @@ class AsyncLLM:
             InvalidParameterError: malformed messages, or a model without a chat template.
         """
         engine = await self.engine()
-        prompt = engine.chat_prompt(messages, **template_options)
+        prompt = await engine.chat_prompt(messages, **template_options)
         return (await engine.generate_async([prompt], _chat_params(engine, sampling_params), priority))[0]
+
+    async def generate_multimodal(
+        self,
+        requests: Sequence[Mapping[str, object]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        processor: Any = None,
+        priority: int = RequestPriority.NORMAL,
+    ) -> list[RequestOutput]:
+        """Generate for requests with images, in the order of the requests; see `LLM.generate_multimodal`.
+
+        Raises:
+            InvalidParameterError: as there. In this case no request was started.
+        """
+        engine = await self.engine()
+        prompts = await engine.multimodal_prompts(requests, processor)
+        return await engine.generate_async(prompts, sampling_params, priority)
 
     async def chat_stream(
         self,
@@ -115,7 +131,7 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the reply to one conversation; see `chat` and `stream`."""
         engine = await self.engine()
-        prompt = engine.chat_prompt(messages, **template_options)
+        prompt = await engine.chat_prompt(messages, **template_options)
         stream = engine.stream(prompt, _chat_params(engine, sampling_params), priority=priority)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:

@@ -72,7 +72,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Reply to one conversation or many. Without `sampling_params`, `max_tokens` is the rest of the context.
 
-        A conversation is a list of `{"role": ..., "content": ...}`. `template_options` are passed to the chat template
+        A conversation is a list of `{"role": ..., "content": ...}`; content may have images, see `generate_multimodal`.
+        `template_options` are passed to the chat template
         (`tools`, `enable_thinking`, `add_generation_prompt`, ...).
 
         Raises:
@@ -83,6 +84,26 @@ class LLM:
             self.get_default_sampling_params().replace(max_tokens=None) if sampling_params is None else sampling_params
         )
         return self.engine.generate(prompts, params, priority, use_tqdm)
+
+    def generate_multimodal(
+        self,
+        requests: Sequence[Mapping[str, object]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        processor: Any = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for requests with images, in the order of the requests, all as one batch.
+
+        A request is `{"messages": [...]}`, as `chat` takes them, or `{"prompt": ..., "images": [...], "videos": [...]}`
+        with a placeholder in the text for each. An image is a PIL image, an array [height, width, 3] of uint8, a file,
+        or a `data:` URL; in messages it is a part `{"type": "image", "image": ...}`, or `image_url` as in the OpenAI
+        API. `processor` may be one of transformers' processors, to use it instead of our own.
+
+        Raises:
+            InvalidParameterError: a malformed request, an unreadable image, images that do not match the placeholders,
+                or a model that takes text only. In this case no request was started.
+        """
+        return self.engine.generate_multimodal(requests, sampling_params, processor, use_tqdm)
 
     def exit(self) -> None:
         """Release the model and its memory. Idempotent; also runs at interpreter exit."""

@@ -1,6 +1,7 @@
 """`octavo chat`: the conversation it keeps, its commands, and the real thing in a terminal."""
 
 import asyncio
+import base64
 import os
 import pty
 import select
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -207,3 +209,14 @@ def test_a_conversation_in_a_terminal_with_ctrl_c() -> None:
         terminal.type("/exit\n")
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.text
+
+
+def test_pictures_go_with_the_next_message_only(
+    monkeypatch: pytest.MonkeyPatch, runner: asyncio.Runner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.png").write_bytes(b"pixels")
+    llm = talk(monkeypatch, runner, f"/image {tmp_path}/none.png", f"/image {tmp_path}/a.png", "What?", "And now?")
+    url = "data:image/png;base64," + base64.b64encode(b"pixels").decode()
+    asked = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    assert [message["content"] for message in llm.asked[-1] if message["role"] == "user"] == [asked, "And now?"]
+    assert "cannot be read: No such file" in capsys.readouterr().out

@@ -54,14 +54,20 @@ class GroupSlots(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputEmbeds:
-    """Embeddings that replace the token embeddings of E tokens."""
+    """Embeddings that replace the token embeddings of E tokens; and what first layers add to their output, if any."""
 
     indices: torch.Tensor  # [E] int64, in T
-    values: torch.Tensor  # [E, D] float32
+    values: torch.Tensor  # [E, outputs * D]: the embeddings, then what each of the first layers adds
+    num_outputs: int = 1
 
     def put_into(self, x: torch.Tensor) -> torch.Tensor:
         """Return a copy of x [T, D] with the tokens' rows replaced."""
-        return x.index_copy(0, self.indices, self.values.to(x.dtype))
+        return x.index_copy(0, self.indices, self.values[:, : x.shape[1]].to(x.dtype))
+
+    def add_after(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a layer's output x [T, D] with its additions for the tokens' rows."""
+        added = self.values.chunk(self.num_outputs, dim=1)[1 + layer]
+        return x.index_add(0, self.indices, added.to(x.dtype))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +104,11 @@ class ForwardBatch:
     inputs_embeds: InputEmbeds | None = None
     state_slots: torch.Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
     other_groups: tuple[Self, ...] = ()
+
+    @property
+    def has_inputs_inside(self) -> bool:
+        """Whether layers read more of it than x: adapters, or what vision towers add between layers."""
+        return self.adapter_ids is not None or (self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1)
 
     def of_group(self, kv_group: int) -> Self:
         """Return the batch for the layers of a KV group."""

@@ -2,12 +2,14 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from octavo.cli.images import image_part
 from octavo.cli.options import TYPER_SETTINGS, AnswerOptions, EngineOptions, with_derived_flags
 from octavo.cli.speakers import Answerer, local_model, remote_model
 from octavo.cli.speech import SpeechPrinter
@@ -24,6 +26,10 @@ def chat(
         str | None, typer.Option("--url", help="chat with a model on this OpenAI-compatible server", metavar="<url>")
     ] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", help="API key for that server", metavar="<str>")] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", help="picture to send with the first message (repeatable)", metavar="<path>"),
+    ] = None,
     *,
     sampling: AnswerOptions,
     engine: EngineOptions,
@@ -35,10 +41,11 @@ def chat(
     if url is None and api_key is not None:
         raise InvalidParameterError("api_key", "...", "has no effect without --url")
     model = local_model(engine, sampling) if url is None else remote_model(url, api_key, engine, sampling)
+    parts = [image_part(path) for path in image or []]
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
-            ChatSession(runner.run(stack.enter_async_context(model)), runner, system).run()
+            ChatSession(runner.run(stack.enter_async_context(model)), runner, system, parts).run()
         finally:
             runner.run(stack.aclose())
 
@@ -48,15 +55,17 @@ class Conversation:
 
     def __init__(self, system: str | None) -> None:
         self._system = system
-        self._turns: list[dict[str, str]] = []
+        self._turns: list[dict[str, object]] = []
 
     @property
     def messages(self) -> list[Mapping[str, object]]:
         opening = [] if self._system is None else [{"role": "system", "content": self._system}]
         return [*opening, *self._turns]
 
-    def ask(self, text: str) -> None:
-        self._turns.append({"role": "user", "content": text})
+    def ask(self, text: str, images: Sequence[Mapping[str, object]] = ()) -> None:
+        """Add a question, with images before its text."""
+        content = [*images, {"type": "text", "text": text}] if images else text
+        self._turns.append({"role": "user", "content": content})
 
     def answer(self, text: str) -> None:
         """Add the response. If it is empty, remove the question instead, so that turns still alternate."""
@@ -76,13 +85,21 @@ class Conversation:
 class ChatSession:
     """Reads and handles one line at a time, until the end of input or `/exit`."""
 
-    def __init__(self, answer: Answerer, runner: asyncio.Runner, system: str | None) -> None:
+    def __init__(
+        self,
+        answer: Answerer,
+        runner: asyncio.Runner,
+        system: str | None,
+        images: Sequence[Mapping[str, object]] = (),
+    ) -> None:
         self._ask_model = answer
         self._runner = runner
         self._conversation = Conversation(system)
+        self._images = list(images)  # for the next message
         self._is_over = False
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self._help, "show this list"),
+            "image": (self._image, "send the picture in the given file with the next message"),
             "reset": (self._reset, "clear the conversation"),
             "system": (self._system, "start a new conversation with the given system prompt"),
             "exit": (self._exit, "quit (or press Ctrl-D)"),
@@ -113,7 +130,8 @@ class ChatSession:
 
     def _answer(self, line: str) -> None:
         """Send a message and stream the response; Ctrl-C keeps what was shown."""
-        self._conversation.ask(line)
+        self._conversation.ask(line, self._images)
+        self._images = []
         printer = SpeechPrinter()
         try:
             self._runner.run(self._listen(printer))
@@ -133,6 +151,14 @@ class ChatSession:
     def _help(self, _rest: str) -> None:
         for name, (_, text) in self._commands.items():
             _note(f"/{name:<8} {text}")
+
+    def _image(self, rest: str) -> None:
+        try:
+            self._images.append(image_part(Path(rest)))
+        except InvalidParameterError as error:
+            _note(str(error))
+        else:
+            _note(f"{len(self._images)} to send with the next message")
 
     def _reset(self, _rest: str) -> None:
         self._conversation.reset()

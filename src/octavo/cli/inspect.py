@@ -15,6 +15,7 @@ from octavo.cli.report import print_table
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
+from octavo.config.vision import VisionConfig
 from octavo.errors import CheckpointError
 
 app = typer.Typer(**TYPER_SETTINGS)
@@ -63,6 +64,7 @@ def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[s
         "model": str(path),
         "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
         "context": f"{config.max_model_len:,} tokens, {_size(kv_bytes)} of KV cache each",
+        **({"images": _images(config.vision)} if config.vision is not None else {}),
         "vocabulary": f"{config.vocab_size:,} tokens",
         "chat template": _chat_template(path),
         "tensors": ", ".join(_by_type(stored)),
@@ -82,6 +84,12 @@ def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int)
     of_float = _BYTES[config.dtype]
     num_bytes = sum(prod(each.shape) * of_float if each.type in _GGUF_FLOATS else each.num_bytes for each in held)
     return f"computed in these blocks on a CPU, {_size(num_bytes)} in memory; elsewhere {as_floats}"
+
+
+def _images(vision: VisionConfig) -> str:
+    side = vision.patch_size * vision.spatial_merge_size
+    tower = f"{vision.num_layers} layers of {vision.hidden_size}, {vision.num_heads} heads"
+    return f"{tower}; a token for each {side} x {side} pixels"
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:

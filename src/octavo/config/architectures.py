@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from octavo.config.vision import VisionFamily
+
 # llama: no window. mistral: one window for all layers. The others only with use_sliding_window: qwen2 and qwen3 from
 # max_window_layers on, qwen2_moe every other layer below it, qwen3_moe all layers.
 WindowRule = Literal["none", "all_layers", "upper_layers", "even_lower_layers", "all_layers_on_demand"]
@@ -43,6 +45,7 @@ class ArchitectureFacts:
     rms_norm_eps: float = 1e-6  # default
     rope_theta: float = 10000.0  # default
     moe: MoEFacts | None = None
+    vision: VisionFamily | None = None  # it has a vision tower, and rotary positions of three axes
 
 
 ARCHITECTURES = MappingProxyType(
@@ -80,6 +83,32 @@ ARCHITECTURES = MappingProxyType(
             window_rule="all_layers_on_demand",
             qk_norm=True,
             moe=MoEFacts(num_experts=128, top_k=8, intermediate_size=768),
+        ),
+        "Qwen2VLForConditionalGeneration": ArchitectureFacts(
+            model_type="qwen2_vl",
+            num_kv_heads=8,
+            window_rule="upper_layers",
+            qkv_bias=True,
+            rms_norm_eps=1e-5,
+            rope_theta=1e6,
+            vision="qwen2_vl",
+        ),
+        "Qwen2_5_VLForConditionalGeneration": ArchitectureFacts(
+            model_type="qwen2_5_vl",
+            num_kv_heads=8,
+            window_rule="upper_layers",
+            qkv_bias=True,
+            rms_norm_eps=1e-5,
+            rope_theta=1e6,
+            vision="qwen2_5_vl",
+        ),
+        "Qwen3VLForConditionalGeneration": ArchitectureFacts(
+            model_type="qwen3_vl",
+            num_kv_heads=32,
+            head_dim=128,
+            qk_norm=True,
+            rope_theta=5e5,
+            vision="qwen3_vl",
         ),
     }
 )

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo"
 STREAMING_STEP_TARGET_S = 0.25  # default of `step_target_s` when responses are streamed
+_ENCODER_CACHE_TOKENS = 16384  # the largest image of Qwen2-VL
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _COUNTS = (
     "max_num_seqs",
@@ -40,6 +41,7 @@ _COUNTS = (
     "block_size",
     "max_model_len",
     "num_kv_blocks",
+    "encoder_cache_tokens",
     "threads",
     *_DEGREES,
 )
@@ -99,6 +101,9 @@ class EngineArgs:
     num_kv_blocks: int | None = option(None, "KV blocks of each KV group; default: as many as fit into memory")
     gpu_memory_utilization: float | None = option(
         None, "fraction of the device's memory to use, on any device; default: 0.9, on CPUs 0.5"
+    )
+    encoder_cache_tokens: int | None = option(
+        None, "maximum tokens of images whose embeddings are kept, at least the largest image's; default: 16384"
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
@@ -177,6 +182,9 @@ class EngineArgs:
         if self.tensor_parallel_size > model.num_heads:
             limit = f"at most {model.num_heads}: every rank needs an attention head"
             raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        if model.vision is not None and self.tensor_parallel_size > model.vision.num_heads:
+            limit = f"at most {model.vision.num_heads}: every rank needs an attention head of the vision tower"
+            raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
         if self.pipeline_parallel_size > model.num_layers:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
@@ -195,6 +203,7 @@ class EngineArgs:
                 max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # every running request gets a token
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 ageing_s=self.priority_ageing_s,
+                encoder_cache_tokens=self._encoder_cache_tokens(model),
                 step_target_s=self.step_target_s or 0.0,
             ),
             load=LoadConfig(
@@ -221,6 +230,11 @@ class EngineArgs:
             use_generation_config=self.generation_config == "auto",
             seed=self.seed,
         )
+
+    def _encoder_cache_tokens(self, model: ModelConfig) -> int:
+        if model.vision is None:
+            return 0
+        return self.encoder_cache_tokens or min(_ENCODER_CACHE_TOKENS, model.max_model_len)
 
     def _check_experts(self, model: ModelConfig) -> None:
         if self.enable_expert_parallel and model.moe is None:

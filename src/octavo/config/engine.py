@@ -30,6 +30,7 @@ class SchedulerConfig:
     max_num_seqs: int  # maximum number of running requests
     max_num_batched_tokens: int  # maximum tokens computed in one step
     ageing_s: float  # seconds of waiting that raise a request by one priority class
+    encoder_cache_tokens: int = 0  # maximum tokens of images whose embeddings ranks keep
     step_target_s: float = 0.0  # prefill chunks are sized so that a step takes this long; 0: not limited
 
 

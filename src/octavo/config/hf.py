@@ -13,6 +13,7 @@ from octavo.config.hf_generation import read_eos_token_ids, read_generation_defa
 from octavo.config.hf_moe import read_moe
 from octavo.config.hf_quantization import read_quantization
 from octavo.config.hf_rope import max_supported_len, read_rope
+from octavo.config.hf_vision import read_vision, text_fields
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig, RopeConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
@@ -34,10 +35,16 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
     fields = _read_fields(path)
     architecture = _architecture(fields)
     facts = ARCHITECTURES[architecture]
+    whole = fields
+    if facts.vision is not None:
+        fields = text_fields(whole)
     _refuse_unsupported(fields)
     max_position_embeddings = fields.integer("max_position_embeddings")
-    rope = read_rope(fields, max_position_embeddings, default_theta=facts.rope_theta)
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
+    num_frequencies = head_dim // 2 if facts.vision is not None else None
+    rope = read_rope(
+        fields, max_position_embeddings, default_theta=facts.rope_theta, num_frequencies_by_axis=num_frequencies
+    )
     has_bias, has_out_bias = read_biases(fields, facts)
     return ModelConfig(
         model=model,
@@ -62,6 +69,7 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         qk_norm=facts.qk_norm,
         sliding_windows=read_sliding_windows(fields, facts),
         moe=read_moe(fields, facts),
+        vision=read_vision(whole, facts.vision, fields.integer("hidden_size")) if facts.vision else None,
         quantization=read_quantization(fields, _dtype(fields, dtype)),
         bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_token_ids=read_eos_token_ids(path, fields),

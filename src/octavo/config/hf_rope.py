@@ -4,6 +4,7 @@ Version 4 writes `rope_theta` and `rope_scaling: {type | rope_type, ...}` or nul
 `rope_parameters: {rope_theta, rope_type, ...}`.
 """
 
+from dataclasses import replace
 from typing import cast, get_args
 
 from octavo.config.json_fields import JsonFields
@@ -20,14 +21,39 @@ _KNOWN_KEYS = frozenset(
 )
 
 
-def read_rope(config: JsonFields, max_position_embeddings: int, *, default_theta: float = 10000.0) -> RopeConfig:
+_SECTION_KEYS = frozenset({"mrope_section", "mrope_interleaved"})
+
+
+def read_rope(
+    config: JsonFields,
+    max_position_embeddings: int,
+    *,
+    default_theta: float = 10000.0,
+    num_frequencies_by_axis: int | None = None,
+) -> RopeConfig:
     """Read the rotary embedding settings; `default_theta` is the architecture's default.
+
+    A model whose positions have three axes divides `num_frequencies_by_axis` among them.
 
     Raises:
         CheckpointError: a missing or malformed value, or two inconsistent ones.
         UnsupportedModelError: an unknown type or key, which would change the result.
     """
     fields = _merged(config)
+    if num_frequencies_by_axis is None:
+        return _one_axis(config, fields, max_position_embeddings, default_theta)
+    plain = {key: value for key, value in fields.values.items() if key not in _SECTION_KEYS}
+    for key in ("type", "rope_type"):
+        if plain.get(key) == "mrope":  # the name that older files give to three axes of the default kind
+            plain[key] = "default"
+    rope = _one_axis(config, JsonFields(fields.origin, plain), max_position_embeddings, default_theta)
+    sections = tuple(fields.integers("mrope_section"))
+    if len(sections) != 3 or sum(sections) != num_frequencies_by_axis:
+        raise fields.fail("mrope_section", f"three numbers are expected that add up to {num_frequencies_by_axis}")
+    return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", False))
+
+
+def _one_axis(config: JsonFields, fields: JsonFields, max_position_embeddings: int, default_theta: float) -> RopeConfig:
     kind = _kind(fields)
     _refuse_unknown(config, fields)
     theta = fields.number("rope_theta", config.number("rope_theta", default_theta))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from octavo.config.json_fields import JsonFields
+from octavo.config.vision import VisionConfig
 from octavo.contracts.kv_cache import KVGroup
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -32,6 +33,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
     sections: tuple[int, ...] = ()  # frequencies by time, height and width (arXiv:2409.12191); (): all by one
+    is_interleaved: bool = False  # the axes take turns (Qwen3-VL, arXiv:2511.21631); else each has a run of frequencies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +123,7 @@ class ModelConfig:
     quantization: CheckpointQuantization | None = None  # of the checkpoint's weights; None: dense
     latent: LatentConfig | None = None  # None: layers that attend keep a key and a value for each kv head
     recurrent: RecurrentConfig | None = None  # None: all layers attend
+    vision: VisionConfig | None = None  # None: the model takes text only
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
     @property

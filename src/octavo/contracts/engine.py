@@ -4,7 +4,11 @@ Outputs are columns rather than one object per request: with thousands of runnin
 than scheduling. Legend: R = requests with new output in this step.
 """
 
+from typing import Any
+
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.sampling_params import SamplingParams
@@ -18,12 +22,27 @@ class EmbeddingSpan(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: bytes  # [num_tokens, hidden size] float32
 
 
+class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
+    """An image or a video in a prompt, as the processor prepared it for the model's vision tower."""
+
+    start: int  # position of its first token
+    num_tokens: int
+    grid: tuple[int, int, int]  # (pairs of) frames, rows and columns of patches
+    content_hash: str  # of patches, levels and grid, and of what else the rotary positions depend on
+    patches: NDArray[Any] | None = None  # [frames * rows * columns, values of a patch]; None: sent separately
+    levels: NDArray[np.float32] | None = None  # [channels, 256], of patches of uint8; None: patches are float32
+
+
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a request in addition to its tokens; each is absent unless used. Part of its block hashes."""
+    """Inputs of a request in addition to its tokens; each is absent unless used. Part of its block hashes.
+
+    With `vision`, rotary positions follow from it and the tokens.
+    """
 
     adapter_id: int | None = None
     rotary_positions: bytes | None = None  # [3, prompt] int32: positions for multimodal rotary embeddings
     embedding_spans: list[EmbeddingSpan] = []
+    vision: list[VisionInput] = []  # in the order of the prompt
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):

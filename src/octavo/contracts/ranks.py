@@ -70,7 +70,9 @@ def _encode(kind: bytes, message: object) -> bytearray:
 
 
 # A column is an extension type whose code is the dtype number; a 2-D table adds _TABLE and starts with its width.
-_DTYPES: dict[int, np.dtype[Any]] = {np.dtype(kind).num: np.dtype(kind) for kind in (np.int32, np.bool_)}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    np.dtype(kind).num: np.dtype(kind) for kind in (np.int32, np.bool_, np.float32, np.uint8)
+}
 _TABLE = 64
 _WIDTH_BYTES = 4
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.engine import ExtraInputs
+from octavo.contracts.engine import ExtraInputs, VisionInput
 from octavo.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
@@ -31,7 +31,7 @@ class NewRequestData:
     bad_words_token_ids: list[list[int]]
     block_ids: list[list[int]]  # of each KV group: its row of the block table, freed columns included
     num_computed_tokens: int  # found in the prefix cache
-    extra_inputs: ExtraInputs | None = None
+    extra_inputs: ExtraInputs | None = None  # without patches: those come with the step that encodes them
 
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
@@ -99,4 +99,5 @@ class SchedulerOutput:
     finished_req_ids: list[str]  # finished or preempted since the last step: free their rows first
     token_masks: TokenMasks | None = None
     scheduled_spec_decode_tokens: SpecDecodeTokens | None = None  # None: no row has drafts
-    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)  # images to encode
+    scheduled_encoder_inputs: list[VisionInput] = field(default_factory=list)  # to encode before the step, and keep
+    freed_encoder_outputs: list[str] = field(default_factory=list)  # content hashes to drop first

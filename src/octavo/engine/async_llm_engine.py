@@ -8,6 +8,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from octavo.config.args import EngineArgs
@@ -20,6 +21,7 @@ from octavo.engine.request_state import CompletionState, RequestState
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.inputs import as_prompt_list
 from octavo.metrics.collect import EngineMetrics
+from octavo.multimodal.messages import has_images
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 
@@ -185,9 +187,15 @@ class AsyncLLMEngine:
         started = [self._start(request, event.set) for request, event in zip(processed, updated, strict=True)]
         return list(await asyncio.gather(*map(self._finish, started, updated)))
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> Mapping[str, object]:
-        """Return a conversation as a token prompt, by the model's chat template."""
-        return self.front.inputs.chat_prompt(messages, **template_options)
+    async def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
+        """Return a conversation as a prompt, by the model's chat template. Images are prepared in a thread."""
+        render = partial(self.front.inputs.chat_prompt, messages, **template_options)
+        return await asyncio.to_thread(render) if has_images(messages) else render()
+
+    async def multimodal_prompts(self, requests: Sequence[Mapping[str, object]], processor: Any = None) -> list[object]:
+        """Return the prompts of requests with images, prepared in a thread; see `LLM.generate_multimodal`."""
+        make = self.front.inputs.multimodal.of_request
+        return await asyncio.to_thread(lambda: [make(request, processor) for request in requests])
 
     async def abort_request(self, request_id: str) -> None:
         """End a request; its reader gets the output so far, with finish_reason `abort`."""

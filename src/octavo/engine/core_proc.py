@@ -27,6 +27,7 @@ from octavo.contracts.control import (
     Shutdown,
     ToCore,
 )
+from octavo.contracts.frames import FrameDecoder
 from octavo.device.collector import collector_at_rest, keep_what_is_loaded
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError, UserError
@@ -48,7 +49,7 @@ class CoreProc:
         for socket, name in ((self._inbox, "to-core"), (self._outbox, "from-core")):
             socket.set_hwm(0)
             socket.connect(f"ipc://{folder / name}")
-        self._decode = msgspec.msgpack.Decoder(ToCore).decode
+        self._decode = FrameDecoder[ToCore](ToCore).decode
         self._sockets = sockets
         self._is_preparing = False
 
@@ -82,7 +83,7 @@ class CoreProc:
     def _carry_out_messages(self, core: EngineCore) -> bool:
         """Handle all pending messages; without work, wait briefly for one. Returns False when told to stop."""
         while self._inbox.poll(0 if core.has_work() or self._is_preparing else _QUIET_MS):
-            if not self._carry_out(core, self._decode(self._inbox.recv())):
+            if not self._carry_out(core, self._decode(self._inbox.recv_multipart())):
                 return False
         return True
 

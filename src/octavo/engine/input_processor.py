@@ -8,6 +8,9 @@ from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreRequest
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.inputs import TokensPrompt, parse_prompt
+from octavo.multimodal.messages import has_images
+from octavo.multimodal.processor import MultiModalProcessor
+from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.seeds import derive_seed, draw_seed
 from octavo.structured.checker import StructuredOutputChecker
@@ -39,6 +42,7 @@ class InputProcessor:
         self._engine_seed = config.seed
         self._num_seeds_drawn = 0
         self._constraints = StructuredOutputChecker()
+        self._multimodal = _multimodal(config, tokenizer)
 
     def process(
         self,
@@ -59,6 +63,7 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise InvalidParameterError("sampling_params", params, "must be SamplingParams")
         text, token_ids = self._tokenize(prompt)
+        extra_inputs = prompt.extra_inputs if isinstance(prompt, MultiModalPrompt) else None
         self._check_length(token_ids, params)
         self._check_token_ids(params)
         if params.structured_output is not None:
@@ -74,6 +79,7 @@ class InputProcessor:
                 eos_token_ids=self._eos_token_ids,
                 bad_words_token_ids=self._bad_words(params),
                 cache_salt=cache_salt,
+                extra_inputs=extra_inputs,
             )
             for index in range(params.n)
         ]
@@ -81,13 +87,28 @@ class InputProcessor:
             request_id=request_id, prompt=text, prompt_token_ids=token_ids, params=params, samples=samples
         )
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: object) -> TokensPrompt:
-        """Render a conversation with the model's chat template; return a token prompt.
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, object]], **template_options: object
+    ) -> TokensPrompt | MultiModalPrompt:
+        """Render a conversation with the model's chat template; return a token prompt, or one with images.
 
         Raises:
-            InvalidParameterError: malformed messages, or a model without a template.
+            InvalidParameterError: malformed messages, a model without a template, or images that it cannot take.
         """
+        if has_images(messages):
+            return self.multimodal.of_chat(messages, **template_options)
         return {"prompt_token_ids": self._tokenizer.encode_chat(messages, **template_options)}
+
+    @property
+    def multimodal(self) -> MultiModalProcessor:
+        """The processor of requests with images.
+
+        Raises:
+            InvalidParameterError: the model takes text only.
+        """
+        if self._multimodal is None:
+            raise InvalidParameterError("images", "an image", "this model takes text only")
+        return self._multimodal
 
     def check_structured_output(self, constraint: StructuredOutput) -> None:
         """Validate a constraint. May take seconds; callable from any thread. `process` reuses the result.
@@ -103,6 +124,8 @@ class InputProcessor:
         self._constraints.close()
 
     def _tokenize(self, prompt: object) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, MultiModalPrompt):
+            return prompt.text, prompt.token_ids
         parsed = parse_prompt(prompt)
         if parsed.text is not None:
             return parsed.text, self._tokenizer.encode(parsed.text)
@@ -155,6 +178,13 @@ def _default_params(config: EngineConfig) -> SamplingParams:
     defaults = config.model.generation
     given = {name: getattr(defaults, name) for name in defaults.__dataclass_fields__}
     return SamplingParams.from_options({name: value for name, value in given.items() if value is not None})
+
+
+def _multimodal(config: EngineConfig, tokenizer: Tokenizer) -> MultiModalProcessor | None:
+    model = config.model
+    if model.vision is None:
+        return None
+    return MultiModalProcessor(model.path, model.vision, tokenizer, config.scheduler.encoder_cache_tokens)
 
 
 def _check_priority(priority: object) -> int:

@@ -8,6 +8,7 @@ from octavo.engine.front import EngineFront, ModelName, engine_args, params_per_
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.progress_bar import ProgressBar
 from octavo.engine.request_state import RequestState
+from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
@@ -98,8 +99,22 @@ class LLMEngine:
                     self.abort_request(state.request_id)
         return [state.snapshot() for state in states]
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> Mapping[str, object]:
-        """Return a conversation as a token prompt, by the model's chat template."""
+    def generate_multimodal(
+        self,
+        requests: Sequence[Mapping[str, object]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        processor: Any = None,
+        use_tqdm: bool = False,
+        priority: int = RequestPriority.NORMAL,
+    ) -> list[RequestOutput]:
+        """Generate for requests with images; see `LLM.generate_multimodal`."""
+        if isinstance(requests, (str, Mapping)) or not isinstance(requests, Sequence):
+            raise InvalidParameterError("requests", type(requests).__name__, "a list of requests is expected")
+        prompts = [self.front.inputs.multimodal.of_request(request, processor) for request in requests]
+        return self.generate(prompts, sampling_params, priority, use_tqdm)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
+        """Return a conversation as a prompt, by the model's chat template."""
         return self.front.inputs.chat_prompt(messages, **template_options)
 
     def warmup_model(self) -> None:

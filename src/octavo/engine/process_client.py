@@ -34,6 +34,7 @@ from octavo.contracts.control import (
     ToCore,
 )
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
+from octavo.contracts.frames import encode_frames
 from octavo.engine.child_output import relay_lines
 from octavo.engine.core_client import CoreMethod
 from octavo.errors import EngineDeadError, EngineError, OctavoError, named_error
@@ -159,13 +160,13 @@ class ProcessClient:
         return child
 
     def _send(self, message: ToCore) -> None:
-        data = msgspec.msgpack.encode(message)
+        frames = encode_frames(message)
         while True:
             if self._death is not None:
                 raise self._death
             try:
                 with self._send_lock:
-                    self._to_core.send(data, zmq.NOBLOCK)
+                    self._to_core.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 1)
                 return
             except zmq.Again:
                 # The child has exited: a blocking send would wait forever, and the listener is about to notice.

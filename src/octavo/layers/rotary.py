@@ -26,7 +26,7 @@ class RotaryEmbedding(nn.Module):
             frequencies, attention_factor = inverse_frequencies(rope, rotary_dim)
             positions = torch.arange(num_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies).double()  # [P, D / 2]
-        self._sections = list(rope.sections)
+        self._sections, self._is_interleaved = list(rope.sections), rope.is_interleaved
         self._cos = (angles.cos().float() * attention_factor).to(device)  # [P, D / 2]
         self._sin = (angles.sin().float() * attention_factor).to(device)  # [P, D / 2]
 
@@ -37,7 +37,16 @@ class RotaryEmbedding(nn.Module):
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _of_sections(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return [T, D / 2]: each section of columns is looked up with its own row of `positions` [3, T]."""
+        """Return [T, D / 2]: each section of columns is looked up with its own row of `positions` [3, T].
+
+        Interleaved, columns 1, 4, 7, ... are those of height, 2, 5, 8, ... those of width, all others those of time.
+        """
+        if self._is_interleaved:
+            rows = table.index_select(0, positions[0])
+            for axis, size in enumerate(self._sections[1:], start=1):
+                columns = slice(axis, 3 * size, 3)
+                rows[:, columns] = table[:, columns].index_select(0, positions[axis])
+            return rows
         parts = zip(torch.split(table, self._sections, dim=1), positions, strict=True)
         return torch.cat([part.index_select(0, of_axis) for part, of_axis in parts], dim=1)
 

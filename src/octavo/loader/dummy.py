@@ -41,12 +41,12 @@ class DummyLoader(ModelLoader):
             if len(shape) < 2:
                 yield name, torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
                 continue
-            num_outputs, num_inputs = shape
+            num_outputs, num_inputs = shape[0], math.prod(shape[1:])
             if num_inputs not in scaled:
                 values = (block / math.sqrt(num_inputs)).to(model.context.dtype)
                 scaled[num_inputs] = values.to(model.context.device)  # matrices are expanded on the device
             start = places[name.rpartition(".")[0]] * _STRIDE % _NUM_STARTS
-            matrix = scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start)
+            matrix = scaled[num_inputs].as_strided((num_outputs, num_inputs), (1, 1), start).reshape(shape)
             yield name, matrix.to(torch.float8_e4m3fn) if slot.spec.is_float8 else matrix
 
 
@@ -54,7 +54,7 @@ def _places(model: CausalLM) -> dict[str, int]:
     """Number the entries of the whole model's table of names, identically on every stage."""
     names = [
         template.format(**numbers)
-        for template in model.weight_names
+        for template in {**model.weight_names, **model.weight_targets}
         for numbers in numbers_in(template, range(model.config.num_layers), model.num_experts)
     ]
     return {name: index for index, name in enumerate(names)}

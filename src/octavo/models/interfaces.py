@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from octavo.config.model import ModelConfig
 from octavo.config.parallel import Stage
 from octavo.distributed.shares import HeadShare
 from octavo.layers.context import BuildContext
+
+if TYPE_CHECKING:
+    from octavo.models.vision_tower import VisionTower
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class CausalLM(nn.Module, ABC):
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
     ignored_weights: ClassVar[tuple[str, ...]] = ()
+    renamed_prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({})  # of checkpoint names: to those of the table
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__()
@@ -65,6 +69,16 @@ class CausalLM(nn.Module, ABC):
     def weight_targets(self) -> Mapping[str, str]:
         """The table as it applies to this stage; it may include entries of other stages."""
         return self.weight_names
+
+    @property
+    def split_tensors(self) -> Mapping[str, tuple[str, ...]]:
+        """Like `other_spellings`, but full names without placeholders, in addition to them."""
+        return {}
+
+    @property
+    def encoder(self) -> "VisionTower | None":
+        """The vision tower; None: the model has none, or not on this stage."""
+        return None
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:

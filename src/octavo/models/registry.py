@@ -20,6 +20,9 @@ MODEL_MODULES = MappingProxyType(
         "Qwen2MoeForCausalLM": "octavo.models.qwen2_moe",
         "Qwen3ForCausalLM": "octavo.models.qwen3",
         "Qwen3MoeForCausalLM": "octavo.models.qwen3_moe",
+        "Qwen2VLForConditionalGeneration": "octavo.models.qwen2_vl",
+        "Qwen2_5_VLForConditionalGeneration": "octavo.models.qwen2_5_vl",
+        "Qwen3VLForConditionalGeneration": "octavo.models.qwen3_vl",
     }
 )
 

@@ -120,14 +120,22 @@ def spelt_as_in_table(
         template.format(**numbers): [name.replace("{layer}", str(numbers.get("layer"))) for name in names]
         for template, names in model.other_spellings.items()
         for numbers in numbers_in(template, model.stage.layers, model.num_experts)
-    }
-    for name, tensor in tensors:
+    } | {name: list(parts) for name, parts in model.split_tensors.items()}
+    for original, tensor in tensors:
+        name = _renamed(model, original)
         if name not in others:
             yield name, tensor
         elif "{expert}" in others[name][0]:
             yield from _unstacked(model, name, tensor, others[name])
         else:
             yield from zip(others[name], tensor.chunk(len(others[name])), strict=True)
+
+
+def _renamed(model: CausalLM, name: str) -> str:
+    for prefix, known in model.renamed_prefixes.items():
+        if name.startswith(prefix):
+            return known + name.removeprefix(prefix)
+    return name
 
 
 def _unstacked(model: CausalLM, name: str, stack: torch.Tensor, parts: list[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from operator import add, gt
 
 from octavo.scheduler.block_manager import BlockManager, CachedPrefix
+from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.request import Request
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
@@ -21,10 +22,18 @@ class Rejection:
 class Admission:
     """Owned by the scheduler, which decides when to admit; this class decides which requests."""
 
-    def __init__(self, waiting: RequestQueue, running: RunningRows, blocks: BlockManager, max_chunk: int) -> None:
+    def __init__(
+        self,
+        waiting: RequestQueue,
+        running: RunningRows,
+        blocks: BlockManager,
+        encoder: EncoderSchedule,
+        max_chunk: int,
+    ) -> None:
         self._waiting = waiting
         self._running = running
         self._blocks = blocks
+        self._encoder = encoder
         self._max_chunk = max_chunk
         self._rejection: Rejection | None = None
 
@@ -34,7 +43,8 @@ class Admission:
             request = self._waiting.peek(now_s)
             if request is None or self._is_still_rejected(request) or not self._try(request, builder, now_s):
                 break
-            budget -= builder.add_admitted(request, budget)
+            room = self._encoder.admit(request, budget) if request.vision else budget
+            budget -= builder.add_admitted(request, room)
 
     @property
     def _num_spare_blocks(self) -> list[int]:
@@ -54,9 +64,12 @@ class Admission:
         In a group with a sliding window, only for its first chunk: later chunks free as many blocks as they take.
         """
         if request.may_use_cached_prefix:
-            prefix = self._blocks.find_prefix(request.token_ids, request.block_root, builder.unwritten_states)
+            root, keys = request.block_root, request.block_keys
+            prefix = self._blocks.find_prefix(request.token_ids, root, builder.unwritten_states, keys)
         else:
             prefix = self._blocks.no_prefix(request.block_root)
+        if request.vision and not self._encoder.can_begin(request, prefix.num_tokens):
+            return False
         num_needed = num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_tokens)
         if prefix.num_tokens:
             num_needed = list(map(add, num_new_blocks, self._blocks.num_unowned(prefix)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from octavo.config.engine import CacheConfig
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import Int32Array
-from octavo.scheduler.block_hash import chain_hashes
+from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, chain_hashes
 from octavo.scheduler.block_pool import BlockPool
 
 FULL_ATTENTION = (KVGroup(),)
@@ -100,7 +100,11 @@ class BlockManager:
         self.pools[group].release(block_ids)
 
     def find_prefix(
-        self, token_ids: Int32Array, root: bytes, unwritten: Collection[tuple[int, int]] = ()
+        self,
+        token_ids: Int32Array,
+        root: bytes,
+        unwritten: Collection[tuple[int, int]] = (),
+        keys: BlockKeys = NO_KEYS,
     ) -> CachedPrefix:
         """Look up the longest run of full blocks that every group can serve, at most `len(token_ids) - 1` tokens.
 
@@ -110,7 +114,7 @@ class BlockManager:
         hashes = [root]
         found: list[list[int | None]] = [[] for _ in self.pools]
         if self.enable_prefix_caching:
-            for block_hash in chain_hashes(root, token_ids[:-1], self.block_size):
+            for block_hash in chain_hashes(root, token_ids[:-1], self.block_size, keys):
                 blocks = [pool.find(block_hash) for pool in self.pools]
                 if None in blocks and (not self.windowed or any(blocks[group] is None for group in self._full)):
                     break
@@ -178,14 +182,20 @@ class BlockManager:
         self.num_prefix_hits_total += prefix.num_tokens
 
     def hash_blocks(
-        self, block_tables: Sequence[list[int]], parent: bytes, token_ids: Int32Array, start: int
+        self,
+        block_tables: Sequence[list[int]],
+        parent: bytes,
+        token_ids: Int32Array,
+        start: int,
+        keys: BlockKeys = NO_KEYS,
     ) -> tuple[bytes, list[tuple[int, int]]]:
         """Make the full blocks of every group that end in `token_ids` [blocks * block_size] after `parent` findable.
 
         The first token is at position `start`. Returns the hash of the last block, and the newly hashed blocks as
         (group, block): if an equal block already has the hash, that one keeps it.
         """
-        hashes, hashed = list(chain_hashes(parent, token_ids, self.block_size)), []
+        first_block = start // self.block_size
+        hashes, hashed = list(chain_hashes(parent, token_ids, self.block_size, keys, first_block)), []
         for group, pool in enumerate(self.pools):
             size = self.block_sizes[group]
             ends = hashes
@@ -201,9 +211,9 @@ class BlockManager:
         """Make blocks unfindable because the step meant to fill them failed."""
         self.pools[group].forget_hashes(block_ids)
 
-    def forget_prefix(self, token_ids: Int32Array, root: bytes) -> None:
+    def forget_prefix(self, token_ids: Int32Array, root: bytes, keys: BlockKeys = NO_KEYS) -> None:
         """Make all blocks of a context unfindable, including those freed when a window moved past them."""
-        for block_hash in chain_hashes(root, token_ids, self.block_size):
+        for block_hash in chain_hashes(root, token_ids, self.block_size, keys):
             for pool in self.pools:
                 block_id = pool.find(block_hash)
                 if block_id is not None:

@@ -58,7 +58,7 @@ class StepPace:
         num_tokens, num_rows = output.total_num_scheduled_tokens, len(output.req_ids)
         if output.scheduled_spec_decode_tokens is not None:  # drafts count as decoding
             num_tokens -= len(output.scheduled_spec_decode_tokens.token_ids)
-        if took_s <= 0.0:  # the wall clock was adjusted
+        if took_s <= 0.0 or output.scheduled_encoder_inputs:  # the wall clock was adjusted, or images took time too
             return 0.0
         if num_tokens == num_rows:
             self._decode_s = _mean(self._decode_s, took_s)

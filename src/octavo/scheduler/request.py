@@ -2,12 +2,13 @@
 
 from enum import Enum
 
+import msgspec
 import numpy as np
 
-from octavo.contracts.engine import EngineCoreRequest
+from octavo.contracts.engine import EngineCoreRequest, ExtraInputs, VisionInput
 from octavo.contracts.schedule import Int32Array
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.block_hash import request_root
+from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, request_root
 
 
 class RequestStatus(Enum):
@@ -39,7 +40,9 @@ class Request:
     __slots__ = (
         "aged_class",
         "arrival_index",
+        "block_keys",
         "block_root",
+        "extra_inputs",
         "is_constrained",
         "max_num_tokens",
         "message",
@@ -52,6 +55,7 @@ class Request:
         "status",
         "stop_token_ids",
         "token_ids",
+        "vision",
     )
 
     def __init__(self, message: EngineCoreRequest, arrival_index: int, max_model_len: int) -> None:
@@ -69,6 +73,12 @@ class Request:
         self.max_num_tokens = min(wanted, max_model_len)  # tokens at which it ends
         self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
         self.block_root = request_root(message)
+        self.extra_inputs = message.extra_inputs  # as ranks get them
+        self.vision: list[VisionInput] = []
+        self.block_keys: BlockKeys = NO_KEYS  # set by the scheduler, which knows the block size
+        if message.extra_inputs is not None and message.extra_inputs.vision:
+            self.vision = message.extra_inputs.vision
+            self.extra_inputs = _without_patches(message.extra_inputs)
         self.num_preemptions = self.num_drafts = self.num_accepted_drafts = 0
 
     @property
@@ -105,3 +115,8 @@ class Request:
     def order(self) -> tuple[int, int]:
         """Smallest runs first; the largest running one is preempted first."""
         return self.aged_class, self.arrival_index
+
+
+def _without_patches(extra: ExtraInputs) -> ExtraInputs:
+    vision = [msgspec.structs.replace(image, patches=None, levels=None) for image in extra.vision]
+    return msgspec.structs.replace(extra, vision=vision)

@@ -10,9 +10,9 @@ With `num_batches` in flight, one per pipeline stage, a row waits for its last t
 over the batches (`running_scheduler`).
 
 What lives elsewhere: progress of running requests in `running`, what they compute next in `running_scheduler`, the
-waiting order in `request_queue`, admission in `admission`, blocks in `block_manager`, the step being built in
-`step_builder`, its output in `step_update`, finish conditions in `stop`, requests that wait for a grammar or run under
-one in `constrained`, the two messages in `contracts`.
+waiting order in `request_queue`, admission in `admission`, images to encode in `encoder_schedule`, blocks in
+`block_manager`, the step being built in `step_builder`, its output in `step_update`, finish conditions in `stop`,
+requests that wait for a grammar or run under one in `constrained`, the two messages in `contracts`.
 """
 
 import threading
@@ -31,9 +31,11 @@ from octavo.contracts.stats import SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import UnsupportedModelError
 from octavo.scheduler.admission import Admission
+from octavo.scheduler.block_hash import vision_keys
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft_planner import DraftPlanner
+from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.pace import StepPace
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
@@ -72,7 +74,8 @@ class Scheduler:
         self.waiting = RequestQueue(config.ageing_s)
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size, blocks.block_sizes)
         self._constrained = ConstrainedRequests(grammars, self.running)
-        self._admission = Admission(self.waiting, self.running, blocks, config.max_num_batched_tokens)
+        self._encoder = EncoderSchedule(self.running, config.max_num_batched_tokens, config.encoder_cache_tokens)
+        self._admission = Admission(self.waiting, self.running, blocks, self._encoder, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
         self._costs = StepCosts()
         planner = DraftPlanner(self.running, self._costs) if adapts_drafts else None
@@ -102,6 +105,9 @@ class Scheduler:
         request = Request(message, self._num_arrived, self._max_model_len)
         assert 0 < request.num_prompt_tokens < request.max_num_tokens <= self._max_model_len
         assert self.blocks.can_ever_fit(request.max_num_tokens, self._max_chunk)
+        if request.vision:
+            self._encoder.check(request)
+            request.block_keys = vision_keys(request.vision, self.blocks.block_size)
         self._num_arrived += 1
         self._requests[message.request_id] = request
         self._stop_ids.add(request.stop_token_ids)
@@ -145,6 +151,7 @@ class Scheduler:
     def _plan_step(self) -> StepBuilder:
         self._assert_owner()
         self._queue_compiled()
+        self._encoder.begin_step()
         builder = StepBuilder(self.running, self.blocks, sends_tokens=self._running_scheduler.sends_tokens)
         budget, num_preemptions = self._pace.budget(self.running), self._num_preemptions
         self._schedule_running(builder, budget)
@@ -157,7 +164,9 @@ class Scheduler:
     def _commit(self, builder: StepBuilder) -> SchedulerOutput:
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
-        step = builder.build(self._num_steps, forgotten, self._clock(), self._constrained.token_masks)
+        step = builder.build(
+            self._num_steps, forgotten, self._clock(), self._constrained.token_masks, *self._encoder.take()
+        )
         self._in_flight.append(step)
         return step.output
 
@@ -184,7 +193,7 @@ class Scheduler:
         for group, rows, num_missing in running_tokens.short:
             for row, num_blocks in zip(rows, num_missing, strict=True):
                 builder.add_blocks(row, num_blocks, group)
-        builder.add_running(running_tokens.rows, running_tokens.counts)
+        builder.add_running(*self._encoder.limit_running(running_tokens.rows, running_tokens.counts))
 
     def _preempt(self, request: Request, *, is_sound: bool = True) -> None:
         """Free a running request's blocks and row. Its sampled tokens stay known; their KV is recomputed."""
@@ -201,6 +210,7 @@ class Scheduler:
             hash_released(row, self.running, self.blocks, self._in_flight)
         else:
             self._forget_blocks(request, row)
+        self._encoder.release(row)
         for group, block_ids in enumerate(self.running.remove(request, status)):
             self.blocks.free_blocks(block_ids, group)
         self._forgotten_req_ids.append(request.request_id)
@@ -211,7 +221,7 @@ class Scheduler:
             self.blocks.forget_blocks(block_ids, group)
         if self.blocks.windowed:
             hashed = self.running.tokens[row, : self.running.num_hashed[row]]
-            self.blocks.forget_prefix(hashed, request.block_root)
+            self.blocks.forget_prefix(hashed, request.block_root, request.block_keys)
 
     # -- a step: the model output -------------------------------------------------------------------------------
 
@@ -282,6 +292,7 @@ class Scheduler:
         for unsure in (step, *self._in_flight):  # hashes of later steps may depend on unfilled blocks
             for group, block_id in unsure.hashed_blocks:
                 self.blocks.forget_blocks([block_id], group)
+        self._encoder.forget(output.scheduled_encoder_inputs)
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
         for request in step.requests(self.running):
             self._fail(request, error)
@@ -342,6 +353,7 @@ class Scheduler:
         """Assert that reference counts match owners and every row is consistent. Slow: call it while idle."""
         self.blocks.check_integrity()
         self.running.check_integrity()
+        self._encoder.check_integrity()
         for group, pool in enumerate(self.blocks.pools):
             owners = np.zeros(pool.num_blocks, dtype=np.int64)
             for row in self.running.active.tolist():

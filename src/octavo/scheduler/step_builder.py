@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.engine import AdmittedRequest
+from octavo.contracts.engine import AdmittedRequest, VisionInput
 from octavo.contracts.schedule import (
     BoolArray,
     CachedRequestData,
@@ -140,6 +140,8 @@ class StepBuilder:
         forgotten_req_ids: list[str],
         now_s: float,
         make_masks: Callable[[RowIndices, BoolArray, Trials | None], TokenMasks | None],
+        encoder_inputs: list[VisionInput],
+        freed_encoder_outputs: list[str],
     ) -> StepInFlight:
         """Finish the step: build the scheduler output, and count its tokens as computed.
 
@@ -173,6 +175,8 @@ class StepBuilder:
             scheduled_cached_reqs=diffs,
             finished_req_ids=forgotten_req_ids,
             token_masks=make_masks(rows, samples, trials),
+            scheduled_encoder_inputs=encoder_inputs,
+            freed_encoder_outputs=freed_encoder_outputs,
             scheduled_spec_decode_tokens=drafts,
         )
         return StepInFlight(
@@ -218,7 +222,7 @@ class StepBuilder:
             bad_words_token_ids=request.bad_words_token_ids,
             block_ids=[list(tables[row]) for tables in self._running.block_ids],
             num_computed_tokens=int(self._running.num_computed[row]),
-            extra_inputs=request.message.extra_inputs,
+            extra_inputs=request.extra_inputs,
         )
 
     def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:
@@ -254,7 +258,11 @@ def hash_full_blocks(row: int, num_tokens: int, running: RunningRows, blocks: Bl
     if start >= end or not blocks.enable_prefix_caching:
         return []
     running.last_hash[row], hashed = blocks.hash_blocks(
-        [tables[row] for tables in running.block_ids], running.last_hash[row], running.tokens[row, start:end], start
+        [tables[row] for tables in running.block_ids],
+        running.last_hash[row],
+        running.tokens[row, start:end],
+        start,
+        running.request_at(row).block_keys,
     )
     running.num_hashed[row] = end
     return hashed

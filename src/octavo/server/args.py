@@ -20,8 +20,16 @@ ToolCallParserName = Literal[
 ]
 ReasoningParserName = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
 
-_AT_LEAST_ONE = ("max_body_bytes", "max_header_bytes", "max_n", "max_prompts")
-_POSITIVE_SECONDS = ("request_timeout_s", "read_timeout_s", "write_timeout_s", "keep_alive_s")
+_AT_LEAST_ONE = (
+    "max_body_bytes",
+    "max_header_bytes",
+    "max_n",
+    "max_prompts",
+    "max_images",
+    "max_image_bytes",
+    "max_image_pixels",
+)
+_POSITIVE_SECONDS = ("request_timeout_s", "media_timeout_s", "read_timeout_s", "write_timeout_s", "keep_alive_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +66,13 @@ class ServerArgs:
     max_n: int = option(128, "maximum samples per prompt")
     max_temperature: float = option(2.0, "maximum temperature of a request; higher ones get 400")
     max_prompts: int = option(1024, "maximum prompts per request")
+    max_images: int = option(16, "maximum images per request")
+    max_image_bytes: int = option(20 * 2**20, "maximum size of an image file")
+    max_image_pixels: int = option(64_000_000, "maximum pixels of an image")
+    allow_remote_media: bool = option(
+        False, "fetch images that requests name by http(s) URL, from public addresses only"
+    )
+    media_timeout_s: float = option(20.0, "maximum seconds to fetch one image")
     request_timeout_s: float | None = option(None, "maximum seconds per request; default: no limit")
     read_timeout_s: float = option(60.0, "maximum seconds to receive the headers, and then the body")
     write_timeout_s: float = option(120.0, "maximum seconds that a client may stop reading; then it is dropped")

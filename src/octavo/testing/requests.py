@@ -47,6 +47,7 @@ def make_scheduler(
     max_model_len: int = 128,
     ageing_s: float = 30.0,
     step_target_s: float = 0.0,
+    encoder_cache_tokens: int = 0,
     enable_prefix_caching: bool = True,
     num_batches: int = 1,
     groups: tuple[KVGroup, ...] = FULL_ATTENTION,
@@ -65,6 +66,7 @@ def make_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         ageing_s=ageing_s,
+        encoder_cache_tokens=encoder_cache_tokens,
         step_target_s=step_target_s,
     )
     of_groups = num_blocks if isinstance(num_blocks, list) else [num_blocks] * len(groups)

@@ -21,10 +21,11 @@ from octavo.errors import InvalidParameterError
 
 logger = logging.getLogger(__name__)
 
-# The trailing space shows whether the template trims messages: if it is gone, the text before the mark is trimmed, too.
+_MARKS = ({"type": "image"}, {"type": "video"})  # what `octavo.multimodal` leaves in the place of images
 SYSTEM_ROLES = ("system", "developer")  # the newer name; templates without it get the older one
 _NEEDS_CONTENT = ("user", *SYSTEM_ROLES)
 _PROBE = "\N{REFERENCE MARK}a later instruction\N{REFERENCE MARK}"
+# The trailing space shows whether the template trims messages: if it is gone, the text before the mark is trimmed, too.
 _CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
 
 
@@ -164,11 +165,15 @@ def _plain_message(name: str, message: object) -> dict[str, object]:
     return {key: value for key, value in plain.items() if value is not None}
 
 
-def _plain_content(name: str, content: object) -> str | None:
+def _plain_content(name: str, content: object) -> str | list[object] | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidParameterError(name, content, "a string, a list of text parts, or null")
+    if any(part in _MARKS for part in content):  # templates of models that take images read lists of parts
+        texts = [(index, part) for index, part in enumerate(content) if part not in _MARKS]
+        plain = {index: {"type": "text", "text": _part_text(f"{name}[{index}]", part)} for index, part in texts}
+        return [plain.get(index, part) for index, part in enumerate(content)]
     return "".join(_part_text(f"{name}[{index}]", part) for index, part in enumerate(content))
 
 

@@ -13,6 +13,7 @@ import torch
 from octavo.config.engine import CacheConfig, EngineConfig, SchedulerConfig
 from octavo.config.model import ModelConfig, MoEConfig
 from octavo.config.parallel import RankPlace, Stage
+from octavo.config.vision import VisionConfig
 from octavo.contracts.kv_cache import KVCacheSpec, MemoryReport, capacity_tokens
 from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
@@ -83,6 +84,18 @@ def activation_bytes(
         width += 4 * model.hidden_size
     logits = min(64, max_num_seqs) * model.vocab_size * 4 * 4 * stage.is_last
     return max_num_batched_tokens * width * dtype_bytes + logits
+
+
+def encoder_bytes(vision: VisionConfig, limits: SchedulerConfig, dtype_bytes: int) -> int:
+    """Return the memory of the vision tower besides its weights: embeddings that are kept, and a step of full budget.
+
+    The peak of a layer: patches in both dtypes; residual, normed input, queries, keys and values, rotated in float32;
+    then what an activation takes in float32. An image that is larger than a step's budget takes more in proportion.
+    """
+    kept = limits.encoder_cache_tokens * vision.num_outputs * vision.out_hidden_size * dtype_bytes
+    patch = vision.patch_values * (4 + dtype_bytes) + vision.hidden_size * (6 * dtype_bytes + 4 * 4)
+    patch += vision.intermediate_size * (dtype_bytes + 3 * 4)
+    return kept + limits.max_num_batched_tokens * vision.merge_unit * patch
 
 
 def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, budget_bytes: int) -> None:
@@ -217,6 +230,14 @@ class RankMemory:
         return activation_bytes(
             self._part, self._stage, limits.max_num_batched_tokens, limits.max_num_seqs, self._dtype_bytes
         )
+
+    @property
+    def encoder_bytes(self) -> int:
+        """The memory of the vision tower besides its weights; 0 without one."""
+        vision = self._part.vision
+        if vision is None or not self._stage.is_first:
+            return 0
+        return encoder_bytes(vision, self._config.scheduler, self._dtype_bytes)
 
     def report(self, model: CausalLM, *, activations: int, graphs: int, scratch: int) -> MemoryReport:
         """Report and log the device's memory with weights loaded and no KV yet.

@@ -22,6 +22,7 @@ from octavo.errors import InvalidParameterError
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
+from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph, one_torch_thread
 from octavo.worker.input_batch import make_forward_batch
@@ -51,6 +52,7 @@ class RankModelRunner:
         self.rows = rows
         self.expert_loads = expert_loads
         self._links = links
+        self.encoder = EncoderRunner(model.encoder, rows)
         self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
 
@@ -94,8 +96,6 @@ class RankModelRunner:
         Raises:
             InvalidParameterError: a request has an input that the model does not read.
         """
-        if scheduler_output.scheduled_encoder_inputs:
-            raise ValueError("this worker has no encoder")
         for new in scheduler_output.scheduled_new_reqs:
             if new.extra_inputs is not None:
                 self._check_extra(new.extra_inputs)
@@ -103,6 +103,8 @@ class RankModelRunner:
     def _check_extra(self, extra: ExtraInputs) -> None:
         if extra.adapter_id is not None and not self.model.takes_adapters:
             raise InvalidParameterError("adapter_id", extra.adapter_id, "this model takes no adapters")
+        if extra.vision and self.model.config.vision is None:
+            raise InvalidParameterError("vision", f"{len(extra.vision)} images", "this model takes no images")
         if extra.rotary_positions is not None and not self.model.config.rope.sections:
             limit = "this model's rotary embedding has one axis"
             raise InvalidParameterError("rotary_positions", "positions of three axes", limit)
@@ -123,6 +125,7 @@ class RankModelRunner:
         """Update the rows and build the batch, while the previous stage may still compute. None: no tokens in it."""
         try:
             self.check(scheduler_output)
+            self.encoder.run(scheduler_output)
             self.rows.apply(scheduler_output)
             return make_forward_batch(scheduler_output, self.rows) if scheduler_output.req_ids else None
         except Exception:
@@ -134,7 +137,7 @@ class RankModelRunner:
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
         incoming = self._links.receive(len(batch.input_ids)) if self._links else None
-        if self.graph is not None and batch.adapter_ids is None:  # the recording reads no adapters
+        if self.graph is not None and not batch.has_inputs_inside:  # a recording reads x alone
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 

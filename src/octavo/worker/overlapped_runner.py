@@ -75,6 +75,7 @@ class OverlappedRunner(RankModelRunner):
 
     def _launch(self, scheduler_output: SchedulerOutput) -> _Wait:
         self.check(scheduler_output)
+        self.encoder.run(scheduler_output)
         self.rows.apply_requests(scheduler_output)
         if not scheduler_output.req_ids:
             self.rows.apply_tables(scheduler_output)

@@ -122,6 +122,7 @@ class RankBuilder:
     def measure_memory(self, model: CausalLM) -> MemoryReport:
         """Report the device's memory with weights loaded and no KV yet."""
         activations, graphs = self._step_bytes(model)
+        activations += self._memory.encoder_bytes
         scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
         return self._memory.report(model, activations=activations, graphs=graphs, scratch=scratch)
 

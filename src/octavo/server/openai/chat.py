@@ -12,9 +12,10 @@ from octavo.engine.front import EngineFront
 from octavo.engine.request_state import CompletionDelta
 from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
+from octavo.server.openai.content_parts import ImageReader, token_ids_of, truncated_chat
 from octavo.server.openai.logprobs import ChatRows, TokenNames
 from octavo.server.openai.messages import prompt_end, template_messages
-from octavo.server.openai.params import ResponseOptions, Warn, chat_params, process_prompt, truncated
+from octavo.server.openai.params import ResponseOptions, Warn, chat_params, process_prompt
 from octavo.server.openai.parsers.base import (
     Content,
     Delta,
@@ -44,9 +45,14 @@ class ChatPlan(ReplyPlan):
 
 
 def plan_chat(
-    request: ChatCompletionRequest, head: ReplyHead, front: EngineFront, formats: AnswerFormats, warn: Warn
+    request: ChatCompletionRequest,
+    head: ReplyHead,
+    front: EngineFront,
+    formats: AnswerFormats,
+    images: ImageReader | None,
+    warn: Warn,
 ) -> ChatPlan:
-    """Render, tokenize and validate. May take a while for long conversations.
+    """Render, tokenize and validate. May take a while for long conversations, and for images.
 
     Raises:
         ApiError, UserError: names the problem.
@@ -57,12 +63,12 @@ def plan_chat(
     template_options = {**answers.prompt_options, **prompt_end(request)}
     if request.documents is not None:
         template_options["documents"] = request.documents
-    whole = front.inputs.chat_prompt(template_messages(request.messages, front.tokenizer, warn), **template_options)
-    tokens = truncated(whole, request.truncate_prompt_tokens)
-    answers = answers.after(tokens["prompt_token_ids"])
+    messages = template_messages(request.messages, front.tokenizer, warn, images)
+    prompt = truncated_chat(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
+    answers = answers.after(token_ids_of(prompt))
     return ChatPlan(
         head=head,
-        prompts=[process_prompt(front, request, tokens, answers.params, warn)],
+        prompts=[process_prompt(front, request, prompt, answers.params, warn)],
         options=options,
         names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
         num_top=(request.top_logprobs or 0) if request.logprobs else None,

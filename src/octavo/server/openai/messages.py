@@ -1,4 +1,4 @@
-"""Converts messages for chat templates: text only, earlier calls as objects, reasoning under one name."""
+"""Converts messages for chat templates: text, images as parts, earlier calls as objects, reasoning under one name."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from octavo.server.errors import bad_request
+from octavo.server.openai.content_parts import ImageReader, is_image, parts_of
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest, ToolCall
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -25,22 +26,31 @@ def prompt_end(request: ChatCompletionRequest | TokenizeRequest) -> dict[str, ob
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], tokenizer: Tokenizer, warn: Callable[[str], None]
+    messages: Sequence[ChatMessage],
+    tokenizer: Tokenizer,
+    warn: Callable[[str], None],
+    images: ImageReader | None = None,
 ) -> list[dict[str, object]]:
     """Return the conversation for `ChatTemplate.render`; warn if the template will merge system messages.
+
+    `images` reads images; None: the model takes text only.
 
     Raises:
         ApiError: 400; a message part that is not text.
     """
-    plain = [_template_message(message, f"messages[{index}].content") for index, message in enumerate(messages)]
+    if images is not None:
+        images.check_number(messages)
+    plain = [_template_message(message, f"messages[{index}].content", images) for index, message in enumerate(messages)]
     if tokenizer.chat_template is not None and tokenizer.chat_template.must_merge(plain):
         warn("system messages are merged into the first: the model's chat template has no place for later ones")
     return plain
 
 
-def _template_message(message: ChatMessage, path: str) -> dict[str, object]:
-    text = _text_of(message.content, path)
-    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, content=text))
+def _template_message(message: ChatMessage, path: str, images: ImageReader | None) -> dict[str, object]:
+    content = _content_of(message, path, images)
+    plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, content=None))
+    if content is not None:
+        plain["content"] = content
     plain.pop("reasoning", None)
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
@@ -50,17 +60,33 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, object]:
     return plain | {"tool_calls": calls} if calls else plain  # templates test whether the field exists
 
 
+def _content_of(message: ChatMessage, path: str, images: ImageReader | None) -> object:
+    """Return the content as text, or with images as a list of parts."""
+    parts = parts_of(message)
+    if images is None or not any(map(is_image, parts)):
+        return _text_of(message.content, path)
+    places = ((part, f"{path}[{index}]") for index, part in enumerate(parts))
+    return [images.read(part, at) if is_image(part) else _text_part(part, at) for part, at in places]
+
+
+def _text_part(part: ContentPart, path: str) -> dict[str, object]:
+    return {"type": "text", "text": _part_text(part, path)}
+
+
 def _text_of(content: str | list[ContentPart] | None, path: str) -> str | None:
     if not isinstance(content, list):
         return content
-    for index, part in enumerate(content):
-        if part.type not in ("text", "refusal"):
-            text = f"This model accepts only text, not '{part.type}'."
-            raise bad_request(text, f"{path}[{index}].type", "unsupported_content")
-        if (part.text or part.refusal) is None:
-            missing = f"{path}[{index}].{part.type}"
-            raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
-    return "".join(part.text or part.refusal or "" for part in content)
+    return "".join(_part_text(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    if part.type not in ("text", "refusal"):
+        text = f"This model accepts only text, not '{part.type}'."
+        raise bad_request(text, f"{path}.type", "unsupported_content")
+    if (part.text or part.refusal) is None:
+        missing = f"{path}.{part.type}"
+        raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+    return part.text or part.refusal or ""
 
 
 def _template_call(call: ToolCall) -> dict[str, object]:

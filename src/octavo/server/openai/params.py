@@ -12,6 +12,7 @@ from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError
 from octavo.inputs import Prompt, TokensPrompt
+from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.sampling_params import SEED_BITS, RequestPriority, SamplingParams
 from octavo.server.errors import as_api_error, bad_request
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, ResponseFormat
@@ -200,7 +201,11 @@ def truncated(prompt: Mapping[str, Any], max_tokens: int | None) -> TokensPrompt
 
 
 def process_prompt(
-    front: EngineFront, request: GenerationRequest, prompt: Prompt, params: SamplingParams, warn: Warn
+    front: EngineFront,
+    request: GenerationRequest,
+    prompt: Prompt | MultiModalPrompt,
+    params: SamplingParams,
+    warn: Warn,
 ) -> ProcessedRequest:
     """Validate one prompt of a request; warn if the context has no room for all tokens asked for. Raises UserError."""
     priority = RequestPriority.NORMAL if request.priority is None else request.priority

@@ -20,12 +20,20 @@ _WORDS = {"str": "a string", "int": "an integer", "float": "a number", "bool": "
 T = TypeVar("T")
 
 
+class ImageUrl(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Where an image is: in a `data:` URL, or elsewhere."""
+
+    url: str
+    detail: str | None = None
+
+
 class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of a message. Only text is supported."""
+    """A part of a message: text, or an image for models that take them."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,0 +1,54 @@
+"""The vision tower of a model that takes images, in numbers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
+VisionFamily = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionConfig:
+    """A vision transformer over patches, and how a prompt says where its output goes.
+
+    An image is cut into patches of `patch_size` x `patch_size` pixels, a video into pairs (`temporal_patch_size`) of
+    them. Each `spatial_merge_size` x `spatial_merge_size` square of patches becomes one token of the prompt. Prompts
+    have `image_token_id` or `video_token_id` in their place, between `vision_start_token_id` and `vision_end_token_id`.
+    """
+
+    family: VisionFamily
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    out_hidden_size: int  # of the language model
+    in_channels: int
+    patch_size: int
+    temporal_patch_size: int
+    spatial_merge_size: int
+    activation: VisionActivation
+    rope_theta: float
+    window_size: int | None = None  # pixels; None: every layer sees the whole image
+    full_layers: tuple[int, ...] = ()  # with windows: the layers that see the whole image
+    position_grid: int | None = None  # side of the square of learned position embeddings; None: there are none
+    deepstack_layers: tuple[int, ...] = ()  # whose output is also added after the first decoder layers
+    tokens_per_second: float | None = None  # of temporal rotary positions; None: one position a pair of frames
+    image_token_id: int
+    video_token_id: int
+    vision_start_token_id: int
+    vision_end_token_id: int
+
+    @property
+    def merge_unit(self) -> int:
+        """Patches of one token."""
+        return self.spatial_merge_size**2
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in one patch: channels x frames x height x width."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def num_outputs(self) -> int:
+        """Vectors of the language model's size that the tower returns for each token."""
+        return 1 + len(self.deepstack_layers)

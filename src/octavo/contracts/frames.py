@@ -1,0 +1,63 @@
+"""Messages whose arrays travel beside them: one frame of msgpack, then the bytes of each array in a frame of its own.
+
+Pixels are a thousand times larger than the rest of a message, and are not copied into it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+MessageT = TypeVar("MessageT")
+
+# By code of the extension type in the place of an array, which holds its frame and its width, 32 bits each.
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uint8)}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_NUMBER_BYTES = 4
+
+
+def encode_frames(message: object) -> list[bytes | memoryview]:
+    """Encode a message; tables [., width] in it get frames of their own, each table once."""
+    tables: dict[int, np.ndarray[Any, Any]] = {}
+
+    def place(array: object) -> msgspec.msgpack.Ext:
+        assert isinstance(array, np.ndarray), f"{type(array)} cannot be sent"
+        assert array.dtype in _CODES, f"tables of {array.dtype} cannot be sent"
+        tables.setdefault(id(array), array)
+        frame, (_, width) = list(tables).index(id(array)), array.shape
+        return msgspec.msgpack.Ext(
+            _CODES[array.dtype], b"".join(each.to_bytes(_NUMBER_BYTES, "little") for each in (frame, width))
+        )
+
+    head = msgspec.msgpack.encode(message, enc_hook=place)
+    return [head, *(np.ascontiguousarray(table).data.cast("B") for table in tables.values())]
+
+
+class FrameDecoder(Generic[MessageT]):
+    """Decodes messages of one type."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=self._table, dec_hook=_as_it_is)
+        self._frames: Sequence[bytes] = ()
+        self._tables: dict[int, np.ndarray[Any, Any]] = {}
+
+    def decode(self, frames: Sequence[bytes]) -> MessageT:
+        """Decode the frames of one message; tables are writable and own their memory."""
+        head, *self._frames = frames
+        message: MessageT = self._decoder.decode(head)
+        self._frames, self._tables = (), {}
+        return message
+
+    def _table(self, code: int, data: memoryview) -> "np.ndarray[Any, Any]":
+        frame, width = (int.from_bytes(data[at : at + _NUMBER_BYTES], "little") for at in (0, _NUMBER_BYTES))
+        if frame not in self._tables:
+            flat = np.frombuffer(bytearray(self._frames[frame]), dtype=_DTYPES[code])
+            self._tables[frame] = flat.reshape(-1, width)
+        return self._tables[frame]
+
+
+def _as_it_is(expected: type, value: Any) -> Any:
+    """Check the type of a table that `ext_hook` has already decoded."""
+    assert isinstance(value, np.ndarray), f"got {type(value)} instead of a table ({expected})"
+    return value

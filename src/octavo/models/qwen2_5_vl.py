@@ -1,0 +1,55 @@
+"""Qwen2.5-VL (Bai et al. 2025, arXiv:2502.13923): Qwen2-VL whose tower has windows, RMS norms and a gated MLP."""
+
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from octavo.config.vision import VisionConfig
+from octavo.layers.context import BuildContext
+from octavo.layers.linear import GatedLinear, Linear
+from octavo.layers.norm import RMSNorm
+from octavo.models.vision_language import VisionLanguageModel
+from octavo.models.vision_tower import VISION_EPS, VisionTower
+
+
+class GatedVisionMLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: VisionConfig, context: BuildContext) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.gate_up = GatedLinear(size, inner, has_bias=True, context=context.at("gate_up"))
+        self.down = Linear(self.gate_up.outputs, size, has_bias=True, context=context.at("down"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply to x [P, V], P being patches and V the tower's hidden size."""
+        down: torch.Tensor = self.down(self.gate_up(x))
+        return down
+
+
+class Qwen25VisionTower(VisionTower):
+    """Windows are a setting of the family: see `VisionConfig.window_size`."""
+
+    block_names = MappingProxyType(
+        {
+            **{name: place for name, place in VisionTower.block_names.items() if not name.startswith("mlp")},
+            "mlp.gate_proj": "mlp.gate_up:gate",
+            "mlp.up_proj": "mlp.gate_up:up",
+            "mlp.down_proj": "mlp.down",
+        }
+    )
+
+    def build_norm(self, size: int) -> nn.Module:
+        """Build a norm over `size` elements."""
+        return RMSNorm(size, VISION_EPS, context=self.context)
+
+    def build_mlp(self, context: BuildContext) -> nn.Module:
+        """Build a block's MLP."""
+        return GatedVisionMLP(self.config, context)
+
+
+class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):  # noqa: N801 - the name in `config.json`
+    """The decoder is Qwen2-VL's."""
+
+    tower = Qwen25VisionTower

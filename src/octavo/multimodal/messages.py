@@ -1,0 +1,65 @@
+"""Images and videos in the messages of a chat: found, taken out, and left as marks that chat templates understand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from octavo.errors import InvalidParameterError
+
+_KINDS = {"image": "image", "image_url": "image", "video": "video"}  # of parts, by their type
+DEFAULT_FPS = 2.0  # of the frames of a video
+
+Messages = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """An image or video of a request, not read yet."""
+
+    name: str  # where in the request it is, for errors
+    content: object  # an image as `open_picture` takes them, or the frames of a video
+    is_video: bool = False
+    fps: object = DEFAULT_FPS  # of the frames of a video, per second
+
+
+def has_images(messages: object) -> bool:
+    """Return whether any message has an image or video. Malformed messages have none: others complain."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        return False
+    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    return any(_kind(part) is not None for content in contents if isinstance(content, list) for part in content)
+
+
+def take_images(messages: Messages) -> tuple[list[dict[str, object]], list[Source]]:
+    """Return messages with `{"type": "image"}` or `{"type": "video"}` in place of these, and the sources, in order.
+
+    Raises:
+        InvalidParameterError: a part without its image.
+    """
+    sources: list[Source] = []
+    marked = [dict(message) for message in messages]
+    for index, message in enumerate(marked):
+        if isinstance(content := message.get("content"), list):
+            parts = [_marked(part, f"messages[{index}].content[{at}]", sources) for at, part in enumerate(content)]
+            message["content"] = parts
+    return marked, sources
+
+
+def _kind(part: object) -> str | None:
+    return _KINDS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+
+
+def _marked(part: object, name: str, sources: list[Source]) -> object:
+    kind = _kind(part)
+    if kind is None:
+        return part
+    assert isinstance(part, Mapping)
+    content = part.get(kind)
+    if content is None and kind == "image":
+        url = part.get("image_url")
+        content = url.get("url") if isinstance(url, Mapping) else url
+    if content is None:
+        limit = f"content is expected under {kind!r}" + (" or 'image_url'" if kind == "image" else "")
+        raise InvalidParameterError(name, sorted(map(str, part)), limit)
+    is_video = kind == "video"
+    sources.append(Source(name=name, content=content, is_video=is_video, fps=part.get("fps", DEFAULT_FPS)))
+    return {"type": kind}

@@ -1,0 +1,151 @@
+"""Pictures from anywhere, as plain RGB: whatever their format says about rotation, color and transparency.
+
+Pictures come from strangers. Their size is checked before they are decoded, only common formats are read, and what is
+damaged or ambiguous is refused, with the reason. Pillow is imported here, when the first picture comes.
+"""
+
+import base64
+import binascii
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_MANY_FRAMES = ("PNG", "WEBP", "GIF", "TIFF")  # a JPEG with several is one photograph in several versions
+_SHOWN = 60  # characters of a source in messages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureLimits:
+    """What a picture may be before it is decoded."""
+
+    max_bytes: int = 32 << 20
+    max_pixels: int = 64_000_000
+
+
+def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
+    """Return a picture of any kind as RGB: a PIL image, an array [height, width, 3] uint8, a file, or a `data:` URL.
+
+    Raises:
+        InvalidParameterError: names the part of the request `name`, and what is wrong with the picture.
+    """
+    from PIL import Image
+
+    if isinstance(source, Image.Image):
+        return as_rgb(source, name, limits)
+    if isinstance(source, np.ndarray):
+        return _from_array(source, name, limits)
+    if isinstance(source, bytes):
+        return decode_picture(source, name, limits)
+    if isinstance(source, str) and source.startswith("data:"):
+        return decode_picture(read_data_url(source, name, limits), name, limits)
+    if isinstance(source, str) and "://" in source and not source.startswith("file://"):
+        raise InvalidParameterError(name, source[:_SHOWN], "a file, a data: URL, bytes, an array or a PIL image")
+    if isinstance(source, (str, Path)):
+        return decode_picture(_read_file(Path(str(source).removeprefix("file://")), name, limits), name, limits)
+    raise InvalidParameterError(name, type(source).__name__, "a file, a data: URL, bytes, an array or a PIL image")
+
+
+def read_data_url(url: str, name: str, limits: PictureLimits) -> bytes:
+    """Return the bytes of a `data:` URL (RFC 2397).
+
+    Raises:
+        InvalidParameterError: it is malformed, not base64, or too large.
+    """
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise InvalidParameterError(name, url[:_SHOWN], "a data URL is expected, such as data:image/png;base64,...")
+    if len(body) * 3 // 4 > limits.max_bytes:
+        raise InvalidParameterError(name, f"{len(body) * 3 // 4} bytes", f"at most {limits.max_bytes} bytes")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidParameterError(name, url[:_SHOWN], f"not valid base64: {error}") from error
+
+
+def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
+    """Decode a file's contents.
+
+    Raises:
+        InvalidParameterError: not a picture, of a format that is not read, damaged, animated, or too large.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if len(data) > limits.max_bytes:
+        raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
+    what = f"a file of {len(data)} bytes"
+    try:
+        with Image.open(BytesIO(data), formats=_FORMATS) as opened:
+            _check_size(opened.size, name, limits)
+            num_frames = getattr(opened, "n_frames", 1)
+            if num_frames > 1 and opened.format in _MANY_FRAMES:
+                limit = "a single picture is expected; send the frames of an animation as a video"
+                raise InvalidParameterError(name, f"{opened.format} with {num_frames} frames", limit)
+            opened.load()
+            return as_rgb(opened, name, limits)
+    except InvalidParameterError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InvalidParameterError(name, what, f"too many pixels, at most {limits.max_pixels}: {error}") from error
+    except UnidentifiedImageError as error:
+        known = ", ".join(_FORMATS)
+        raise InvalidParameterError(name, what, f"not a picture in one of the formats {known}") from error
+    except Exception as error:  # decoders raise anything on damaged files: OSError, SyntaxError, struct.error, ...
+        raise InvalidParameterError(name, what, f"damaged: {error}") from error
+
+
+def as_rgb(image: "Image", name: str, limits: PictureLimits) -> "Image":
+    """Turn as its EXIF data says, put on white what is transparent, and convert to RGB.
+
+    Raises:
+        InvalidParameterError: too large, or of a kind of pixels without a defined color.
+    """
+    from PIL import Image, ImageOps
+
+    _check_size(image.size, name, limits)
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise InvalidParameterError(name, "mode F", "pixels of floating-point numbers have no defined range")
+    if image.mode.startswith("I"):  # 16 bits of gray, which `convert` would clip at 255
+        gray = np.asarray(image).astype(np.uint32).clip(0, 65535)
+        return Image.fromarray((gray // 257).astype(np.uint8)).convert("RGB")
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _from_array(array: NDArray[Any], name: str, limits: PictureLimits) -> "Image":
+    from PIL import Image
+
+    if array.ndim != 3 or array.shape[2] not in (3, 4) or array.dtype != np.uint8 or 0 in array.shape:
+        raise InvalidParameterError(
+            name, f"{array.dtype} {list(array.shape)}", "an array [height, width, 3 or 4] of uint8 is expected"
+        )
+    return as_rgb(Image.fromarray(array), name, limits)
+
+
+def _check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None:
+    width, height = size
+    if not 0 < width * height <= limits.max_pixels:
+        raise InvalidParameterError(name, f"{width} x {height} pixels", f"1 to {limits.max_pixels} pixels")
+
+
+def _read_file(path: Path, name: str, limits: PictureLimits) -> bytes:
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes > limits.max_bytes:
+            raise InvalidParameterError(name, f"{num_bytes} bytes", f"at most {limits.max_bytes} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise InvalidParameterError(name, str(path), f"cannot be read: {error}") from error

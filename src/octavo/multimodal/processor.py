@@ -1,0 +1,114 @@
+"""`MultiModalProcessor`: requests with images to prompts, by our own tokenizer, template and image processor."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.config.vision import VisionConfig
+from octavo.errors import InvalidParameterError
+from octavo.multimodal.media import MediaReader
+from octavo.multimodal.messages import Messages, Source, take_images
+from octavo.multimodal.patches import Patches
+from octavo.multimodal.placeholders import checked_grids, expand_vision_placeholders
+from octavo.multimodal.prompt import Medium, MultiModalPrompt
+from octavo.tokenizer.tokenizer import Tokenizer
+
+_PROMPT_KEYS = {"prompt", "images", "videos"}
+
+
+class MultiModalProcessor:
+    """Of one model. Its settings are read when the first image comes; callable from any thread."""
+
+    def __init__(self, path: str, vision: VisionConfig, tokenizer: Tokenizer, max_image_tokens: int) -> None:
+        self._path, self._vision, self._tokenizer = Path(path), vision, tokenizer
+        self._max_image_tokens = max_image_tokens  # what the encoder cache holds
+
+    def of_request(self, request: object, processor: Any = None, **template_options: object) -> MultiModalPrompt:
+        """Return the prompt of `{"messages": [...]}`, or of `{"prompt": text, "images": [...], "videos": [...]}`.
+
+        `processor` is the caller's own, with the interface of transformers' processors; for images only.
+
+        Raises:
+            InvalidParameterError: a malformed request, or images that cannot be read or do not match the prompt.
+        """
+        if not isinstance(request, Mapping) or not _is_known(set(request)):
+            limit = '{"messages": [...]} or {"prompt": text, "images": [...], "videos": [...]} is expected'
+            raise InvalidParameterError("requests", request if isinstance(request, str) else type(request), limit)
+        if "messages" in request:
+            messages, sources = take_images(request["messages"])
+            if processor is not None:
+                text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                return self._by_callers(processor, text, sources)
+            return self._of_text(self._tokenizer.render_chat(messages, **template_options), sources, is_rendered=True)
+        text = request["prompt"]
+        if not isinstance(text, str):
+            raise InvalidParameterError("prompt", text, "a string is expected")
+        sources = [*_listed(request, "images"), *_listed(request, "videos")]
+        if processor is not None:
+            return self._by_callers(processor, text, sources)
+        return self._of_text(text, sources, is_rendered=False)
+
+    def of_chat(self, messages: Messages, **template_options: object) -> MultiModalPrompt:
+        """Return the prompt of a conversation; see `of_request`."""
+        return self.of_request({"messages": messages}, **template_options)
+
+    def _of_text(self, text: str, sources: Sequence[Source], *, is_rendered: bool) -> MultiModalPrompt:
+        token_ids = self._tokenizer.encode(text, add_special_tokens=not is_rendered)
+        media = [(source.is_video, self._reader.read(source)) for source in sources]
+        return self._of_media(text, token_ids, media)
+
+    def _by_callers(self, processor: Any, text: str, sources: Sequence[Source]) -> MultiModalPrompt:
+        """Let a processor of transformers' kind tokenize the text and cut the images."""
+        for source in sources:
+            if source.is_video:
+                raise InvalidParameterError(source.name, "a video", "a caller's own processor is for images only")
+        pictures = [self._reader.picture(source) for source in sources]
+        made = processor(text=[text], images=pictures or None, return_tensors="np")
+        [token_ids] = np.asarray(made["input_ids"]).tolist()
+        grids = checked_grids(made.get("image_grid_thw"), self._vision)
+        ends = np.cumsum([frames * rows * columns for frames, rows, columns in grids])
+        values = np.asarray(made["pixel_values"], dtype=np.float32) if grids else np.zeros((0, 0), dtype=np.float32)
+        wanted = (int(ends[-1]), self._vision.patch_values) if grids else (0, 0)
+        if values.shape != wanted:
+            raise InvalidParameterError("pixel_values", list(values.shape), f"{list(wanted)} by image_grid_thw")
+        parts = zip(np.split(values, ends[:-1]), grids, strict=False)
+        return self._of_media(text, token_ids, [(False, Patches(part, grid)) for part, grid in parts])
+
+    def _of_media(self, text: str, token_ids: Sequence[int], media: Sequence[tuple[bool, Medium]]) -> MultiModalPrompt:
+        """Expand placeholders; `media` are (is it a video, what it is), those of each kind in order."""
+        by_kind = {
+            is_video: [medium for _, medium in group]
+            for is_video, group in groupby(sorted(media, key=lambda each: each[0]), key=lambda each: each[0])
+        }
+        images, videos = by_kind.get(False, []), by_kind.get(True, [])
+        grids = ([medium.grid for medium in kind] or None for kind in (images, videos))
+        expanded = expand_vision_placeholders(token_ids, next(grids), self._vision, next(grids))
+        for index, place in enumerate(expanded.ranges):
+            if place.num_tokens > self._max_image_tokens:
+                limit = f"at most {self._max_image_tokens} (encoder_cache_tokens)"
+                kind = "videos" if place.is_video else "images"
+                raise InvalidParameterError(f"{kind}[{index}]", f"{place.num_tokens} tokens", limit)
+        left = {False: iter(images), True: iter(videos)}
+        in_order = [next(left[place.is_video]) for place in expanded.ranges]
+        return MultiModalPrompt.of(text, expanded, in_order, self._vision)
+
+    @cached_property
+    def _reader(self) -> MediaReader:
+        return MediaReader.of(self._path, self._vision)
+
+
+def _is_known(keys: set[object]) -> bool:
+    return keys == {"messages"} or ("prompt" in keys and keys <= _PROMPT_KEYS)
+
+
+def _listed(request: Mapping[str, object], kind: str) -> list[Source]:
+    """Return the images, or the videos, that stand beside a prompt."""
+    listed = request.get(kind, [])
+    if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
+        raise InvalidParameterError(kind, type(listed).__name__, f"a list of {kind} is expected")
+    is_video = kind == "videos"
+    return [Source(name=f"{kind}[{at}]", content=content, is_video=is_video) for at, content in enumerate(listed)]

@@ -1,0 +1,93 @@
+"""`MultiModalPrompt`: tokens and images, as the processor made them of a request."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.vision import VisionConfig
+from octavo.contracts.engine import EmbeddingSpan, ExtraInputs, VisionInput
+from octavo.errors import InvalidParameterError
+from octavo.multimodal.patches import Patches
+from octavo.multimodal.placeholders import ExpandedPrompt, Grid, PlaceholderRange
+from octavo.multimodal.positions import VisionSpan, rotary_positions
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """An image that a vision tower has seen already."""
+
+    values: NDArray[np.float32]  # [tokens, hidden size]
+    grid: Grid
+    interval: float = 1.0
+
+
+Medium = Patches | Embeddings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiModalPrompt:
+    """A prompt for `InputProcessor.process`, complete and checked but for its length."""
+
+    text: str | None
+    token_ids: list[int]
+    extra_inputs: ExtraInputs
+
+    @classmethod
+    def of(cls, text: str | None, prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> Self:
+        """Put images and videos, in the order of the prompt, in the places of their placeholders.
+
+        Raises:
+            InvalidParameterError: frames of a video that are so far apart that positions exceed the tokens.
+        """
+        places = list(zip(prompt.ranges, media, strict=True))
+        merge = config.spatial_merge_size
+        spans = [
+            VisionSpan(
+                start=place.start,
+                frames=medium.grid[0],
+                rows=medium.grid[1] // merge,
+                columns=medium.grid[2] // merge,
+                interval=medium.interval,
+            )
+            for place, medium in places
+        ]
+        positions = rotary_positions(len(prompt.token_ids), spans)
+        if positions.size and int(positions.max()) >= len(prompt.token_ids):
+            limit = "frames of a video are so far apart that their positions exceed the tokens; give a higher fps"
+            raise InvalidParameterError("videos", f"position {positions.max()}", limit)
+        extra = ExtraInputs(
+            rotary_positions=positions.tobytes(),
+            vision=[_input(place, medium) for place, medium in places if isinstance(medium, Patches)],
+            embedding_spans=[_span(place, medium) for place, medium in places if isinstance(medium, Embeddings)],
+        )
+        return cls(text=text, token_ids=prompt.token_ids, extra_inputs=extra)
+
+
+def content_hash(image: Patches) -> str:
+    """Return SHA-256 over grid, interval, levels and patches: of the content, whatever its name or address."""
+    digest = hashlib.sha256(np.array(image.grid, dtype="<i8").tobytes())
+    digest.update(np.array(image.interval, dtype="<f8").tobytes())
+    if image.levels is not None:
+        digest.update(np.ascontiguousarray(image.levels, dtype="<f4").data)
+    digest.update(np.ascontiguousarray(image.values).data)
+    return digest.hexdigest()
+
+
+def _input(place: PlaceholderRange, image: Patches) -> VisionInput:
+    return VisionInput(
+        start=place.start,
+        num_tokens=place.num_tokens,
+        grid=image.grid,
+        content_hash=content_hash(image),
+        patches=image.values,
+        levels=image.levels,
+    )
+
+
+def _span(place: PlaceholderRange, image: Embeddings) -> EmbeddingSpan:
+    values = np.ascontiguousarray(image.values, dtype="<f4")
+    return EmbeddingSpan(start=place.start, num_tokens=place.num_tokens, embeddings=values.tobytes())

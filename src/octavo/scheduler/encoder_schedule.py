@@ -1,0 +1,152 @@
+"""Images of running requests: which of them a step encodes, and whose embeddings the ranks keep.
+
+Embeddings are kept by content. A running request holds those whose tokens it is about to compute; those that nobody
+holds stay until their space is needed, the least recently used first, so that no image is encoded twice in a row. A
+step encodes at most as many tokens of images as it computes tokens; an image that is larger has a step of its own.
+
+No deadlock: a request holds an embedding only from the step that computes the first token of the image, so it can
+continue to the last one, and then lets go.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+
+from octavo.contracts.engine import VisionInput
+from octavo.contracts.schedule import Int32Array
+from octavo.scheduler.request import Request
+from octavo.scheduler.running import RowIndices, RunningRows
+
+
+class EncoderSchedule:
+    """Owned by the scheduler. Rows without images, and those past their images, are unknown here and cost nothing."""
+
+    def __init__(self, running: RunningRows, step_budget: int, capacity: int) -> None:
+        self._running, self._step_budget, self._capacity = running, step_budget, capacity
+        self._kept: OrderedDict[str, int] = OrderedDict()  # tokens by content hash, least recently used first
+        self._held: dict[int, set[str]] = {}  # by row; a row is here until all of its images are computed
+        self._num_holders: Counter[str] = Counter()
+        self._inputs: list[VisionInput] = []  # of the step being built
+        self._freed: list[str] = []
+
+    @property
+    def num_held(self) -> int:
+        """Number of embeddings that requests hold."""
+        return len(self._num_holders)
+
+    def check(self, request: Request) -> None:
+        """Assert that each of a new request's images fits: the frontend refuses larger ones."""
+        for image in request.vision:
+            assert 0 < image.num_tokens <= self._capacity, f"{image.num_tokens} of {self._capacity} tokens"
+
+    def begin_step(self) -> None:
+        """Let go of the images that rows have computed: their steps precede those that may reuse the space."""
+        if not self._held:
+            return
+        for row in list(self._held):
+            computed = int(self._running.num_computed[row])
+            to_come = [image for image in self._running.request_at(row).vision if _end(image) > computed]
+            self._let_go(row, self._held[row] - {image.content_hash for image in to_come})
+            if not to_come:
+                del self._held[row]
+
+    def limit_running(self, rows: RowIndices, counts: Int32Array) -> tuple[RowIndices, Int32Array]:
+        """Encode what `rows` [R] need for the next `counts` [R] tokens; return how far they get."""
+        if not self._held:
+            return rows, counts
+        limited = counts.copy()
+        for index in np.isin(rows, list(self._held)).nonzero()[0].tolist():
+            row = int(rows[index])
+            limited[index] = self._advance(row, int(self._running.num_computed[row]), int(counts[index]))
+        if (limited > 0).all():
+            return rows, limited
+        return rows[limited > 0], limited[limited > 0]
+
+    def can_begin(self, request: Request, num_computed: int) -> bool:
+        """Return whether a waiting request's first token could be computed in this step."""
+        images = [image for image in request.vision if image.start <= num_computed < _end(image)]
+        return all(self._fits(image) for image in images)
+
+    def admit(self, request: Request, budget: int) -> int:
+        """Encode what a request that has just got its row needs for `budget` tokens; return how far it gets."""
+        row = request.row
+        assert row is not None
+        num_computed = int(self._running.num_computed[row])
+        if all(_end(image) <= num_computed for image in request.vision):
+            return budget
+        self._held[row] = set()
+        return self._advance(row, num_computed, budget)
+
+    def release(self, row: int) -> None:
+        """Let go of all that a row holds: its request has ended, or is preempted."""
+        if row in self._held:
+            self._let_go(row, set(self._held[row]))
+            del self._held[row]
+
+    def forget(self, inputs: Iterable[VisionInput]) -> None:
+        """Drop what a failed step should have encoded."""
+        for image in inputs:
+            if self._kept.pop(image.content_hash, None) is not None:
+                self._freed.append(image.content_hash)
+
+    def take(self) -> tuple[list[VisionInput], list[str]]:
+        """Return what the step encodes, and the content hashes that ranks must drop before."""
+        inputs, freed, self._inputs, self._freed = self._inputs, self._freed, [], []
+        return inputs, freed
+
+    def check_integrity(self) -> None:
+        """Assert that rows hold what is kept, and that holders are counted correctly."""
+        assert self._num_holders == Counter(content for held in self._held.values() for content in held)
+        assert self._num_holders.keys() <= self._kept.keys()
+        assert sum(self._kept.values()) <= self._capacity
+        assert self._held.keys() <= set(self._running.active.tolist())
+
+    def _advance(self, row: int, start: int, count: int) -> int:
+        """Hold the images of a row's `count` tokens from `start` on, up to the first that does not fit."""
+        for image in self._running.request_at(row).vision:
+            if _end(image) <= start:
+                continue
+            if image.start >= start + count:
+                break
+            if not self._fits(image):
+                return max(image.start - start, 0)
+            self._hold(row, image)
+        return count
+
+    def _fits(self, image: VisionInput) -> bool:
+        """Return whether an image's embeddings are kept, or can be computed in this step."""
+        if image.content_hash in self._kept:
+            return True
+        num_scheduled = sum(other.num_tokens for other in self._inputs)
+        if self._inputs and num_scheduled + image.num_tokens > self._step_budget:
+            return False
+        num_held = sum(self._kept.get(content, 0) for content in self._num_holders)
+        return num_held + image.num_tokens <= self._capacity
+
+    def _hold(self, row: int, image: VisionInput) -> None:
+        content = image.content_hash
+        if content not in self._kept:
+            self._make_room(image.num_tokens)
+            self._kept[content] = image.num_tokens
+            self._inputs.append(image)
+        self._kept.move_to_end(content)
+        if content not in self._held[row]:
+            self._held[row].add(content)
+            self._num_holders[content] += 1
+
+    def _make_room(self, num_tokens: int) -> None:
+        num_kept = sum(self._kept.values())
+        for content in [content for content in self._kept if content not in self._num_holders]:
+            if num_kept + num_tokens <= self._capacity:
+                break
+            num_kept -= self._kept.pop(content)
+            self._freed.append(content)
+
+    def _let_go(self, row: int, contents: set[str]) -> None:
+        self._held[row] -= contents
+        self._num_holders -= Counter(contents)
+
+
+def _end(image: VisionInput) -> int:
+    return image.start + image.num_tokens

@@ -1,0 +1,152 @@
+"""Fetches media that requests name by URL, without becoming a door to networks that only the server can reach.
+
+A host is resolved once; all of its addresses must be public, and the connection goes to one of them, so a name cannot
+change its meaning between check and use. Redirects are checked again. Size, time and type are limited.
+"""
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from octavo.errors import InvalidParameterError
+
+_MAX_REDIRECTS = 3
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CHUNK_BYTES = 1 << 16
+_PORTS = {"http": 80, "https": 443}
+_SHOWN = 60  # characters of a URL in messages
+_TYPES = ("image/", "application/octet-stream", "binary/octet-stream")
+
+# Gateways translate these to IPv4 addresses of their choice: NAT64, 6to4, Teredo.
+_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def is_public(address: Address) -> bool:
+    """Return whether an address is one of the internet's hosts: not private, loopback, link-local, multicast, ..."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if any(address in network for network in _TRANSLATED):
+            return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteMedia:
+    """Blocking: call it from a thread."""
+
+    timeout_s: float  # for everything, redirects included
+    max_bytes: int
+    is_allowed: Callable[[Address], bool] = is_public
+
+    def fetch(self, url: str, name: str) -> bytes:
+        """Return what is at a URL.
+
+        Raises:
+            InvalidParameterError: names the part of the request, and why the URL is not read.
+        """
+        deadline_s, where = time.monotonic() + self.timeout_s, url
+        try:
+            for _ in range(_MAX_REDIRECTS + 1):
+                with self._opened(where, name, deadline_s) as response:
+                    if response.status not in _REDIRECTS:
+                        return self._read(response, where, name)
+                    where = urljoin(where, response.headers.get("Location", ""))
+        except InvalidParameterError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            is_late = time.monotonic() >= deadline_s
+            why = f"not within {self.timeout_s:g} s" if is_late else str(error) or type(error).__name__
+            raise _refusal(name, where, f"cannot be fetched: {why}") from error
+        raise _refusal(name, url, f"more than {_MAX_REDIRECTS} redirects")
+
+    @contextlib.contextmanager
+    def _opened(self, url: str, name: str, deadline_s: float) -> Iterator[http.client.HTTPResponse]:
+        """Connect to a checked address and send the request; yield the response, with its body unread."""
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname or parts.username is not None:
+            raise _refusal(name, url, "http:// or https:// and a host are expected, without user and password")
+        port = parts.port or _PORTS[parts.scheme]
+        address = self._address_of(parts.hostname, port, name, url)
+        connection = http.client.HTTPConnection(parts.hostname, port)
+        with contextlib.closing(connection):
+            connection.sock = socket.create_connection((str(address), port), timeout=_left(deadline_s))
+            if parts.scheme == "https":
+                connection.sock = _secured(connection.sock, parts.hostname)
+            with _ended_at(deadline_s, connection.sock):
+                if isinstance(connection.sock, ssl.SSLSocket):
+                    connection.sock.do_handshake()
+                headers = {"Host": parts.netloc, "Accept": "image/*", "Accept-Encoding": "identity"}
+                connection.request("GET", _target(parts), headers=headers)
+                yield connection.getresponse()
+
+    def _address_of(self, host: str, port: int, name: str, url: str) -> Address:
+        """Resolve a host; every address that it has must be allowed."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [ipaddress.ip_address(str(sockaddr[0]).partition("%")[0]) for *_, sockaddr in found]
+        if not addresses or not all(map(self.is_allowed, addresses)):
+            raise _refusal(name, url, "the host has no public address")
+        return addresses[0]
+
+    def _read(self, response: http.client.HTTPResponse, url: str, name: str) -> bytes:
+        if response.status != http.client.OK:
+            raise _refusal(name, url, f"its server answers {response.status}")
+        kind = response.headers.get("Content-Type", "application/octet-stream")
+        if not kind.lower().startswith(_TYPES):
+            raise _refusal(name, url, f"an image is expected, its server sends {kind[:_SHOWN]}")
+        if (response.length or 0) > self.max_bytes:
+            raise _refusal(name, url, f"at most {self.max_bytes} bytes, its server sends {response.length}")
+        body = bytearray()
+        while piece := response.read1(_CHUNK_BYTES):
+            body += piece
+            if len(body) > self.max_bytes:
+                raise _refusal(name, url, f"at most {self.max_bytes} bytes")
+        if response.length:
+            raise http.client.IncompleteRead(bytes(body), response.length)
+        return bytes(body)
+
+
+def _left(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0.0:
+        raise TimeoutError("it took too long")
+    return left_s
+
+
+@contextlib.contextmanager
+def _ended_at(deadline_s: float, connected: socket.socket) -> Iterator[None]:
+    """End a connection at the deadline: a server that sends a byte now and then would pass every timeout of a read."""
+    timer = threading.Timer(_left(deadline_s), _end, [connected])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _end(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # closed in this moment
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+def _secured(raw: socket.socket, host: str) -> ssl.SSLSocket:
+    context = ssl.create_default_context()
+    return context.wrap_socket(raw, server_hostname=host, do_handshake_on_connect=False)
+
+
+def _target(parts: SplitResult) -> str:
+    return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+
+def _refusal(name: str, url: str, limit: str) -> InvalidParameterError:
+    return InvalidParameterError(name, url[:_SHOWN], limit)

@@ -1,0 +1,91 @@
+"""Vision towers: absent keys mean what transformers takes them to mean, and what would change the result is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from octavo.config.architectures import ARCHITECTURES
+from octavo.config.hf import read_model_config
+from octavo.errors import CheckpointError, UnsupportedModelError
+
+TEXT = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 45,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,  # which suit every default number of kv heads
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 1]},
+}
+SIZES = {"Qwen2VLForConditionalGeneration": "hidden_size"}
+NAMES = [name for name, facts in ARCHITECTURES.items() if facts.vision is not None]
+
+
+def save(folder: Path, architecture: str, vision: dict[str, Any], *, flat: bool = False, **others: Any) -> None:
+    text = TEXT if flat else {"text_config": TEXT}
+    vision = {SIZES.get(architecture, "out_hidden_size"): 64, **vision}
+    kind = ARCHITECTURES[architecture].model_type
+    config = {"architectures": [architecture], "model_type": kind, "vision_config": vision, **text, **others}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+def test_absent_keys(architecture: str, tmp_path: Path) -> None:
+    save(tmp_path, architecture, {})
+    ours, theirs = read_model_config(tmp_path, model="least"), AutoConfig.from_pretrained(tmp_path)
+    text, vision = theirs.text_config, theirs.vision_config
+    assert (ours.num_kv_heads, ours.rms_norm_eps, ours.rope.theta) == (
+        text.num_key_value_heads,
+        text.rms_norm_eps,
+        text.rope_parameters["rope_theta"],
+    )
+    assert ours.vision is not None
+    assert (ours.vision.num_layers, ours.vision.num_heads) == (vision.depth, vision.num_heads)
+    assert ours.vision.hidden_size == getattr(vision, "embed_dim", vision.hidden_size)
+    inner = getattr(vision, "intermediate_size", None) or vision.embed_dim * vision.mlp_ratio
+    assert ours.vision.intermediate_size == inner
+    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size", "in_channels"):
+        assert getattr(ours.vision, name) == getattr(vision, name), name
+    assert ours.vision.full_layers == tuple(getattr(vision, "fullatt_block_indexes", ()))
+    assert ours.vision.deepstack_layers == tuple(getattr(vision, "deepstack_visual_indexes", ()))
+    assert (ours.vision.position_grid or 0) ** 2 == getattr(vision, "num_position_embeddings", 0)
+    assert ours.vision.image_token_id == theirs.image_token_id
+    assert ours.vision.rope_theta == vision.rope_parameters["rope_theta"]
+
+
+def test_older_files_have_the_text_beside_the_rest_and_name_their_rotary_type(tmp_path: Path) -> None:
+    rope = {"rope_parameters": None, "rope_theta": 1e5, "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 1]}}
+    save(tmp_path, NAMES[0], {}, flat=True, tie_word_embeddings=True, **rope)
+    config = read_model_config(tmp_path, model="older")
+    assert (config.rope.theta, config.rope.kind, config.rope.sections) == (1e5, "default", (1, 2, 1))
+    assert config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("vision", "error", "names"),
+    [
+        ({"hidden_act": "relu"}, UnsupportedModelError, "hidden_act='relu'"),
+        ({"hidden_size": 65}, CheckpointError, "hidden_size=65: the language model's"),
+        ({"num_heads": 7}, CheckpointError, "num_heads=7"),
+        ({"depth": 0}, CheckpointError, "depth=0"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, UnsupportedModelError, "rope_type='yarn'"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(
+    vision: dict[str, Any], error: type[Exception], names: str, tmp_path: Path
+) -> None:
+    save(tmp_path, "Qwen2VLForConditionalGeneration", vision)
+    with pytest.raises(error, match=names):
+        read_model_config(tmp_path, model="strange")
+
+
+def test_sections_must_cover_the_head(tmp_path: Path) -> None:
+    save(tmp_path, NAMES[0], {}, flat=True, rope_parameters={"mrope_section": [1, 1, 1]})
+    with pytest.raises(
+        CheckpointError, match=r"mrope_section=\[1, 1, 1\]: three numbers are expected that add up to 4"
+    ):
+        read_model_config(tmp_path, model="strange")

@@ -1,0 +1,99 @@
+"""An image gives the same bits alone, in a batch, in chunks, after a preemption, from the cache, and on two ranks."""
+
+import random
+from typing import Any
+
+import pytest
+from tests.multimodal.conftest import OpenLLM
+from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
+
+from octavo import LLM, SamplingParams
+from octavo.outputs import RequestOutput
+
+PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=10, logprobs=2, ignore_eos=True)
+SAME_TEXT = f"The same text {PLACE} around it. "
+REQUESTS: list[dict[str, Any]] = [
+    {"prompt": SAME_TEXT, "images": [picture(40, 30, 1)]},
+    {"prompt": SAME_TEXT, "images": [picture(40, 30, 2)]},
+    {"prompt": f"{PLACE}{PLACE}", "images": [picture(40, 30, 2), picture(9, 70, 3)]},
+    {"prompt": "Only text, and more than a block of it."},
+    {"prompt": f"No block is whole before {PLACE}", "images": [picture(60, 60, 4)]},
+]
+
+
+def answers(llm: LLM, requests: list[dict[str, Any]]) -> list[tuple[list[int], Any]]:
+    outputs = llm.generate_multimodal(requests, PARAMS, use_tqdm=False)
+    return [told(output) for output in outputs]
+
+
+def told(output: RequestOutput) -> tuple[list[int], Any]:
+    return list(output.outputs[0].token_ids), output.outputs[0].logprobs
+
+
+@pytest.fixture(scope="module", params=VISION_MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+def alone(open_llm: OpenLLM, name: str) -> list[tuple[list[int], Any]]:
+    llm = open_llm(name, enable_prefix_caching=False)
+    return [answer for request in REQUESTS for answer in answers(llm, [request])]
+
+
+def test_in_any_company(name: str, open_llm: OpenLLM) -> None:
+    expected = alone(open_llm, name)
+    assert len({str(answer) for answer in expected}) == len(expected)
+    ways: list[dict[str, Any]] = [
+        {},
+        {"max_num_batched_tokens": 9, "max_num_seqs": 8},  # cuts inside images, each of which is larger
+        {"num_kv_blocks": MAX_LEN // 4, "enable_prefix_caching": False},  # preempts
+        {"max_num_batched_tokens": 16, "encoder_cache_tokens": 40},  # one image at a time
+        {"enforce_eager": True},
+        {"speculative_config": {"method": "ngram"}, "max_num_batched_tokens": 16},
+    ]
+    for options in ways:
+        assert answers(open_llm(name, **options), REQUESTS) == expected, options
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl"])
+def test_in_another_process_and_on_two_ranks(name: str, open_llm: OpenLLM) -> None:
+    expected = answers(open_llm(name), REQUESTS)
+    by_ranks = answers(open_llm(name, engine_process=True, tensor_parallel_size=2), REQUESTS)
+    assert [tokens for tokens, _ in by_ranks] == [tokens for tokens, _ in expected]
+
+
+def test_cached_equals_uncached_and_only_the_same_image_hits(open_llm: OpenLLM) -> None:
+    llm = open_llm("qwen2-vl")
+    first, again, other = (llm.generate_multimodal([REQUESTS[index]], PARAMS, use_tqdm=False)[0] for index in (0, 0, 1))
+    assert told(again) == told(first) != told(other)
+    cached = [output.metrics.num_cached_tokens for output in (first, again, other)]
+    before_image = len("The same text ") + 1  # and the vision start
+    assert cached == [0, (len(first.prompt_token_ids) - 1) // 4 * 4, before_image // 4 * 4]
+
+
+def test_mixed_requests_with_aborts_leave_nothing_behind(open_llm: OpenLLM) -> None:
+    chance = random.Random(0)
+    llm = open_llm("qwen2-vl", num_kv_blocks=80, max_num_batched_tokens=24, encoder_cache_tokens=64)
+    engine, expected = llm.engine, {}
+    for index, request in enumerate(REQUESTS):
+        [expected[index]] = answers(llm, [request])
+    started: dict[str, int] = {}
+    finished: dict[str, RequestOutput] = {}
+    for _ in range(60):
+        index = chance.randrange(len(REQUESTS))
+        prompt = engine.front.inputs.multimodal.of_request(REQUESTS[index])
+        started[engine.add_request(prompt, PARAMS)] = index
+        for _ in range(chance.randrange(3)):
+            finished |= {output.request_id: output for output in engine.step()[0] if output.finished}
+        if chance.random() < 0.4:
+            engine.abort_request(chance.choice(list(started)))
+    while engine.has_unfinished_requests():
+        finished |= {output.request_id: output for output in engine.step()[0] if output.finished}
+    assert finished.keys() == started.keys()
+    whole = {each: output for each, output in finished.items() if output.outputs[0].finish_reason == "length"}
+    assert 10 < len(whole) < len(finished)
+    assert all(told(output) == expected[started[each]] for each, output in whole.items())
+    scheduler = engine.front.client._core.scheduler  # type: ignore[attr-defined]
+    assert scheduler._encoder.num_held == 0
+    assert scheduler.blocks.num_free == [80]

@@ -1,0 +1,209 @@
+"""Images over HTTP: the answer of the same images offline, and a 400 that says why for what is not a picture."""
+
+import base64
+import http.server
+import ipaddress
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import pytest
+from tests.end_to_end.conftest import Checkpoint
+from tests.multimodal.tiny import MAX_LEN, VISION_MODELS, picture
+from tests.server.http_server import HttpServer
+
+from octavo import LLM, SamplingParams
+from octavo.errors import InvalidParameterError
+from octavo.server.remote_media import RemoteMedia, is_public
+
+OPTIONS = ("--dtype", "float32", "--block-size", "4", "--num-kv-blocks", "256")
+
+
+@pytest.fixture(scope="module")
+def sighted(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("sighted")
+    return Checkpoint(folder=folder, reference=VISION_MODELS["qwen2-vl"].save(folder))
+
+
+@pytest.fixture(scope="module")
+def server(sighted: Checkpoint) -> Iterator[HttpServer]:
+    with HttpServer(*OPTIONS, "--max-images", "3", "--max-image-pixels", "90000", model=str(sighted.folder)) as running:
+        yield running
+
+
+def png(width: int, height: int, seed: int = 0) -> bytes:
+    buffer = BytesIO()
+    picture(width, height, seed).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def image_part(url: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **fields}}
+
+
+def ask(server: HttpServer, *parts: dict[str, Any], **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 6, "temperature": 0, **fields}
+    return server.client.post("/v1/chat/completions", json=body)
+
+
+def test_the_answer_is_that_of_the_same_images_offline(server: HttpServer, sighted: Checkpoint) -> None:
+    parts = [{"type": "text", "text": "Compare "}, image_part(data_url(png(30, 21))), image_part(data_url(png(9, 9)))]
+    reply = ask(server, *parts).json()
+    llm = LLM(str(sighted.folder), dtype="float32", max_model_len=MAX_LEN, block_size=4, num_kv_blocks=64)
+    images = [{"type": "image", "image": png(*size)} for size in ((30, 21), (9, 9))]
+    [offline] = llm.chat(
+        [{"role": "user", "content": [parts[0], *images]}], SamplingParams(temperature=0, max_tokens=6)
+    )
+    llm.exit()
+    assert reply["choices"][0]["message"]["content"] == offline.text
+    assert reply["usage"]["prompt_tokens"] == len(offline.prompt_token_ids)
+    body = {"messages": [{"role": "user", "content": parts}]}
+    assert server.client.post("/tokenize", json=body).json()["tokens"] == offline.prompt_token_ids
+
+
+def test_low_detail_takes_fewer_tokens_and_a_bare_url_is_one(server: HttpServer) -> None:
+    url = data_url(png(300, 8))
+    same = [
+        ask(server, part).json()["usage"]["prompt_tokens"]
+        for part in (image_part(url), image_part(url, detail="high"), {"type": "image_url", "image_url": url})
+    ]
+    assert len(set(same)) == 1
+    wide = data_url(png(1200, 8))
+    high, low = (
+        ask(server, image_part(wide, detail=detail)).json()["usage"]["prompt_tokens"] for detail in ("high", "low")
+    )
+    assert low < high
+
+
+@pytest.mark.parametrize(
+    ("parts", "names", "param"),
+    [
+        ([image_part(data_url(b"nothing"))], "not a picture", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(50, 50)[:-200]))], "damaged", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(301, 300)))], "301 x 300 pixels", "messages[0].content[0].image_url"),
+        ([image_part("http://127.0.0.1:1/a.png")], "--allow-remote-media", "messages[0].content[0].image_url"),
+        ([image_part("file:///etc/passwd")], "a data: URL", "messages[0].content[0].image_url"),
+        ([image_part("/etc/passwd")], "a data: URL", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(8, 8)), detail="huge")], "Unknown detail", "messages[0].content[0].image_url.detail"),
+        ([{"type": "image_url"}], "Missing required", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(8, 8)))] * 4, "4 images: at most 3", "messages"),
+        ([{"type": "input_audio"}], "accepts only text, not 'input_audio'", "messages[0].content[0].type"),
+    ],
+)
+def test_what_is_no_picture_is_a_400_that_says_why(
+    parts: list[dict[str, Any]], names: str, param: str, server: HttpServer
+) -> None:
+    reply = ask(server, *parts)
+    assert reply.status_code == 400
+    assert names in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"] == param
+
+
+def test_a_prompt_with_images_is_not_truncated(server: HttpServer) -> None:
+    reply = ask(server, image_part(data_url(png(8, 8))), truncate_prompt_tokens=5)
+    assert reply.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+class Media(http.server.BaseHTTPRequestHandler):
+    """A server of media, some of it hostile."""
+
+    def do_GET(self) -> None:
+        replies: dict[str, tuple[int, dict[str, str], bytes]] = {
+            "/a.png": (200, {"Content-Type": "image/png"}, png(8, 8)),
+            "/moved": (302, {"Location": "/a.png"}, b""),
+            "/inside": (302, {"Location": "http://10.0.0.1/a.png"}, b""),
+            "/file": (302, {"Location": "file:///etc/passwd"}, b""),
+            "/round": (302, {"Location": "/round"}, b""),
+            "/page": (200, {"Content-Type": "text/html"}, b"<html>"),
+            "/large": (200, {"Content-Type": "image/png"}, bytes(10_001)),
+            "/slow": (200, {"Content-Type": "image/png", "Content-Length": "9000"}, b"x"),
+            "/short": (200, {"Content-Type": "image/png", "Content-Length": "9000"}, b"x"),
+        }
+        status, headers, body = replies.get(self.path, (404, {}, b""))
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+        if self.path == "/slow":
+            STOP.wait(30)
+
+    def log_message(self, *_: Any) -> None:
+        """Be quiet."""
+
+
+STOP = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def media() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Media) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        STOP.set()
+        running.shutdown()
+
+
+def near() -> RemoteMedia:
+    """Return a reader that takes this machine, and no other private address, for public."""
+    return RemoteMedia(timeout_s=5.0, max_bytes=10_000, is_allowed=lambda address: address.is_loopback)
+
+
+def test_media_are_fetched_over_redirects(media: str) -> None:
+    assert near().fetch(f"{media}/moved", "image") == png(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/inside", "no public address"),
+        ("/file", "http:// or https://"),
+        ("/round", "more than 3 redirects"),
+        ("/page", "its server sends text/html"),
+        ("/large", "at most 10000 bytes"),
+        ("/short", "cannot be fetched: IncompleteRead"),
+        ("/none", "answers 404"),
+    ],
+)
+def test_hostile_media_are_refused(path: str, names: str, media: str) -> None:
+    with pytest.raises(InvalidParameterError, match=names):
+        near().fetch(media + path, "image")
+
+
+def test_a_server_that_never_ends_is_left(media: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"not within 0.2 s"):
+        replace(near(), timeout_s=0.2).fetch(f"{media}/slow", "image")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "localhost", "[::1]", "10.1.2.3", "169.254.169.254", "0.0.0.0", "[::ffff:127.0.0.1]", "0x7f.1"],
+)
+def test_hosts_that_are_not_public_are_not_asked(host: str) -> None:
+    with pytest.raises(InvalidParameterError, match=r"no public address|cannot be fetched"):
+        RemoteMedia(timeout_s=2.0, max_bytes=10).fetch(f"http://{host}:1/", "image")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("192.168.1.1", False),
+        ("100.64.0.1", False),
+        ("224.0.0.1", False),
+        ("fe80::1", False),
+        ("fd00::1", False),
+        ("64:ff9b::7f00:1", False),
+        ("2002:7f00:1::", False),
+        ("::ffff:10.0.0.1", False),
+    ],
+)
+def test_public_addresses(address: str, expected: bool) -> None:
+    assert is_public(ipaddress.ip_address(address)) is expected
