@@ -99,7 +99,7 @@ class Pool:
         """Return a request of `length` positions, the same values for the same seed, in blocks of its own."""
         shape = self.shape
         drawn = _draw(shape.num_heads, shape.num_kv_heads, shape.head_dim, seed)
-        query, key, value = (values[:length].to(shape.dtype) for values in drawn)
+        query, key, value = (values[:length].to(shape.dtype, copy=True) for values in drawn)
         return Sequence(
             query=query,
             key=key,

@@ -41,8 +41,8 @@ FAULTS = [
     ),
     Fault(
         name="the whole of a prompt is taken from the prefix cache",
-        right="chain_hashes(root, token_ids[:-1], self.block_size)",
-        wrong="chain_hashes(root, token_ids, self.block_size)",
+        right="chain_hashes(root, token_ids[:-1], self.block_size, keys)",
+        wrong="chain_hashes(root, token_ids, self.block_size, keys)",
         tests="scheduler/test_prefix_reuse.py",
     ),
     Fault(
