@@ -1,6 +1,8 @@
 """Loads of experts in a scrape: few numbers for a layer, each expert's when asked for, replicas added up."""
 
 from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from tests.metrics.test_prometheus import samples
@@ -18,9 +20,10 @@ def load(*counts: int, layers: tuple[int, ...] = (1, 3)) -> ExpertLoad:
     return ExpertLoad(layers=list(layers), counts=array("q", counts).tobytes())
 
 
-def shown(*loads: ExpertLoad | None, with_each_expert: bool) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def engine_of(steps: Sequence[Mapping[str, Any]]) -> EngineMetrics:
+    """Return metrics after one step of each replica, whose outputs have these fields."""
     engine = EngineMetrics()
-    for replica, expert_load in enumerate(loads):
+    for replica, fields in enumerate(steps):
         outputs = EngineCoreOutputs(
             epoch=0,
             req_ids=[],
@@ -28,10 +31,15 @@ def shown(*loads: ExpertLoad | None, with_each_expert: bool) -> dict[tuple[str, 
             first_indices=[],
             new_token_ids=[],
             num_scheduled_tokens=1,
-            expert_load=expert_load,
             replica=replica,
+            **fields,
         )
         engine.record_step(outputs, {}, 1.0)
+    return engine
+
+
+def shown(*loads: ExpertLoad | None, with_each_expert: bool) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    engine = engine_of([{"expert_load": each} for each in loads])
     exposition = Exposition(
         HttpMetrics(), lambda: engine, "m", with_vllm_names=False, with_each_expert=with_each_expert
     )

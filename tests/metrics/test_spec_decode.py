@@ -1,28 +1,15 @@
 """Speculative decoding in a scrape, under our names and vLLM's, replicas added up."""
 
+from tests.metrics.test_experts import engine_of
 from tests.metrics.test_prometheus import samples
 
-from octavo.contracts.engine import EngineCoreOutputs
 from octavo.contracts.stats import SpecDecodeStats
-from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.http import HttpMetrics
 from octavo.metrics.prometheus import Exposition
 
 
 def scraped(*replicas: SpecDecodeStats) -> dict[str, float]:
-    engine = EngineMetrics()
-    for replica, stats in enumerate(replicas):
-        outputs = EngineCoreOutputs(
-            epoch=0,
-            req_ids=[],
-            num_new_tokens=[],
-            first_indices=[],
-            new_token_ids=[],
-            num_scheduled_tokens=1,
-            spec_decode=stats,
-            replica=replica,
-        )
-        engine.record_step(outputs, {}, 1.0)
+    engine = engine_of([{"spec_decode": each} for each in replicas])
     table = samples(Exposition(HttpMetrics(), lambda: engine, "m", with_vllm_names=True))
     return {
         name + "".join(f"[{value}]" for label, value in labels if label == "position"): count
