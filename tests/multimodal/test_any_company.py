@@ -1,6 +1,7 @@
 """An image gives the same bits alone, in a batch, in chunks, after a preemption, from the cache, and on two ranks."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
 
 from octavo import LLM, SamplingParams
+from octavo.kernels.native_level import native_kernels
 from octavo.outputs import RequestOutput
 
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=10, logprobs=2, ignore_eos=True)
@@ -54,6 +56,13 @@ def test_in_any_company(name: str, open_llm: OpenLLM) -> None:
     ]
     for options in ways:
         assert answers(open_llm(name, **options), REQUESTS) == expected, options
+
+
+@pytest.mark.skipif(native_kernels() is None, reason="torch's bfloat16 is not batch-invariant")
+def test_in_bfloat16(open_llm: OpenLLM) -> None:
+    expected = alone(partial(open_llm, dtype="bfloat16"), "qwen2.5-vl")
+    for options in ({}, {"max_num_batched_tokens": 9, "max_num_seqs": 8}):
+        assert answers(open_llm("qwen2.5-vl", dtype="bfloat16", **options), REQUESTS) == expected, options
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl"])
