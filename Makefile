@@ -49,7 +49,7 @@ demo: $(RUNTIME) $(SMOLLM2)
 	$(DEMO) --chat --prompt "What is a block?" --prompt "What is 123 + 456?" --prompt "Sort: 41, 7, 23, 8"
 	@echo "A real model: SmolLM2-135M-Instruct, from a GGUF file."
 	$(BIN)/octavo generate --model smollm2 --chat --temperature 0 --max-tokens 48 \
-	    --prompt "What is the capital of France?" --prompt "Explain what a computer is in one sentence."
+	    --prompt "What is 2+2?" --prompt "Explain what a computer is in one sentence."
 
 # Two processes, whole files to each: a file's tests share engines and servers. In the order of tests/order.py.
 WORKERS := 2
