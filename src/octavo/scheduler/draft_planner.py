@@ -17,7 +17,7 @@ from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_costs import StepCosts
 
 _FORGET = 0.85  # weight of a row's past in its acceptance, per guess
-_DOUBT = 1.0  # wrong guesses assumed of every row: it gets drafts once a guess was right, which costs nothing to see
+_DOUBT = 2.0  # wrong guesses that a new row begins with: drafts follow right guesses, which cost nothing to see
 _MIN_GAIN = 1.02  # of tokens per second; less is within the noise of measured times
 
 
@@ -30,7 +30,7 @@ class DraftPlanner:
     def __init__(self, running: RunningRows, costs: StepCosts) -> None:
         self._running, self._costs = running, costs
         num_rows = len(running.requests)
-        self._num_right, self._num_guesses = np.zeros(num_rows), np.zeros(num_rows)
+        self._num_right, self._num_guesses = np.zeros(num_rows), np.full(num_rows, _DOUBT)
         self._open: dict[int, tuple[int, int, Sequence[int]]] = {}  # by row: generation, known tokens, proposal
 
     def observe(self, rows: Sequence[int], proposals: Sequence[Sequence[int]]) -> None:
@@ -40,7 +40,7 @@ class DraftPlanner:
             generation, num_known = int(running.generation[row]), int(running.num_known[row])
             before = self._open.pop(row, None)
             if before is None or before[0] != generation:
-                self._num_right[row] = self._num_guesses[row] = 0.0
+                self._num_right[row], self._num_guesses[row] = 0.0, _DOUBT
             else:
                 self._judge(row, before[2], running.tokens[row, before[1] : num_known].tolist())
             if proposal:
@@ -56,7 +56,7 @@ class DraftPlanner:
 
     def acceptance(self, rows: RowIndices) -> NDArray[np.float64]:
         """Return the expected probability that a row's next guess is right [P]."""
-        rates: NDArray[np.float64] = self._num_right[rows] / (self._num_guesses[rows] + _DOUBT)
+        rates: NDArray[np.float64] = self._num_right[rows] / self._num_guesses[rows]
         return rates
 
     def plan(self, rows: RowIndices, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
@@ -64,8 +64,11 @@ class DraftPlanner:
 
         Without drafts, the step computes `num_tokens` tokens and yields `num_sampling`.
         """
-        offsets = np.arange(1, int(lengths.max(initial=0)) + 1)
-        probabilities = self.acceptance(rows)[:, None] ** offsets  # [P, K]
+        acceptance = self.acceptance(rows)
+        if acceptance[lengths > 0].sum() < (_MIN_GAIN - 1.0) * num_sampling:
+            return np.zeros_like(lengths)
+        offsets = np.arange(1, int(lengths.max()) + 1)
+        probabilities = acceptance[:, None] ** offsets  # [P, K]
         probabilities[offsets > lengths[:, None]] = 0.0
         best_first = np.argsort(-probabilities, axis=None, kind="stable")[: int(lengths.sum())]
         seconds = self._costs.seconds(num_tokens + np.arange(len(best_first) + 1))
