@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import Barrier
 from typing import TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.rendezvous import Rendezvous
 
 ResultT = TypeVar("ResultT")
+_PATIENCE_S = 60.0
 
 
 @contextmanager
@@ -40,7 +42,12 @@ def run_ranks(
     with meeting() as rendezvous, ThreadPoolExecutor(config.world_size) as threads:
         place_to_meet = rendezvous if shares_memory else replace(rendezvous, memory_fd=None)
 
+        # Gloo fails to connect to a rank that has ended already, as one with nothing to add may.
+        all_connected = Barrier(config.world_size, timeout=_PATIENCE_S)
+
         def run_rank(rank: int) -> ResultT:
-            return body(make_groups(RankPlace.of(rank, config), place_to_meet, torch.device("cpu")))
+            groups = make_groups(RankPlace.of(rank, config), place_to_meet, torch.device("cpu"))
+            all_connected.wait()
+            return body(groups)
 
         return list(threads.map(run_rank, range(config.world_size)))
