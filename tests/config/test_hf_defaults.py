@@ -8,6 +8,7 @@ from transformers import AutoConfig
 
 from octavo.config.architectures import ARCHITECTURES
 from octavo.config.hf import read_model_config
+from octavo.errors import CheckpointError, UnsupportedModelError
 
 # All that Octavo insists on. 32 heads suit every default number of kv heads.
 LEAST = {
@@ -26,6 +27,7 @@ CHANGES = [
     {"rope_parameters": {"rope_theta": 300.0}},
     {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
 ]
+ONE_ROTATION = [CHANGES[2], CHANGES[4]]
 WINDOWS = [{"sliding_window": None}, {"use_sliding_window": True}, {"use_sliding_window": True, "sliding_window": 9}]
 
 
@@ -34,21 +36,66 @@ WINDOWS = [{"sliding_window": None}, {"use_sliding_window": True}, {"use_sliding
 def test_settings(architecture: str, change: dict[str, object], tmp_path: Path) -> None:
     config = {**LEAST, "architectures": [architecture], "model_type": ARCHITECTURES[architecture].model_type, **change}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    if ARCHITECTURES[architecture].local_rope_theta is not None and change in ONE_ROTATION:
+        pytest.skip("transformers ignores these settings where layers rotate in two ways")
     ours, theirs = read_model_config(tmp_path, model="least"), AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    rope = theirs.rope_parameters
+    rope = theirs.rope_parameters.get("full_attention", theirs.rope_parameters)  # of kinds of layers, in some
     assert (ours.rope.theta, ours.rope.kind) == (rope["rope_theta"], rope["rope_type"])
     assert ours.rope.original_max_position == rope.get(
         "original_max_position_embeddings", ours.rope.original_max_position
     )
 
 
+GEMMA = {**LEAST, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+
+
+def test_layers_with_a_window_rotate_by_settings_of_their_own(tmp_path: Path) -> None:
+    for change, thetas in [
+        ({"rope_theta": 5e5, "rope_local_base_freq": 500.0}, (5e5, 500.0)),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 7.0}}}, (1e6, 7.0)),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps({**GEMMA, **change}))
+        config = read_model_config(tmp_path, model="gemma")
+        assert config.local_rope is not None
+        assert (config.rope.theta, config.local_rope.theta) == thetas
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "names"),
+    [
+        (
+            {"rope_parameters": {"rope_theta": 300.0}},
+            CheckpointError,
+            "rope_theta=300.0: settings under full_attention",
+        ),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, UnsupportedModelError, "rope_type='yarn'"),
+        ({"attn_logit_softcapping": 50.0}, UnsupportedModelError, "attn_logit_softcapping=50.0"),
+        ({"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attention=True"),
+        ({"hidden_activation": "gelu"}, UnsupportedModelError, "hidden_activation='gelu'"),
+    ],
+)
+def test_settings_that_would_change_the_result_are_refused(
+    change: dict[str, object], error: type[Exception], names: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**GEMMA, **change}))
+    with pytest.raises(error, match=names):
+        read_model_config(tmp_path, model="gemma")
+
+
+def test_a_scaled_length_is_not_scaled_again(tmp_path: Path) -> None:
+    scaling = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    (tmp_path / "config.json").write_text(json.dumps({**GEMMA, **scaling}))
+    assert read_model_config(tmp_path, model="gemma").max_model_len == LEAST["max_position_embeddings"]
+
+
 @pytest.mark.parametrize("change", [{}, *WINDOWS], ids=str)
-@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-def test_windows(architecture: str, change: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3", "Gemma3"])
+def test_windows(family: str, change: dict[str, object], tmp_path: Path) -> None:
+    architecture = f"{family}ForCausalLM"
     config = {**LEAST, "architectures": [architecture], "model_type": ARCHITECTURES[architecture].model_type, **change}
     (tmp_path / "config.json").write_text(json.dumps(config))
     theirs = AutoConfig.from_pretrained(tmp_path)

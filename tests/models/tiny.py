@@ -27,10 +27,12 @@ _ODD = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+_CONFIGS = {"Gemma3": "Gemma3TextConfig"}  # transformers' names, where they are not the family's
 _MULTI_HEAD = {"num_key_value_heads": 6}
 _ONE_KV_HEAD_OF_8 = {"hidden_size": 40, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 6}
 _THREE_KV_HEADS = {"num_key_value_heads": 3}
 _EIGHT_KV_HEADS = {"hidden_size": 48, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 6}
+_GEMMA3 = {"sliding_window_pattern": 2, "pad_token_id": 0}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 100.0}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 21}
 _SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 27}
@@ -54,14 +56,16 @@ class TinyModel:
 
     def build(self, seed: int = 0) -> Any:
         """Return transformers' model in float32, with random weights."""
-        config = getattr(transformers, self.family + "Config")(**{**_ODD, **self.settings})
+        name = _CONFIGS.get(self.family, self.family + "Config")
+        config = getattr(transformers, name)(**{**_ODD, **self.settings})
         config._attn_implementation = config._experts_implementation = "eager"  # others have no odd sizes
         model = getattr(transformers, self.family + "ForCausalLM")(config).eval()
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
-                parameter.copy_(1.0 + 0.3 * noise if "norm" in name else 0.25 * noise)
+                centre = 1.0 if "norm" in name and self.family != "Gemma3" else 0.0  # whose norms add one
+                parameter.copy_(centre + 0.3 * noise if "norm" in name else 0.25 * noise)
         return model
 
     def save(self, folder: Path, seed: int = 0) -> Any:
@@ -122,6 +126,26 @@ TINY_MODELS = [
             "use_sliding_window": True,
             "sliding_window": 6,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    TinyModel(
+        name="gemma3",
+        family="Gemma3",
+        settings={**_GEMMA3, "sliding_window": 6, "query_pre_attn_scalar": 7, "tie_word_embeddings": True},
+    ),
+    TinyModel(
+        name="gemma3-capped-linear",
+        family="Gemma3",
+        settings={
+            **_GEMMA3,
+            "sliding_window": 3,
+            "final_logit_softcapping": 4.0,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 60.0},
+            },
+            "tie_word_embeddings": False,
         },
     ),
     TinyModel(name="mixtral", family="Mixtral", settings={"num_local_experts": 5}),

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from octavo.attention.base import AttentionLayer
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
 from octavo.attention.paged import TorchAttention, context_slots
+from octavo.kernels.activation import hyperbolic_tangent
 
 _TILE_WIDTH = 64  # context positions
 _MAX_POSITIONS = 1 << 14  # per group; limits gathered memory to 128 MiB with 8 kv heads of 128
@@ -135,7 +136,7 @@ def _attend(
 
     scores = _matmul_tiles(rows.unsqueeze(2), keys.transpose(3, 4))  # [R, G, N, S * 16, W]
     if layer.soft_cap is not None:
-        scores = _hyperbolic_tangent(scores / layer.soft_cap) * layer.soft_cap
+        scores = hyperbolic_tangent(scores / layer.soft_cap) * layer.soft_cap
     scores.masked_fill_(hidden.unsqueeze(1), -torch.inf)
     most = scores.amax(dim=(2, 4), keepdim=True)  # [R, G, 1, S * 16, 1]
     if layer.sinks is not None:
@@ -151,12 +152,6 @@ def _attend(
     result = (mixed / total)[:, :, :num_rows]
     result = result.reshape(num_requests, num_kv_heads, num_queries, group_size, head_dim)
     return result.transpose(1, 2).flatten(2, 3)
-
-
-def _hyperbolic_tangent(x: torch.Tensor) -> torch.Tensor:
-    """Return tanh(x), to some 1e-7, using only exp: torch's own tanh differs at the ends of an array."""
-    powers = (x.abs() * -2.0).exp_()
-    return ((1.0 - powers) / (1.0 + powers)).copysign_(x)
 
 
 def _matmul_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

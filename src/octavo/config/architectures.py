@@ -4,15 +4,17 @@ The defaults equal those of the reference implementations, because checkpoints o
 code of each architecture is in `models/`, under the same name.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from octavo.config.vision import VisionFamily
 
-# llama: no window. mistral: one window for all layers. The others only with use_sliding_window: qwen2 and qwen3 from
-# max_window_layers on, qwen2_moe every other layer below it, qwen3_moe all layers.
-WindowRule = Literal["none", "all_layers", "upper_layers", "even_lower_layers", "all_layers_on_demand"]
+# llama: no window. mistral: one window for all layers. gemma3: for all but every sliding_window_pattern-th layer. The
+# others only with use_sliding_window: qwen2 and qwen3 from max_window_layers on, qwen2_moe every other layer below it,
+# qwen3_moe all layers.
+WindowRule = Literal["none", "all_layers", "pattern", "upper_layers", "even_lower_layers", "all_layers_on_demand"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +46,28 @@ class ArchitectureFacts:
     has_mlp_bias_key: bool = False
     rms_norm_eps: float = 1e-6  # default
     rope_theta: float = 10000.0  # default
+    local_rope_theta: float | None = None  # default of layers with a window; None: they rotate as all others do
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    is_length_scaled: bool = False  # max_position_embeddings includes what rotary scaling adds
+    has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require
     moe: MoEFacts | None = None
     vision: VisionFamily | None = None  # it has a vision tower, and rotary positions of three axes
 
+
+_GEMMA3_TEXT = MappingProxyType(
+    {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    }
+)
 
 ARCHITECTURES = MappingProxyType(
     {
@@ -83,6 +104,19 @@ ARCHITECTURES = MappingProxyType(
             window_rule="all_layers_on_demand",
             qk_norm=True,
             moe=MoEFacts(num_experts=128, top_k=8, intermediate_size=768),
+        ),
+        "Gemma3ForCausalLM": ArchitectureFacts(
+            model_type="gemma3_text",
+            num_kv_heads=4,
+            head_dim=256,
+            window_rule="pattern",
+            qk_norm=True,
+            rope_theta=1e6,
+            local_rope_theta=1e4,
+            is_length_scaled=True,
+            activation="gelu_tanh",
+            has_attention_scale_key=True,
+            defaults=_GEMMA3_TEXT,
         ),
         "Qwen2VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen2_vl",

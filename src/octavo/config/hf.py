@@ -5,14 +5,15 @@ error that names the file, the key and the value.
 """
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast, get_args
 
-from octavo.config.architectures import ARCHITECTURES
-from octavo.config.hf_attention import read_biases, read_heads, read_sliding_windows
+from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
+from octavo.config.hf_attention import read_attention_scale, read_biases, read_heads, read_sliding_windows
 from octavo.config.hf_generation import read_eos_token_ids, read_generation_defaults
 from octavo.config.hf_moe import read_moe
 from octavo.config.hf_quantization import read_quantization
-from octavo.config.hf_rope import max_supported_len, read_rope
+from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
 from octavo.config.hf_vision import read_vision, text_fields
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig, RopeConfig
@@ -20,6 +21,10 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_
 
 # Keys that change the result if set (neither null, false nor empty) and that Octavo does not support.
 _REFUSED_KEYS = ("use_mrope", "add_cross_attention", "is_encoder_decoder")
+# By an architecture's activation: the key that names it, and the names that it may have.
+_ACTIVATIONS = MappingProxyType(
+    {"silu": ("hidden_act", "silu", "swish"), "gelu_tanh": ("hidden_activation", "gelu_pytorch_tanh")}
+)
 
 
 def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None) -> ModelConfig:
@@ -38,7 +43,8 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
     whole = fields
     if facts.vision is not None:
         fields = text_fields(whole)
-    _refuse_unsupported(fields)
+    fields = fields.with_defaults(facts.defaults)
+    _refuse_unsupported(fields, facts)
     max_position_embeddings = fields.integer("max_position_embeddings")
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
     num_frequencies = head_dim // 2 if facts.vision is not None else None
@@ -59,14 +65,17 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
-        max_model_len=_max_model_len(max_model_len, rope, max_position_embeddings),
+        max_model_len=_max_model_len(max_model_len, rope, max_position_embeddings, facts),
         rms_norm_eps=fields.number("rms_norm_eps", facts.rms_norm_eps),
         rope=rope,
+        local_rope=read_local_rope(fields, facts.local_rope_theta),
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=has_bias,
         attention_out_bias=has_out_bias,
         mlp_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
         qk_norm=facts.qk_norm,
+        attention_scale=read_attention_scale(fields, facts),
+        logits_soft_cap=_soft_cap(fields),
         sliding_windows=read_sliding_windows(fields, facts),
         moe=read_moe(fields, facts),
         vision=read_vision(whole, facts.vision, fields.integer("hidden_size")) if facts.vision else None,
@@ -103,13 +112,18 @@ def _architecture(fields: JsonFields) -> str:
     raise UnsupportedModelError(f"{fields.origin}: architecture {asked!r} is not supported;{supported} {nearest}")
 
 
-def _refuse_unsupported(fields: JsonFields) -> None:
+def _refuse_unsupported(fields: JsonFields, facts: ArchitectureFacts) -> None:
     for key in _REFUSED_KEYS:
         if fields.values.get(key):
             raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported")
-    activation = fields.text("hidden_act", "silu")
-    if activation not in {"silu", "swish"}:
-        raise UnsupportedModelError(f"{fields.origin}: hidden_act={activation!r} is not supported; known: silu")
+    key, *known = _ACTIVATIONS[facts.activation]
+    activation = fields.text(key, known[0])
+    if activation not in known:
+        raise UnsupportedModelError(f"{fields.origin}: {key}={activation!r} is not supported; known: {known[0]}")
+
+
+def _soft_cap(fields: JsonFields) -> float | None:
+    return fields.number("final_logit_softcapping") if "final_logit_softcapping" in fields else None
 
 
 def _dtype(fields: JsonFields, asked: str) -> DType:
@@ -126,8 +140,9 @@ def _dtype(fields: JsonFields, asked: str) -> DType:
     return cast(DType, stated)
 
 
-def _max_model_len(asked: int | None, rope: RopeConfig, max_position_embeddings: int) -> int:
-    limit = max_supported_len(rope, max_position_embeddings)
+def _max_model_len(asked: int | None, rope: RopeConfig, max_position_embeddings: int, facts: ArchitectureFacts) -> int:
+    by_rope = max_supported_len(rope, max_position_embeddings)
+    limit = max_position_embeddings if facts.is_length_scaled else by_rope
     if asked is None:
         return limit
     if asked > limit:

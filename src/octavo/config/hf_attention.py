@@ -8,6 +8,8 @@ from octavo.errors import CheckpointError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
+_RULES_OF_DEFAULTS = frozenset({"pattern", "upper_layers", "even_lower_layers"})  # layer_types may say otherwise
+
 
 def read_heads(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int, int, int]:
     """Return the numbers of query and KV heads, and the head size."""
@@ -38,6 +40,20 @@ def read_biases(fields: JsonFields, facts: ArchitectureFacts) -> tuple[bool, boo
     return has_bias, has_bias
 
 
+def read_attention_scale(fields: JsonFields, facts: ArchitectureFacts) -> float | None:
+    """Return the factor on products of queries and keys; None: the usual one.
+
+    Raises:
+        UnsupportedModelError: a setting of the same family that would change the result.
+    """
+    if not facts.has_attention_scale_key:
+        return None
+    for key in ("attn_logit_softcapping", "use_bidirectional_attention"):
+        if fields.values.get(key):
+            raise UnsupportedModelError(f"{fields.origin}: {key}={fields.values[key]!r} is not supported")
+    return float(fields.number("query_pre_attn_scalar", 256.0) ** -0.5)
+
+
 def read_sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[int | None, ...]:
     """Return each layer's window in tokens; None for full attention."""
     num_layers = fields.integer("num_hidden_layers")
@@ -48,7 +64,7 @@ def read_sliding_windows(fields: JsonFields, facts: ArchitectureFacts) -> tuple[
     if "layer_types" not in fields:
         return by_rule
     by_type = _windows_of_types(fields, window, num_layers)
-    if facts.window_rule not in {"upper_layers", "even_lower_layers"} and by_type != by_rule:
+    if facts.window_rule not in _RULES_OF_DEFAULTS and by_type != by_rule:
         raise UnsupportedModelError(f"{fields.origin}: layer_types: in this architecture all layers are of one type")
     return by_type
 
@@ -57,7 +73,7 @@ def _window(fields: JsonFields, facts: ArchitectureFacts) -> int | None:
     """Return the window of layers that have one. An absent key means the default, null means no window."""
     if facts.window_rule == "none" or "sliding_window" in fields.nulls:
         return None
-    if facts.window_rule != "all_layers" and not fields.flag("use_sliding_window", False):
+    if facts.window_rule not in {"all_layers", "pattern"} and not fields.flag("use_sliding_window", False):
         return None
     if "sliding_window" not in fields and facts.window is None:
         return None
@@ -65,7 +81,9 @@ def _window(fields: JsonFields, facts: ArchitectureFacts) -> int | None:
 
 
 def _has_window(layer: int, fields: JsonFields, facts: ArchitectureFacts) -> bool:
-    if facts.window_rule not in {"upper_layers", "even_lower_layers"}:
+    if facts.window_rule == "pattern":
+        return (layer + 1) % fields.integer("sliding_window_pattern", 6) != 0
+    if facts.window_rule not in _RULES_OF_DEFAULTS:
         return True
     border = fields.integer("max_window_layers", 28, minimum=0)
     return layer >= border if facts.window_rule == "upper_layers" else layer < border and layer % 2 == 0

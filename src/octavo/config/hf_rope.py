@@ -53,6 +53,26 @@ def read_rope(
     return replace(rope, sections=sections, is_interleaved=fields.flag("mrope_interleaved", False))
 
 
+def read_local_rope(config: JsonFields, default_theta: float | None) -> RopeConfig | None:
+    """Read the rotary settings of layers with a window, where they have their own; None: they do not.
+
+    Version 4 writes `rope_local_base_freq`, version 5 `rope_parameters: {sliding_attention, full_attention}`.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: see `read_rope`; scaled ones are refused.
+    """
+    if default_theta is None:
+        return None
+    by_kind = config.nested("rope_parameters")
+    if unknown := sorted(by_kind.values.keys() - {"full_attention", "sliding_attention"}):
+        raise by_kind.fail(unknown[0], "settings under full_attention and sliding_attention are expected")
+    fields = by_kind.nested("sliding_attention")
+    if (kind := _kind(fields)) != "default":
+        raise UnsupportedModelError(f"{fields.origin}: rope_type={kind!r} is not supported for layers with a window")
+    _refuse_unknown(config, fields)
+    return RopeConfig(theta=fields.number("rope_theta", config.number("rope_local_base_freq", default_theta)))
+
+
 def _one_axis(config: JsonFields, fields: JsonFields, max_position_embeddings: int, default_theta: float) -> RopeConfig:
     kind = _kind(fields)
     _refuse_unknown(config, fields)
@@ -84,8 +104,10 @@ def max_supported_len(rope: RopeConfig, max_position_embeddings: int) -> int:
 
 
 def _merged(config: JsonFields) -> JsonFields:
-    """Merge `rope_scaling` and `rope_parameters`; keys in both must agree."""
+    """Merge `rope_scaling` and `rope_parameters`; keys in both must agree. By kind of layer: the full ones."""
     old, new = config.nested("rope_scaling"), config.nested("rope_parameters")
+    if "full_attention" in new or "sliding_attention" in new:
+        new = new.nested("full_attention")
     for key in old.values.keys() & new.values.keys():
         if old.values[key] != new.values[key]:
             raise old.fail(key, f"rope_parameters has {new.values[key]!r}")

@@ -37,6 +37,11 @@ class JsonFields:
             raise CheckpointError(f"{path}: a JSON object is expected, found {type(values).__name__}")
         return cls(str(path), values)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "JsonFields":
+        """Return the object with `defaults` of absent keys; null stays null."""
+        values = {**self.values, **dict.fromkeys(self.nulls)}
+        return JsonFields(self.origin, {**defaults, **values})
+
     def __contains__(self, key: str) -> bool:
         return key in self.values
 

@@ -111,11 +111,14 @@ class ModelConfig:
     max_model_len: int  # prompt plus output of one request
     rms_norm_eps: float
     rope: RopeConfig
+    local_rope: RopeConfig | None = None  # of layers with a window; None: they rotate as all others do
     tie_word_embeddings: bool = False
     attention_bias: bool = False  # on q, k, v
     attention_out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
+    logits_soft_cap: float | None = None  # logits l become logits_soft_cap * tanh(l / logits_soft_cap)
     sliding_windows: tuple[int | None, ...] = ()  # per layer; None: full attention
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

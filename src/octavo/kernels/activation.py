@@ -1,4 +1,4 @@
-"""The activations of MLPs in plain torch: the definition of every `Activation`.
+"""The activations of MLPs in plain torch: the definition of every `Activation`; and tanh, for soft caps.
 
 Built on exp alone, never torch's sigmoid or tanh: those compute the tail of a thread's range, which fills no vector,
 differently, so that the last bit would depend on the number of rows.
@@ -28,6 +28,12 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     # clamped_swiglu, as in gpt-oss: gates are bounded above, ups on both sides and shifted by one.
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     return _swish(gate, activation.alpha) * (up + 1.0)
+
+
+def hyperbolic_tangent(x: torch.Tensor) -> torch.Tensor:
+    """Return tanh(x), to some 1e-7."""
+    powers = (x.abs() * -2.0).exp_()
+    return ((1.0 - powers) / (1.0 + powers)).copysign_(x)
 
 
 def _swish(x: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -17,11 +17,11 @@ from octavo.layers.weight_owner import WeightOwner
 
 
 class HeadNormWeights(WeightOwner):
-    """The weights of per-head query and key norms; backends read `values`."""
+    """The weights of per-head query and key norms; backends read `values`. `offset` is added to a checkpoint's."""
 
-    def __init__(self, head_dim: int, eps: float, *, context: BuildContext) -> None:
+    def __init__(self, head_dim: int, eps: float, *, context: BuildContext, offset: float = 0.0) -> None:
         super().__init__()
-        self._context = context
+        self._context, self._offset = context, offset
         query, key = torch.empty(2, head_dim, dtype=torch.float32, device=context.device)  # [E] each
         self.values = HeadNorms(query=query, key=key, eps=eps)
 
@@ -29,14 +29,14 @@ class HeadNormWeights(WeightOwner):
         return {name: TensorSpec(tuple(tensor.shape)) for name, tensor in self.packed_tensors().items()}
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self.packed_tensors()[name].copy_(tensor)
+        self.packed_tensors()[name].copy_(tensor.float() + self._offset if self._offset else tensor)
 
     def packed_tensors(self) -> dict[str, torch.Tensor]:
         return {"query.weight": self.values.query, "key.weight": self.values.key}
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
-            self.load_weight(name, tensor)
+            self.packed_tensors()[name].copy_(tensor)
 
 
 class SinkWeights(WeightOwner):

@@ -214,8 +214,13 @@ class DecoderForCausalLM(CausalLM):
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""
-        x: torch.Tensor = self.embedding(batch.input_ids)
+        x = self.embed_tokens(batch.input_ids)
         return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
+
+    def embed_tokens(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings [T, D] of token ids [T]."""
+        x: torch.Tensor = self.embedding(ids)
+        return x
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
         """See `CausalLM.attention_step`."""

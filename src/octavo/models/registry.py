@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MODEL_MODULES = MappingProxyType(
     {
+        "Gemma3ForCausalLM": "octavo.models.gemma3",
         "LlamaForCausalLM": "octavo.models.llama",
         "MistralForCausalLM": "octavo.models.mistral",
         "MixtralForCausalLM": "octavo.models.mixtral",
