@@ -120,6 +120,7 @@ def run_step(
     rotates: bool = True,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,  # [H]
+    visible_ends: torch.Tensor | None = None,  # [positions], behind the last position each sees; None: itself
 ) -> list[torch.Tensor]:
     """Compute positions start ... stop - 1 of each (sequence, start, stop) in one step; return each one's [., H, D].
 
@@ -127,6 +128,8 @@ def run_step(
     """
     shape, batch = pool.shape, make_batch(pool.shape.block_size, parts)
     batch = replace(batch, kept_indices=None if kept is None else torch.tensor(kept))
+    if visible_ends is not None:
+        batch = replace(batch, visible_ends=visible_ends[batch.positions].int())
     qkv = torch.cat([_project(sequence)[start:stop] for sequence, start, stop in parts])
     angles = torch.zeros(len(qkv), shape.head_dim // 2) if table is None else table[batch.positions]
     others = torch.full_like(angles, torch.nan)  # a table of other layers

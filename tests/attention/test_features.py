@@ -35,6 +35,13 @@ class Features:
     scale: float | None = None
     sliding_window: int | None = None
     has_norms: bool = False
+    spans: tuple[tuple[int, int], ...] = ()  # [start, end), whose tokens see one another
+
+    def visible_ends(self) -> torch.Tensor | None:
+        ends = torch.arange(LENGTH) + 1
+        for start, end in self.spans:
+            ends[start:end] = end
+        return ends if self.spans else None
 
     def sinks(self, num_heads: int) -> torch.Tensor | None:
         return torch.linspace(-3.0, 4.0, num_heads) if self.has_sinks else None
@@ -56,12 +63,14 @@ class Features:
             "rotates": self.num_pairs > 0,
             "soft_cap": self.soft_cap,
             "sinks": self.sinks(shape.num_heads),
+            "visible_ends": self.visible_ends(),
         }
 
 
 ALL = Features(
     name="all", num_pairs=9, soft_cap=3.0, has_sinks=True, scale=0.15, sliding_window=70, has_norms=True
 )  # also more than one vector of 16 pairs, see SHAPES
+SPANS = ((5, 30), (34, 39), (39, 300 - 41))  # of no tile, next to one another, and longer than several tiles
 FEATURES = [
     Features(name="soft cap", num_pairs=20, soft_cap=2.0),
     Features(name="large scores under a cap", num_pairs=20, soft_cap=30.0, scale=40.0),
@@ -71,8 +80,11 @@ FEATURES = [
     Features(name="partial rotary, norms", num_pairs=17, has_norms=True),
     Features(name="no rotary", num_pairs=0),
     Features(name="no rotary, norms", num_pairs=0, has_norms=True),
+    Features(name="spans", num_pairs=20, spans=SPANS),
+    Features(name="spans and window", num_pairs=20, spans=SPANS, sliding_window=33, has_sinks=True),
     ALL,
 ]
+SHORT_SPANS = replace(FEATURES[-2], spans=SPANS[:2])
 SHAPE = Shape(num_heads=6, num_kv_heads=2, head_dim=40, block_size=32)
 SHAPES = [SHAPE, replace(SHAPE, block_size=48), replace(SHAPE, head_dim=128), replace(SHAPE, num_heads=40)]
 BACKENDS = [("tiled", torch.float32), ("sdpa", torch.float32), ("sdpa", torch.bfloat16)]
@@ -116,7 +128,9 @@ def definition(sequence: Sequence, features: Features, *, as_int8: bool = False)
     if features.soft_cap is not None:
         scores = features.soft_cap * torch.tanh(scores / features.soft_cap)
     behind = torch.arange(len(query)).unsqueeze(1) - torch.arange(len(query))  # [C, C]
-    scores = scores.masked_fill((behind < 0) | (behind >= (features.sliding_window or LENGTH)), -torch.inf)
+    ends = features.visible_ends()
+    is_later = behind < 0 if ends is None else torch.arange(len(query)) >= ends[: len(query)].unsqueeze(1)
+    scores = scores.masked_fill(is_later | (behind >= (features.sliding_window or LENGTH)), -torch.inf)
     most, sinks = scores.amax(-1, keepdim=True), features.sinks(num_heads)
     powers = (scores - most).exp()
     total = powers.sum(-1, keepdim=True)
@@ -139,7 +153,7 @@ def test_as_defined_and_the_same_bits_in_chunks(
     check(Pool(name, replace(shape, dtype=dtype), rubbish=float("nan")), LENGTH, features)
 
 
-@each("features", pick([FEATURES[7], ALL], FEATURES))
+@each("features", pick([FEATURES[7], SHORT_SPANS, ALL], [*FEATURES[:-3], SHORT_SPANS, ALL]))
 def test_triton(features: Features) -> None:
     interpreter = pytest.importorskip("octavo.kernels.triton.interpreter")
     if not interpreter.is_interpreting():

@@ -54,10 +54,11 @@ GEMMA = {**LEAST, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_
 
 
 def test_layers_with_a_window_rotate_by_settings_of_their_own(tmp_path: Path) -> None:
-    for change, thetas in [
+    cases: list[tuple[dict[str, object], tuple[float, float]]] = [
         ({"rope_theta": 5e5, "rope_local_base_freq": 500.0}, (5e5, 500.0)),
         ({"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 7.0}}}, (1e6, 7.0)),
-    ]:
+    ]
+    for change, thetas in cases:
         (tmp_path / "config.json").write_text(json.dumps({**GEMMA, **change}))
         config = read_model_config(tmp_path, model="gemma")
         assert config.local_rope is not None

@@ -22,7 +22,7 @@ TEXT = {
     "rope_parameters": {"rope_type": "default", "mrope_section": [1, 2, 1]},
 }
 SIZES = {"Qwen2VLForConditionalGeneration": "hidden_size"}
-NAMES = [name for name, facts in ARCHITECTURES.items() if facts.vision is not None]
+NAMES = [name for name, facts in ARCHITECTURES.items() if facts.has_rotary_axes]
 
 
 def save(folder: Path, architecture: str, vision: dict[str, Any], *, flat: bool = False, **others: Any) -> None:

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.end_to_end.conftest import GetCheckpoint
+from tests.end_to_end.conftest import Checkpoint, GetCheckpoint
 from tests.multimodal.conftest import OpenLLM
-from tests.multimodal.tiny import IMAGE, PLACE, VISION_MODELS, picture
+from tests.multimodal.tiny import PLACE, VISION_MODELS, picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from octavo import SamplingParams
+from octavo.outputs import RequestOutput
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -26,29 +27,29 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 
 
-def expected_tokens(reference: Any, folder: Any, prompt_token_ids: list[int], images: list[Image.Image]) -> list[int]:
+def expected_tokens(name: str, checkpoint: Checkpoint, output: RequestOutput, images: list[Image.Image]) -> list[int]:
     """Return the greedy continuation of transformers."""
-    ids = torch.tensor([prompt_token_ids])
-    processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
-    seen = {**processor(images, return_tensors="pt"), "mm_token_type_ids": (ids == IMAGE).int()} if images else {}
+    ids = torch.tensor([output.prompt_token_ids])
+    seen = VISION_MODELS[name].seen(checkpoint.folder, ids, images)
     options = {"max_new_tokens": NUM_TOKENS, "do_sample": False}
-    made = reference.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **seen, **options)
-    tokens: list[int] = made[0, len(prompt_token_ids) :].tolist()
+    made = checkpoint.reference.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **seen, **options)
+    tokens: list[int] = made[0, ids.shape[1] :].tolist()
     return tokens
 
 
 @pytest.mark.parametrize("name", VISION_MODELS)
 def test_greedy_tokens_are_those_of_transformers(name: str, seeing: GetCheckpoint, open_llm: OpenLLM) -> None:
-    checkpoint, llm = seeing(name), open_llm(name)
-    outputs = llm.generate_multimodal(REQUESTS, GREEDY, use_tqdm=False)
-    for request, output in zip(REQUESTS, outputs, strict=True):
-        images = request.get("images", [])
-        expected = expected_tokens(checkpoint.reference, checkpoint.folder, output.prompt_token_ids, images)
+    checkpoint, llm, write = seeing(name), open_llm(name), VISION_MODELS[name].with_place
+    requests = [{**request, "prompt": write(request["prompt"])} for request in REQUESTS]
+    outputs = llm.generate_multimodal(requests, GREEDY, use_tqdm=False)
+    for request, output in zip(requests, outputs, strict=True):
+        expected = expected_tokens(name, checkpoint, output, request.get("images", []))
         assert output.outputs[0].token_ids == expected, request["prompt"]
 
 
-def test_images_in_the_middle_of_a_conversation(seeing: GetCheckpoint, open_llm: OpenLLM) -> None:
-    checkpoint, llm = seeing("qwen2-vl"), open_llm("qwen2-vl")
+@pytest.mark.parametrize("name", ["qwen2-vl", "llava", "gemma3"])
+def test_images_in_the_middle_of_a_conversation(name: str, seeing: GetCheckpoint, open_llm: OpenLLM) -> None:
+    checkpoint, llm = seeing(name), open_llm(name)
     images = [picture(20, 30, 1), picture(12, 9, 2)]
     messages: list[dict[str, object]] = [
         {"role": "user", "content": [{"type": "image", "image": images[0]}, {"type": "text", "text": "What?"}]},
@@ -58,8 +59,7 @@ def test_images_in_the_middle_of_a_conversation(seeing: GetCheckpoint, open_llm:
     [by_chat] = llm.chat(messages, GREEDY)
     [by_request] = llm.generate_multimodal([{"messages": messages}], GREEDY, use_tqdm=False)
     assert by_chat.outputs[0].token_ids == by_request.outputs[0].token_ids
-    expected = expected_tokens(checkpoint.reference, checkpoint.folder, by_chat.prompt_token_ids, images)
-    assert by_chat.outputs[0].token_ids == expected
+    assert by_chat.outputs[0].token_ids == expected_tokens(name, checkpoint, by_chat, images)
 
 
 class CallersProcessor:

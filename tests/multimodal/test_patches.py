@@ -13,6 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
+from octavo.multimodal.image_processors import read_image_processor
 from octavo.multimodal.patches import ImageProcessor, Patches
 from octavo.multimodal.pictures import PictureLimits, open_picture
 
@@ -40,7 +41,7 @@ TOWER = VisionConfig(
 
 def processor_in(folder: Path, **settings: Any) -> ImageProcessor:
     (folder / "preprocessor_config.json").write_text(json.dumps({**SETTINGS, **settings}))
-    return ImageProcessor.read(folder, TOWER)
+    return read_image_processor(folder, TOWER)
 
 
 def normalized(patches: Patches) -> Any:
@@ -82,7 +83,7 @@ def test_settings_are_read_from_older_keys_and_from_the_file_of_whole_processors
     old = processor_in(tmp_path, size=None, min_pixels=3136, max_pixels=401408)
     (tmp_path / "preprocessor_config.json").rename(tmp_path / "was.json")
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": SETTINGS}))
-    assert ImageProcessor.read(tmp_path, TOWER) == old
+    assert read_image_processor(tmp_path, TOWER) == old
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], names: s
 
 def test_a_checkpoint_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="preprocessor_config"):
-        ImageProcessor.read(tmp_path, TOWER)
+        read_image_processor(tmp_path, TOWER)
 
 
 def test_the_ratio_of_sides_is_limited(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Placeholders grow to the size of their images; what does not match is refused by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from tests.multimodal.test_patches import TOWER
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.placeholders import PlaceholderRange, expand_vision_placeholders
 
-P, S, E = TOWER.image_token_id, TOWER.vision_start_token_id, TOWER.vision_end_token_id
+P, V, S, E = 1, 2, 3, 4  # of TOWER
+UNMARKED = replace(TOWER, vision_start_token_id=None, vision_end_token_id=None, video_token_id=None)
 
 
 def test_each_placeholder_grows_to_the_merged_patches_of_its_image() -> None:
@@ -21,7 +23,6 @@ def test_each_placeholder_grows_to_the_merged_patches_of_its_image() -> None:
 
 
 def test_images_and_videos_have_placeholders_of_their_own() -> None:
-    V = TOWER.video_token_id  # noqa: N806
     made = expand_vision_placeholders([S, V, E, S, P, E, S, V, E], [[1, 2, 2]], TOWER, [[2, 2, 2], [1, 2, 4]])
     assert made.token_ids == [S, V, V, E, S, P, E, S, V, V, E]
     expected = [PlaceholderRange(1, 2, is_video=True), PlaceholderRange(5, 1), PlaceholderRange(8, 2, is_video=True)]
@@ -52,3 +53,20 @@ def test_without_images_nothing_changes() -> None:
 def test_a_mismatch_is_refused_by_name(input_ids: list[int], grids: Any, names: str) -> None:
     with pytest.raises(InvalidParameterError, match=names):
         expand_vision_placeholders(input_ids, np.array(grids), TOWER)
+
+
+def test_without_marks_each_placeholder_is_an_image() -> None:
+    config = replace(UNMARKED, image_size=56)  # 4 x 4 patches, 4 tokens
+    made = expand_vision_placeholders([9, P, P, 8], [[1, 4, 4]] * 2, config)
+    assert made.token_ids == [9, *[P] * 8, 8]
+    assert made.ranges == [PlaceholderRange(1, 4), PlaceholderRange(5, 4)]
+    assert expand_vision_placeholders(made.token_ids, [[1, 4, 4]] * 2, config) == made
+    for input_ids, names in [
+        ([P] * 3, "placeholder for another one .token 2"),
+        ([P], "2 images.*placeholders for 1"),
+        ([P] * 7 + [9, P], "other tokens among placeholders.*token 4"),
+    ]:
+        with pytest.raises(InvalidParameterError, match=names):
+            expand_vision_placeholders(input_ids, [[1, 4, 4]] * 2, config)
+    with pytest.raises(InvalidParameterError, match=r"image_grid_thw=\[1, 2, 2\].*one size"):
+        expand_vision_placeholders([P], [[1, 2, 2]], config)

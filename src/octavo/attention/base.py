@@ -33,7 +33,7 @@ class AttentionLayer:
     num_heads: int  # H
     num_kv_heads: int  # G
     head_dim: int  # E
-    sliding_window: int | None  # position p sees p - sliding_window + 1 ... p; None: all up to p
+    sliding_window: int | None  # position p sees from p - sliding_window + 1 on; None: from 0 on
     norms: HeadNorms | None = None
     rotary: int | None = 0  # index into `AttentionMetadata.rotary`; None: no rotation
     scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)

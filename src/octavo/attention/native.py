@@ -118,6 +118,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
             seq_lens=batch.seq_lens.data_ptr(),
             block_table=table.data_ptr(),
             kept=_NO_ADDRESS if kept is None else kept.data_ptr(),
+            visible_ends=_NO_ADDRESS if batch.visible_ends is None else batch.visible_ends.data_ptr(),
             all_blocks=self._cpu.RowBlocks(len(all_blocks), all_blocks.ctypes.data),
             kept_blocks=self._cpu.RowBlocks(len(kept_blocks), kept_blocks.ctypes.data),
         )

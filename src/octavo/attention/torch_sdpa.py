@@ -32,6 +32,7 @@ class RequestSpan:
     context_len: int  # C
     first_slot: int
     slots: torch.Tensor | None  # [C] int64; None: contiguous, from `first_slot` on
+    ends: torch.Tensor | None = None  # [Q], see `ForwardBatch.visible_ends`
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, built by the first layer
 
     def start(self, sliding_window: int | None) -> int:
@@ -51,7 +52,7 @@ class RequestSpan:
         if sliding_window not in self.masks:
             keys = torch.arange(self.start(sliding_window), self.context_len, device=device)
             queries = keys[-self.num_queries :].unsqueeze(1)  # [Q, 1]
-            visible = keys <= queries
+            visible = keys <= queries if self.ends is None else keys < self.ends.unsqueeze(1)
             if sliding_window is not None:
                 visible &= keys > queries - sliding_window
             self.masks[sliding_window] = visible
@@ -74,13 +75,14 @@ class SdpaAttention(TorchAttention[list[RequestSpan]]):
         in_pieces = [
             request for request in range(len(lens)) if (neighbors[request] + 1) * batch.block_size < lens[request]
         ]
-        slots = _slots_of(batch, in_pieces)
+        slots, ends = _slots_of(batch, in_pieces), batch.visible_ends
         return [
             RequestSpan(
                 num_queries=starts[request + 1] - starts[request],
                 context_len=lens[request],
                 first_slot=first_blocks[request] * batch.block_size,
                 slots=slots.get(request),
+                ends=None if ends is None else ends[starts[request] : starts[request + 1]],
             )
             for request in range(len(lens))
         ]
@@ -118,6 +120,7 @@ def _attend(
     if span.num_queries == 1 and is_worthwhile(query, span.context_len - start):
         return attend_in_tiles(query, context_keys, context_values, scale).transpose(1, 2)
     is_whole = span.num_queries == span.context_len and (sliding_window is None or sliding_window >= span.context_len)
+    is_whole &= span.ends is None
     needs_mask = span.num_queries > 1 and not is_whole
     result = F.scaled_dot_product_attention(
         query,

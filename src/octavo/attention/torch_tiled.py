@@ -35,11 +35,13 @@ class RequestGroup:
     slots: torch.Tensor  # [R, N * W] int64
     first_position: int  # least of positions[:, 0]
     last_position: int  # greatest of positions[:, 0]
+    ends: torch.Tensor | None  # [R, Q] int64, see `ForwardBatch.visible_ends`
 
     def tiles_seen(self, tokens: range, sliding_window: int | None) -> slice:
         """Return the tiles that cover every position visible to these tokens."""
         first = 0 if sliding_window is None else max(0, self.first_position + tokens.start - sliding_window + 1)
-        return slice(first // _TILE_WIDTH, (self.last_position + tokens.stop - 1) // _TILE_WIDTH + 1)
+        last = self.last_position + tokens.stop - 1 if self.ends is None else self.slots.shape[1] - 1
+        return slice(first // _TILE_WIDTH, last // _TILE_WIDTH + 1)
 
 
 class TiledAttention(TorchAttention[list[RequestGroup]]):
@@ -78,7 +80,8 @@ class TiledAttention(TorchAttention[list[RequestGroup]]):
                 part = range(start, min(start + tokens_per_pass, group.tokens.shape[1]))
                 tokens, positions = (rows[:, part.start : part.stop] for rows in (group.tokens, group.positions))
                 tiles = group.tiles_seen(part, layer.sliding_window)
-                hidden = _hidden(positions, tiles, layer.sliding_window)  # [R, N, Q, W]
+                ends = None if group.ends is None else group.ends[:, part.start : part.stop]
+                hidden = _hidden(positions, ends, tiles, layer.sliding_window)  # [R, N, Q, W]
                 rows = query[tokens].float() * layer.softmax_scale  # [R, Q, H, D]
                 out[tokens] = _attend(rows, keys[:, :, tiles], values[:, :, tiles], hidden, layer).to(out.dtype)
         return out.flatten(1)
@@ -102,6 +105,7 @@ def _make_group(batch: ForwardBatch, requests: list[int], num_queries: int, num_
         slots=context_slots(batch, torch.tensor(requests, device=device), num_tiles * _TILE_WIDTH),
         first_position=min(first_positions),
         last_position=max(first_positions),
+        ends=None if batch.visible_ends is None else batch.visible_ends[tokens].long(),
     )
 
 
@@ -112,11 +116,13 @@ def _gather_tiles(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return tiles.permute(0, 3, 1, 2, 4).contiguous()
 
 
-def _hidden(positions: torch.Tensor, tiles: slice, sliding_window: int | None) -> torch.Tensor:
+def _hidden(
+    positions: torch.Tensor, ends: torch.Tensor | None, tiles: slice, sliding_window: int | None
+) -> torch.Tensor:
     """Return the mask [R, N, Q, W] bool: True where tokens at `positions` [R, Q] may not see these tiles' positions."""
     keys = torch.arange(tiles.start * _TILE_WIDTH, tiles.stop * _TILE_WIDTH, device=positions.device)
     keys, queries = keys.view(1, -1, 1, _TILE_WIDTH), positions[:, None, :, None]  # [1, N, 1, W], [R, 1, Q, 1]
-    hidden = keys > queries
+    hidden = keys > queries if ends is None else keys >= ends[:, None, :, None]
     return hidden if sliding_window is None else hidden | (keys <= queries - sliding_window)
 
 

@@ -73,6 +73,7 @@ class TritonAttention(AttentionBackend[TritonPlan]):
             seq_lens=batch.seq_lens,
             block_table=batch.block_table,
             block_size=batch.block_size,
+            visible_ends=batch.visible_ends,
         )
         return TritonPlan(batch=batch, context=context)
 

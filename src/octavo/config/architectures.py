@@ -5,7 +5,7 @@ code of each architecture is in `models/`, under the same name.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -52,7 +52,11 @@ class ArchitectureFacts:
     has_attention_scale_key: bool = False  # the key query_pre_attn_scalar: scores are divided by its root
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys that others require
     moe: MoEFacts | None = None
-    vision: VisionFamily | None = None  # it has a vision tower, and rotary positions of three axes
+    vision: VisionFamily | None = None  # it has a vision tower
+    has_rotary_axes: bool = False  # rotary positions count time, height and width
+    text: tuple[
+        str, ...
+    ] = ()  # architectures that its text_config may be of; (): of this one. Defaults are by model_type
 
 
 _GEMMA3_TEXT = MappingProxyType(
@@ -67,6 +71,29 @@ _GEMMA3_TEXT = MappingProxyType(
         "eos_token_id": 1,
         "tie_word_embeddings": True,
     }
+)
+_LLAMA_TEXT = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    }
+)
+_GEMMA3 = ArchitectureFacts(
+    model_type="gemma3_text",
+    num_kv_heads=4,
+    head_dim=256,
+    window_rule="pattern",
+    qk_norm=True,
+    rope_theta=1e6,
+    local_rope_theta=1e4,
+    is_length_scaled=True,
+    activation="gelu_tanh",
+    has_attention_scale_key=True,
+    defaults=_GEMMA3_TEXT,
 )
 
 ARCHITECTURES = MappingProxyType(
@@ -105,18 +132,13 @@ ARCHITECTURES = MappingProxyType(
             qk_norm=True,
             moe=MoEFacts(num_experts=128, top_k=8, intermediate_size=768),
         ),
-        "Gemma3ForCausalLM": ArchitectureFacts(
-            model_type="gemma3_text",
-            num_kv_heads=4,
-            head_dim=256,
-            window_rule="pattern",
-            qk_norm=True,
-            rope_theta=1e6,
-            local_rope_theta=1e4,
-            is_length_scaled=True,
-            activation="gelu_tanh",
-            has_attention_scale_key=True,
-            defaults=_GEMMA3_TEXT,
+        "Gemma3ForCausalLM": _GEMMA3,
+        "Gemma3ForConditionalGeneration": replace(_GEMMA3, model_type="gemma3", vision="gemma3"),
+        "LlavaForConditionalGeneration": ArchitectureFacts(
+            model_type="llava",
+            vision="llava",
+            text=("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"),
+            defaults=MappingProxyType({"llama": _LLAMA_TEXT}),
         ),
         "Qwen2VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen2_vl",
@@ -126,6 +148,7 @@ ARCHITECTURES = MappingProxyType(
             rms_norm_eps=1e-5,
             rope_theta=1e6,
             vision="qwen2_vl",
+            has_rotary_axes=True,
         ),
         "Qwen2_5_VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen2_5_vl",
@@ -135,6 +158,7 @@ ARCHITECTURES = MappingProxyType(
             rms_norm_eps=1e-5,
             rope_theta=1e6,
             vision="qwen2_5_vl",
+            has_rotary_axes=True,
         ),
         "Qwen3VLForConditionalGeneration": ArchitectureFacts(
             model_type="qwen3_vl",
@@ -143,6 +167,7 @@ ARCHITECTURES = MappingProxyType(
             qk_norm=True,
             rope_theta=5e5,
             vision="qwen3_vl",
+            has_rotary_axes=True,
         ),
     }
 )

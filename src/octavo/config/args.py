@@ -189,6 +189,7 @@ class EngineArgs:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
+        whole_span = self._largest_whole_span(model)
         quantization, model = settle_quantization(self.quantization, model, path)
         return EngineConfig(
             model=model,
@@ -204,6 +205,7 @@ class EngineArgs:
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 ageing_s=self.priority_ageing_s,
                 encoder_cache_tokens=self._encoder_cache_tokens(model),
+                largest_whole_span=whole_span,
                 step_target_s=self.step_target_s or 0.0,
             ),
             load=LoadConfig(
@@ -235,6 +237,19 @@ class EngineArgs:
         if model.vision is None:
             return 0
         return self.encoder_cache_tokens or min(_ENCODER_CACHE_TOKENS, model.max_model_len)
+
+    def _largest_whole_span(self, model: ModelConfig) -> int:
+        """Return how many tokens of an image a step must compute together: beside one of each other request."""
+        vision = model.vision
+        if vision is None or not vision.is_bidirectional:
+            return 0
+        assert vision.fixed_grid is not None, "these models have images of one size"
+        num_tokens = vision.num_tokens(vision.fixed_grid)
+        least = num_tokens + min(self.max_num_seqs, self.max_num_batched_tokens) - 1
+        if self.max_num_batched_tokens < least:
+            limit = f"at least {least}: an image's {num_tokens} tokens, and one of each other request (max_num_seqs)"
+            raise InvalidParameterError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
+        return num_tokens
 
     def _check_experts(self, model: ModelConfig) -> None:
         if self.enable_expert_parallel and model.moe is None:

@@ -14,7 +14,7 @@ from octavo.config.hf_generation import read_eos_token_ids, read_generation_defa
 from octavo.config.hf_moe import read_moe
 from octavo.config.hf_quantization import read_quantization
 from octavo.config.hf_rope import max_supported_len, read_local_rope, read_rope
-from octavo.config.hf_vision import read_vision, text_fields
+from octavo.config.hf_vision import read_vision, text_facts, text_fields
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import DType, ModelConfig, RopeConfig
 from octavo.errors import InvalidParameterError, UnsupportedModelError, nearest_hint
@@ -42,12 +42,12 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
     facts = ARCHITECTURES[architecture]
     whole = fields
     if facts.vision is not None:
-        fields = text_fields(whole)
+        fields, facts = text_fields(whole, facts), text_facts(whole, facts)
     fields = fields.with_defaults(facts.defaults)
     _refuse_unsupported(fields, facts)
     max_position_embeddings = fields.integer("max_position_embeddings")
     num_heads, num_kv_heads, head_dim = read_heads(fields, facts)
-    num_frequencies = head_dim // 2 if facts.vision is not None else None
+    num_frequencies = head_dim // 2 if facts.has_rotary_axes else None
     rope = read_rope(
         fields, max_position_embeddings, default_theta=facts.rope_theta, num_frequencies_by_axis=num_frequencies
     )
@@ -75,7 +75,7 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         mlp_bias=facts.has_mlp_bias_key and fields.flag("mlp_bias", False),
         qk_norm=facts.qk_norm,
         attention_scale=read_attention_scale(fields, facts),
-        logits_soft_cap=_soft_cap(fields),
+        logits_soft_cap=_soft_cap(fields, facts),
         sliding_windows=read_sliding_windows(fields, facts),
         moe=read_moe(fields, facts),
         vision=read_vision(whole, facts.vision, fields.integer("hidden_size")) if facts.vision else None,
@@ -122,8 +122,13 @@ def _refuse_unsupported(fields: JsonFields, facts: ArchitectureFacts) -> None:
         raise UnsupportedModelError(f"{fields.origin}: {key}={activation!r} is not supported; known: {known[0]}")
 
 
-def _soft_cap(fields: JsonFields) -> float | None:
-    return fields.number("final_logit_softcapping") if "final_logit_softcapping" in fields else None
+def _soft_cap(fields: JsonFields, facts: ArchitectureFacts) -> float | None:
+    key = "final_logit_softcapping"
+    if key in fields and facts.vision is not None:  # it would have no effect in transformers
+        raise UnsupportedModelError(
+            f"{fields.origin}: {key}={fields.values[key]!r} is not supported with a vision tower"
+        )
+    return fields.number(key) if key in fields else None
 
 
 def _dtype(fields: JsonFields, asked: str) -> DType:

@@ -1,56 +1,30 @@
-"""Reads the vision tower from `config.json`, with the defaults of each family."""
+"""Reads models with a vision tower from `config.json`: the tower, and the language model beside it."""
 
-import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from octavo.config.architectures import ARCHITECTURES, ArchitectureFacts
+from octavo.config.hf_vision_plain import read_gemma3_vision, read_llava_vision
+from octavo.config.hf_vision_qwen import read_qwen_vision
 from octavo.config.json_fields import JsonFields
-from octavo.config.vision import VisionActivation, VisionConfig, VisionFamily
+from octavo.config.vision import VisionConfig, VisionFamily
 from octavo.errors import UnsupportedModelError
 
-_ACTIVATIONS: dict[str, VisionActivation] = {
-    "quick_gelu": "quick_gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Defaults:
-    """Values of absent keys; of all keys that a family has."""
-
-    activation: str
-    patch_size: int = 14
-    sizes: MappingProxyType[str, int]
-
-
-_FAMILIES: dict[VisionFamily, _Defaults] = {
-    "qwen2_vl": _Defaults(
-        activation="quick_gelu",
-        sizes=MappingProxyType({"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16}),
-    ),
-    "qwen2_5_vl": _Defaults(
-        activation="silu",
-        sizes=MappingProxyType({"depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16}),
-    ),
-    "qwen3_vl": _Defaults(
-        activation="gelu_pytorch_tanh",
-        patch_size=16,
-        sizes=MappingProxyType({"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}),
-    ),
-}
-_TOKENS = MappingProxyType(
+_READERS: MappingProxyType[VisionFamily, Callable[[JsonFields, int], VisionConfig]] = MappingProxyType(
     {
-        "image_token_id": 151655,
-        "video_token_id": 151656,
-        "vision_start_token_id": 151652,
-        "vision_end_token_id": 151653,
+        "qwen2_vl": partial(read_qwen_vision, family="qwen2_vl"),
+        "qwen2_5_vl": partial(read_qwen_vision, family="qwen2_5_vl"),
+        "qwen3_vl": partial(read_qwen_vision, family="qwen3_vl"),
+        "gemma3": read_gemma3_vision,
+        "llava": read_llava_vision,
     }
 )
 
 
-def text_fields(fields: JsonFields) -> JsonFields:
+def text_fields(fields: JsonFields, facts: ArchitectureFacts) -> JsonFields:
     """Return the language model's keys: under `text_config`, or in older files beside the others."""
     text = fields.nested("text_config")
     values: dict[str, Any] = {
@@ -59,8 +33,28 @@ def text_fields(fields: JsonFields) -> JsonFields:
         **text.values,
         **dict.fromkeys(text.nulls),
     }
-    ties = (of.flag("tie_word_embeddings", False) for of in (fields, text))
-    return JsonFields(fields.origin, values | {"tie_word_embeddings": any(ties)})
+    # Files have it in either place; but where true is the default, `text_config` repeats it unasked.
+    is_default = facts.defaults.get("tie_word_embeddings", False)
+    ties = (fields,) if is_default else (fields, text)
+    values["tie_word_embeddings"] = any(of.flag("tie_word_embeddings", is_default) for of in ties)
+    return JsonFields(fields.origin, values)
+
+
+def text_facts(fields: JsonFields, facts: ArchitectureFacts) -> ArchitectureFacts:
+    """Return the facts about the language model: the model's own, or those of the kind that `text_config` names.
+
+    Raises:
+        UnsupportedModelError: a kind that the model does not support.
+    """
+    if not facts.text:
+        return facts
+    known = {ARCHITECTURES[name].model_type: name for name in facts.text}
+    kind = fields.nested("text_config").text("model_type", next(iter(known)))
+    if kind not in known:
+        raise UnsupportedModelError(
+            f"{fields.origin}: text_config: model_type={kind!r} is not supported; known: {', '.join(known)}"
+        )
+    return replace(ARCHITECTURES[known[kind]], defaults=facts.defaults.get(kind, {}), vision=facts.vision)
 
 
 def read_vision(fields: JsonFields, family: VisionFamily, out_hidden_size: int) -> VisionConfig:
@@ -70,56 +64,4 @@ def read_vision(fields: JsonFields, family: VisionFamily, out_hidden_size: int) 
         CheckpointError: a missing or malformed value.
         UnsupportedModelError: a setting that would change the result.
     """
-    vision, defaults = fields.nested("vision_config"), _FAMILIES[family]
-    sizes = {key: vision.integer(key, default) for key, default in defaults.sizes.items()}
-    hidden_size = sizes["embed_dim" if family == "qwen2_vl" else "hidden_size"]
-    stated_key = "hidden_size" if family == "qwen2_vl" else "out_hidden_size"
-    if vision.integer(stated_key, out_hidden_size) != out_hidden_size:
-        raise vision.fail(stated_key, f"the language model's hidden_size ({out_hidden_size}) is expected")
-    head_dim, remainder = divmod(hidden_size, sizes["num_heads"])
-    if remainder or head_dim % 4:
-        raise vision.fail("num_heads", f"heads of a multiple of 4 of {hidden_size} elements are expected")
-    rope = vision.nested("rope_parameters")
-    if rope.text("rope_type", "axial") != "axial":
-        raise UnsupportedModelError(f"{rope.origin}: rope_type={rope.values['rope_type']!r} is not supported")
-    has_windows = family == "qwen2_5_vl"
-    return VisionConfig(
-        family=family,
-        num_layers=sizes["depth"],
-        hidden_size=hidden_size,
-        intermediate_size=sizes.get("intermediate_size", hidden_size * sizes.get("mlp_ratio", 0)),
-        num_heads=sizes["num_heads"],
-        out_hidden_size=out_hidden_size,
-        in_channels=vision.integer("in_channels", vision.integer("in_chans", 3)),
-        patch_size=vision.integer("patch_size", vision.integer("spatial_patch_size", defaults.patch_size)),
-        temporal_patch_size=vision.integer("temporal_patch_size", 2),
-        spatial_merge_size=vision.integer("spatial_merge_size", 2),
-        activation=_activation(vision, defaults.activation),
-        rope_theta=rope.number("rope_theta", 10000.0),
-        window_size=vision.integer("window_size", 112) if has_windows else None,
-        full_layers=_layers(vision, "fullatt_block_indexes", (7, 15, 23, 31)) if has_windows else (),
-        position_grid=_position_grid(vision) if family == "qwen3_vl" else None,
-        deepstack_layers=_layers(vision, "deepstack_visual_indexes", (8, 16, 24)) if family == "qwen3_vl" else (),
-        tokens_per_second=vision.number("tokens_per_second", 4) if has_windows else None,
-        **{key: fields.integer(key, default, minimum=0) for key, default in _TOKENS.items()},
-    )
-
-
-def _activation(vision: JsonFields, default: str) -> VisionActivation:
-    name = vision.text("hidden_act", default)
-    if name not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise UnsupportedModelError(f"{vision.origin}: hidden_act={name!r} is not supported; known: {known}")
-    return _ACTIVATIONS[name]
-
-
-def _layers(vision: JsonFields, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(vision.integers(key)) if key in vision else default
-
-
-def _position_grid(vision: JsonFields) -> int:
-    num_positions = vision.integer("num_position_embeddings", 2304)
-    side = math.isqrt(num_positions)
-    if side**2 != num_positions:
-        raise vision.fail("num_position_embeddings", "a square is expected")
-    return side
+    return _READERS[family](fields, out_hidden_size)

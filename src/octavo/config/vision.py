@@ -1,19 +1,22 @@
 """The vision tower of a model that takes images, in numbers."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 VisionActivation = Literal["quick_gelu", "gelu_tanh", "silu"]
-VisionFamily = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+ClassToken = Literal["none", "internal", "output"]
+VisionFamily = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig:
     """A vision transformer over patches, and how a prompt says where its output goes.
 
-    An image is cut into patches of `patch_size` x `patch_size` pixels, a video into pairs (`temporal_patch_size`) of
+    An image is cut into patches of `patch_size` x `patch_size` pixels, a video into groups (`temporal_patch_size`) of
     them. Each `spatial_merge_size` x `spatial_merge_size` square of patches becomes one token of the prompt. Prompts
-    have `image_token_id` or `video_token_id` in their place, between `vision_start_token_id` and `vision_end_token_id`.
+    have `image_token_id` or `video_token_id` in their place, between `vision_start_token_id` and `vision_end_token_id`
+    if the model has these.
     """
 
     family: VisionFamily
@@ -27,16 +30,27 @@ class VisionConfig:
     temporal_patch_size: int
     spatial_merge_size: int
     activation: VisionActivation
-    rope_theta: float
+    norm_eps: float = 1e-6
+    image_size: int | None = None  # pixels of a side of every image; None: images keep their proportions
+    rope_theta: float = 10000.0  # of towers that rotate
     window_size: int | None = None  # pixels; None: every layer sees the whole image
     full_layers: tuple[int, ...] = ()  # with windows: the layers that see the whole image
     position_grid: int | None = None  # side of the square of learned position embeddings; None: there are none
     deepstack_layers: tuple[int, ...] = ()  # whose output is also added after the first decoder layers
+    class_token: Literal["none", "internal", "output"] = (
+        "none"  # before the patches; what comes of it is dropped or kept
+    )
+    feature_depths: tuple[int, ...] = ()  # numbers of blocks after which the output is read; (): all
+    projector_has_bias: bool = True
+    has_rotary_axes: bool = False  # the decoder's rotary positions count time, height and width
+    is_bidirectional: bool = False  # in the decoder, an image's tokens see one another
     tokens_per_second: float | None = None  # of temporal rotary positions; None: one position a pair of frames
     image_token_id: int
-    video_token_id: int
-    vision_start_token_id: int
-    vision_end_token_id: int
+    video_token_id: int | None = None  # None: the model takes no videos
+    vision_start_token_id: int | None = None
+    vision_end_token_id: int | None = None
+    # Text on both sides of an image, in whose place prompts have the start token alone; None: they have placeholders.
+    text_around: str | None = None
 
     @property
     def merge_unit(self) -> int:
@@ -52,3 +66,15 @@ class VisionConfig:
     def num_outputs(self) -> int:
         """Vectors of the language model's size that the tower returns for each token."""
         return 1 + len(self.deepstack_layers)
+
+    @property
+    def fixed_grid(self) -> tuple[int, int, int] | None:
+        """The grid of every image; None: images keep their proportions."""
+        if self.image_size is None:
+            return None
+        side = self.image_size // self.patch_size
+        return 1, side, side
+
+    def num_tokens(self, grid: tuple[int, int, int]) -> int:
+        """Return the tokens of an image or video by its (groups of) frames, rows and columns of patches."""
+        return math.prod(grid) // self.merge_unit + (self.class_token == "output")

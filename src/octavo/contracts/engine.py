@@ -36,13 +36,16 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
 class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of a request in addition to its tokens; each is absent unless used. Part of its block hashes.
 
-    With `vision`, rotary positions follow from it and the tokens.
+    With `vision`, rotary positions and whole spans follow from it and the tokens.
     """
 
     adapter_id: int | None = None
     rotary_positions: bytes | None = None  # [3, prompt] int32: positions for multimodal rotary embeddings
     embedding_spans: list[EmbeddingSpan] = []
     vision: list[VisionInput] = []  # in the order of the prompt
+    whole_spans: list[
+        tuple[int, int]
+    ] = []  # [start, end): tokens that see one another; a step computes them to the end
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):

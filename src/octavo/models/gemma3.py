@@ -20,14 +20,14 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM, DecoderLayer
 
-_NORM_OFFSET = 1.0
+NORM_OFFSET = 1.0
 
 
 class Gemma3Attention(DecoderAttention):
     """Attention with QK norm and a scale of its own; with a window, also with a rotary table of its own."""
 
     def build_head_norms(self, config: ModelConfig, context: BuildContext) -> HeadNormWeights:
-        return HeadNormWeights(config.head_dim, config.rms_norm_eps, context=context, offset=_NORM_OFFSET)
+        return HeadNormWeights(config.head_dim, config.rms_norm_eps, context=context, offset=NORM_OFFSET)
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         rotary = int(config.sliding_windows[layer] is not None)
@@ -54,7 +54,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
     """The text model."""
 
     activation = Activation("gelu_tanh")
-    norm_offset = _NORM_OFFSET
+    norm_offset = NORM_OFFSET
     weight_names = MappingProxyType(
         {
             **DECODER_WEIGHT_NAMES,

@@ -9,8 +9,7 @@ from octavo.config.vision import VisionConfig
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear
 from octavo.layers.norm import RMSNorm
-from octavo.models.vision_language import VisionLanguageModel
-from octavo.models.vision_tower import VISION_EPS, VisionTower
+from octavo.models.qwen2_vl import Qwen2VisionTower, Qwen2VLForConditionalGeneration
 
 
 class GatedVisionMLP(nn.Module):
@@ -28,12 +27,12 @@ class GatedVisionMLP(nn.Module):
         return down
 
 
-class Qwen25VisionTower(VisionTower):
+class Qwen25VisionTower(Qwen2VisionTower):
     """Windows are a setting of the family: see `VisionConfig.window_size`."""
 
     block_names = MappingProxyType(
         {
-            **{name: place for name, place in VisionTower.block_names.items() if not name.startswith("mlp")},
+            **{name: place for name, place in Qwen2VisionTower.block_names.items() if not name.startswith("mlp")},
             "mlp.gate_proj": "mlp.gate_up:gate",
             "mlp.up_proj": "mlp.gate_up:up",
             "mlp.down_proj": "mlp.down",
@@ -42,14 +41,14 @@ class Qwen25VisionTower(VisionTower):
 
     def build_norm(self, size: int) -> nn.Module:
         """Build a norm over `size` elements."""
-        return RMSNorm(size, VISION_EPS, context=self.context)
+        return RMSNorm(size, self.config.norm_eps, context=self.context)
 
     def build_mlp(self, context: BuildContext) -> nn.Module:
         """Build a block's MLP."""
         return GatedVisionMLP(self.config, context)
 
 
-class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):  # noqa: N801 - the name in `config.json`
+class Qwen2_5_VLForConditionalGeneration(Qwen2VLForConditionalGeneration):  # noqa: N801 - the name in `config.json`
     """The decoder is Qwen2-VL's."""
 
     tower = Qwen25VisionTower

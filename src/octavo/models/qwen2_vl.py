@@ -1,7 +1,173 @@
-"""Qwen2-VL (Wang et al. 2024, arXiv:2409.12191): Qwen2 with rotary positions of three axes, and a vision tower."""
+"""Qwen2-VL (Wang et al. 2024, arXiv:2409.12191): Qwen2 with rotary positions of three axes, and a vision tower.
 
+Legend: P = patches of all images, C = values of a patch, V = the tower's hidden size, U = patches of a token, N =
+tokens of an image, D = the language model's hidden size, E = head size of the tower.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu
+
+from octavo.config.model import RopeConfig
+from octavo.config.vision import VisionConfig
+from octavo.distributed.shares import Share
+from octavo.layers.context import BuildContext
+from octavo.layers.layer_norm import LayerNorm
+from octavo.layers.linear import Linear, MergedLinear
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.vision_blocks import PatchEmbedding, PlainMLP, VisionAttention, VisionBlock, VisionStep
+from octavo.models.vision_grid import Grid, PatchLayout
 from octavo.models.vision_language import VisionLanguageModel
+from octavo.models.vision_tower import VisionTower, names_under
+
+_MAX_SIDE = 1 << 14  # patches; the processor's limits are far below
+
+
+class PatchMerger(nn.Module):
+    """Concatenates the U patches of each token and maps them to the language model's size."""
+
+    def __init__(self, config: VisionConfig, norm: nn.Module, context: BuildContext, *, norms_merged: bool) -> None:
+        super().__init__()
+        self.norm, self._norms_merged = norm, norms_merged
+        size, group = config.hidden_size * config.merge_unit, context.groups.tensor
+        inner = Share.of_features(size, group.rank, group.size)
+        self._size = size
+        self.up = MergedLinear(Share.whole(size), {"": inner}, has_bias=True, context=context.at("up"))
+        self.down = Linear(inner, config.out_hidden_size, has_bias=True, context=context.at("down"))
+
+    def forward(self, x: torch.Tensor, num_tokens: Sequence[int]) -> torch.Tensor:
+        """Map x [P, V] to [P / U, D]; `num_tokens` are those of each image."""
+        merged = self.norm(x.view(-1, self._size)) if self._norms_merged else self.norm(x).view(-1, self._size)
+        inner = self.up(merged)
+        # torch's erf computes the tail of a range with other instructions: each image is a range of its own.
+        parts = [gelu(of_image) for of_image in torch.split(inner, list(num_tokens))]
+        down: torch.Tensor = self.down(torch.cat(parts))
+        return down
+
+
+class Qwen2VisionTower(VisionTower):
+    """The tower of Qwen2-VL. Later families override the parts that differ."""
+
+    patch_embedding_has_bias: ClassVar[bool] = False
+    # Names in the checkpoint and places in the tower, as in `CausalLM.weight_names`: of a block, and of a merger.
+    block_names: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "norm1": "attention_norm",
+            "attn.qkv.q": "attention.qkv:q",
+            "attn.qkv.k": "attention.qkv:k",
+            "attn.qkv.v": "attention.qkv:v",
+            "attn.proj": "attention.out",
+            "norm2": "mlp_norm",
+            "mlp.fc1": "mlp.up",
+            "mlp.fc2": "mlp.down",
+        }
+    )
+    merger_names: ClassVar[Mapping[str, str]] = MappingProxyType({"ln_q": "norm", "mlp.0": "up", "mlp.2": "down"})
+
+    @classmethod
+    def weight_names(cls, config: VisionConfig) -> dict[str, str]:
+        """See `VisionTower.weight_names`."""
+        names = {"visual.patch_embed.proj": "patch_embedding"}
+        for block in range(config.num_layers):
+            names |= names_under(f"visual.blocks.{block}", f"blocks.{block}", cls.block_names)
+        return names | names_under("visual.merger", "merger", cls.merger_names)
+
+    def __init__(self, config: VisionConfig, context: BuildContext) -> None:
+        super().__init__(config, context)
+        rope = RopeConfig(theta=config.rope_theta)
+        rotated_by_axis = config.hidden_size // config.num_heads // 2
+        self.rotary = RotaryEmbedding(rope, rotated_by_axis, _MAX_SIDE, device=context.device)
+        self.patch_embedding = PatchEmbedding(
+            config, has_bias=self.patch_embedding_has_bias, context=self.context.at("patch_embedding")
+        )
+        self.blocks = nn.ModuleList(self.build_block(number) for number in range(config.num_layers))
+        self.merger = self.build_merger("merger")
+
+    def build_norm(self, size: int) -> nn.Module:
+        """Build a norm over `size` elements."""
+        return LayerNorm(size, self.config.norm_eps, context=self.context)
+
+    def build_mlp(self, context: BuildContext) -> nn.Module:
+        """Build a block's MLP."""
+        return PlainMLP(self.config, context)
+
+    def build_block(self, number: int) -> VisionBlock:
+        """Build block `number`."""
+        config, context = self.config, self.context.at(f"blocks.{number}")
+        in_windows = config.window_size is not None and number not in config.full_layers
+        attention = VisionAttention(config, context.at("attention"), in_windows=in_windows)
+        norms = [self.build_norm(config.hidden_size) for _ in range(2)]
+        return VisionBlock(norms, attention, self.build_mlp(context.at("mlp")))
+
+    def build_merger(self, name: str, *, norms_merged: bool = False) -> PatchMerger:
+        """Build a merger; its norm is over single or over merged patches."""
+        size = self.config.hidden_size * (self.config.merge_unit if norms_merged else 1)
+        return PatchMerger(self.config, self.build_norm(size), self.context.at(name), norms_merged=norms_merged)
+
+    def forward(self, patches: torch.Tensor, grids: Sequence[Grid]) -> list[torch.Tensor]:
+        """See `VisionTower.forward`."""
+        layouts = [PatchLayout.of(grid, self.config) for grid in grids]
+        num_tokens = [len(layout.rows) // self.config.merge_unit for layout in layouts]
+        x = self.embed(patches, layouts, grids)
+        outputs = [self.in_order(output, layouts) for output in self.run_blocks(x, self.step_of(layouts), num_tokens)]
+        return list(torch.split(torch.cat(outputs, dim=-1), num_tokens))
+
+    def embed(self, patches: torch.Tensor, layouts: Sequence[PatchLayout], grids: Sequence[Grid]) -> torch.Tensor:
+        """Return x [P, V], the patches in the order of the layouts."""
+        x: torch.Tensor = self.patch_embedding(_reordered(patches, layouts, self.config.merge_unit))
+        return x
+
+    def step_of(self, layouts: Sequence[PatchLayout]) -> VisionStep:
+        """Derive what all layers share. Half of the frequencies turn by the row, the others by the column."""
+        axes = [
+            torch.cat([getattr(of, axis) for of in layouts]).to(self.context.device) for axis in ("rows", "columns")
+        ]
+        tables = [self.rotary(positions) for positions in axes]  # cos and sin, [P, E / 4] each, by axis
+        return VisionStep(
+            rotary=(torch.cat([cos for cos, _ in tables], dim=-1), torch.cat([sin for _, sin in tables], dim=-1)),
+            frames=[length for layout in layouts for length in layout.frames],
+            windows=[length for layout in layouts for length in layout.windows],
+        )
+
+    def run_blocks(self, x: torch.Tensor, step: VisionStep, num_tokens: Sequence[int]) -> list[torch.Tensor]:
+        """Return the outputs [P / U, D] for x [P, V]: that of the last block first."""
+        for block in self.blocks:
+            x = block(x, step)
+        return [self.merger(x, num_tokens)]
+
+    def in_order(self, merged: torch.Tensor, layouts: Sequence[PatchLayout]) -> torch.Tensor:
+        """Return rows [P / U, D], computed in the order of the layouts, in that of the input."""
+        if self.config.window_size is None:
+            return merged
+        parts = torch.split(merged, [len(layout.rows) // self.config.merge_unit for layout in layouts])
+        inverse = (torch.argsort(_order(layout)).to(merged.device) for layout in layouts)
+        return torch.cat([part[back] for part, back in zip(parts, inverse, strict=True)])
 
 
 class Qwen2VLForConditionalGeneration(VisionLanguageModel):
     """The decoder is Qwen2's, which is the family's own with biases."""
+
+    tower = Qwen2VisionTower
+    renamed_prefixes = MappingProxyType({"model.language_model.": "model.", "model.visual.": "visual."})
+
+
+def _order(layout: PatchLayout) -> torch.Tensor:
+    assert layout.order is not None, "a tower with windows orders its patches"
+    return layout.order
+
+
+def _reordered(patches: torch.Tensor, layouts: Sequence[PatchLayout], unit: int) -> torch.Tensor:
+    """Return `patches` [P, C] in the order of the layouts."""
+    if all(layout.order is None for layout in layouts):
+        return patches
+    parts = torch.split(patches, [len(layout.rows) for layout in layouts])
+    return torch.cat(
+        [
+            part.view(-1, unit, part.shape[-1])[_order(layout).to(part.device)].flatten(0, 1)
+            for part, layout in zip(parts, layouts, strict=True)
+        ]
+    )

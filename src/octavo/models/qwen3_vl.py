@@ -6,7 +6,7 @@ after the first decoder layers (DeepStack, Meng et al. 2024, arXiv:2406.04334).
 Legend: P = patches of all images, V = the tower's hidden size, S = side of the square of learned positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
@@ -15,34 +15,21 @@ from torch import nn
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.vision import VisionConfig
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import TensorSpec
-from octavo.layers.weight_owner import WeightOwner
+from octavo.layers.plain_weight import PlainWeight
 from octavo.models.common import DecoderLayer
+from octavo.models.qwen2_vl import Qwen2VisionTower, Qwen2VLForConditionalGeneration
 from octavo.models.qwen3 import Qwen3ForCausalLM
+from octavo.models.vision_blocks import VisionStep
 from octavo.models.vision_grid import Grid, PatchLayout
 from octavo.models.vision_language import VisionLanguageModel
-from octavo.models.vision_tower import VisionStep, VisionTower
 
 
-class LearnedPositions(WeightOwner):
+class LearnedPositions(PlainWeight):
     """A square of position embeddings, interpolated to the grid of an image with both corners aligned."""
 
     def __init__(self, side: int, size: int, *, context: BuildContext) -> None:
-        super().__init__()
-        self._context, self._side = context, side
-        self.weight = torch.empty(side * side, size, dtype=context.dtype, device=context.device)  # [S * S, V]
-
-    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec(tuple(self.weight.shape))}
-
-    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self.weight.copy_(tensor)
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        return {"weight": self.weight}
-
-    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.weight.copy_(tensors["weight"])
+        super().__init__(side * side, size, context=context)  # [S * S, V]
+        self._side = side
 
     def forward(self, layout: PatchLayout, grid: Grid) -> torch.Tensor:
         """Return the embeddings [P, V] of one image's patches."""
@@ -70,13 +57,13 @@ class LearnedPositions(WeightOwner):
         return first, (first + 1).clamp(max=self._side - 1), at - first
 
 
-class Qwen3VisionTower(VisionTower):
+class Qwen3VisionTower(Qwen2VisionTower):
     """Its outputs are that of the last block, and those of `VisionConfig.deepstack_layers`."""
 
     patch_embedding_has_bias = True
     block_names = MappingProxyType(
         {
-            **{name: place for name, place in VisionTower.block_names.items() if not name.startswith("mlp")},
+            **{name: place for name, place in Qwen2VisionTower.block_names.items() if not name.startswith("mlp")},
             "mlp.linear_fc1": "mlp.up",
             "mlp.linear_fc2": "mlp.down",
         }
@@ -94,10 +81,10 @@ class Qwen3VisionTower(VisionTower):
     @classmethod
     def weight_names(cls, config: VisionConfig) -> dict[str, str]:
         """See `VisionTower.weight_names`."""
-        names = super().weight_names(config) | {"pos_embed": "positions"}
+        names = super().weight_names(config) | {"visual.pos_embed": "positions"}
         for index in range(len(config.deepstack_layers)):
             for name, place in cls.merger_names.items():
-                names[f"deepstack_merger_list.{index}.{name}"] = f"deepstack.{index}.{place}"
+                names[f"visual.deepstack_merger_list.{index}.{name}"] = f"deepstack.{index}.{place}"
         return names
 
     def embed(self, patches: torch.Tensor, layouts: Sequence[PatchLayout], grids: Sequence[Grid]) -> torch.Tensor:
@@ -107,7 +94,7 @@ class Qwen3VisionTower(VisionTower):
         return x + torch.cat(positions).to(x.dtype)
 
     def run_blocks(self, x: torch.Tensor, step: VisionStep, num_tokens: Sequence[int]) -> list[torch.Tensor]:
-        """See `VisionTower.run_blocks`."""
+        """See `Qwen2VisionTower.run_blocks`."""
         stacked, mergers = [], dict(zip(self.config.deepstack_layers, self.deepstack, strict=True))
         for number, block in enumerate(self.blocks):
             x = block(x, step)
@@ -136,6 +123,7 @@ class Qwen3VLForConditionalGeneration(VisionLanguageModel, Qwen3ForCausalLM):
     """The decoder is Qwen3's."""
 
     tower = Qwen3VisionTower
+    renamed_prefixes = Qwen2VLForConditionalGeneration.renamed_prefixes
 
     def build_layer(self, layer: int) -> nn.Module:
         """Build block number `layer`; the first ones also read what the tower has for them."""

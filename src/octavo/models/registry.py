@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 MODEL_MODULES = MappingProxyType(
     {
         "Gemma3ForCausalLM": "octavo.models.gemma3",
+        "Gemma3ForConditionalGeneration": "octavo.models.gemma3_vision",
         "LlamaForCausalLM": "octavo.models.llama",
+        "LlavaForConditionalGeneration": "octavo.models.llava",
         "MistralForCausalLM": "octavo.models.mistral",
         "MixtralForCausalLM": "octavo.models.mixtral",
         "Qwen2ForCausalLM": "octavo.models.qwen2",

@@ -5,7 +5,6 @@ They differ in the decoder and in the tower: see `qwen2_vl`.
 
 from collections.abc import Mapping
 from functools import cached_property
-from types import MappingProxyType
 from typing import ClassVar
 
 from octavo.config.model import ModelConfig
@@ -16,10 +15,9 @@ from octavo.models.vision_tower import VisionTower
 
 
 class VisionLanguageModel(DecoderForCausalLM):
-    """Mix into a decoder. Newer checkpoints name the language model `model.language_model`, older ones `model`."""
+    """Mix into a decoder."""
 
-    tower: ClassVar[type[VisionTower]] = VisionTower
-    renamed_prefixes = MappingProxyType({"model.language_model.": "model.", "model.visual.": "visual."})
+    tower: ClassVar[type[VisionTower]]
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
@@ -50,12 +48,17 @@ class VisionLanguageModel(DecoderForCausalLM):
     def _tower_names(self) -> dict[str, str]:
         assert self.config.vision is not None
         names = self.tower.weight_names(self.config.vision)
-        return {f"visual.{name}": f"vision.{target}" for name, target in names.items()}
+        return {name: f"vision.{target}" for name, target in names.items()}
 
     @property
     def weight_targets(self) -> Mapping[str, str]:
         """See `CausalLM.weight_targets`."""
         return {**super().weight_targets, **self._tower_names}
+
+    def ignores_weight(self, name: str) -> bool:
+        """See `CausalLM.ignores_weight`."""
+        assert self.config.vision is not None
+        return super().ignores_weight(name) or name.startswith(self.tower.ignored_weights(self.config.vision))
 
     @property
     def parts_on_other_ranks(self) -> frozenset[str]:

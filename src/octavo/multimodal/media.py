@@ -10,6 +10,7 @@ import numpy as np
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
+from octavo.multimodal.image_processors import read_frame_processor, read_image_processor
 from octavo.multimodal.messages import Source
 from octavo.multimodal.patches import ImageProcessor, Patches
 from octavo.multimodal.pictures import PictureLimits, open_picture
@@ -37,10 +38,9 @@ class MediaReader:
         """Read the settings of the checkpoint in `folder`.
 
         Raises:
-            CheckpointError, UnsupportedModelError: see `ImageProcessor.read`.
+            CheckpointError, UnsupportedModelError: see `read_image_processor`.
         """
-        images = ImageProcessor.read(folder, vision)
-        videos = ImageProcessor.read_for_videos(folder, vision)
+        images, videos = read_image_processor(folder, vision), read_frame_processor(folder, vision)
         return cls(vision=vision, images=images, videos=videos, limits=PictureLimits())
 
     def read(self, source: Source) -> Medium:
@@ -62,7 +62,9 @@ class MediaReader:
     def _video(self, source: Source) -> Patches:
         """Cut the frames of a video, all of the size of the first, in pairs."""
         frames = source.content
-        if self.vision.family == "qwen3_vl":
+        if self.vision.video_token_id is None:
+            raise InvalidParameterError(source.name, "a video", "this model takes images only")
+        if self.vision.deepstack_layers:
             raise InvalidParameterError(source.name, "a video", "this model takes images only, so far")
         if isinstance(frames, np.ndarray) and frames.ndim == 4:
             frames = list(frames)
@@ -90,12 +92,13 @@ class MediaReader:
         """Check precomputed embeddings, `{"image_embeds": [tokens, hidden size], "image_grid_thw": [3]}`."""
         given = source.content
         assert isinstance(given, Mapping)
-        if set(given) != _EMBEDDING_KEYS:
+        fixed, keys = self.vision.fixed_grid, set(_EMBEDDING_KEYS)
+        if set(given) not in ([keys] if fixed is None else [keys, {"image_embeds"}]):
             limit = "image_embeds and image_grid_thw are expected"
             raise InvalidParameterError(source.name, sorted(map(str, given)), limit)
-        [grid] = checked_grids([given["image_grid_thw"]], self.vision)
+        [grid] = checked_grids([given.get("image_grid_thw", fixed)], self.vision)
         values = np.asarray(given["image_embeds"])
-        wanted = (math.prod(grid) // self.vision.merge_unit, self.vision.out_hidden_size)
+        wanted = (self.vision.num_tokens(grid), self.vision.out_hidden_size)
         if values.shape != wanted or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
             what = f"{values.dtype} {list(values.shape)}"
             raise InvalidParameterError(

@@ -1,6 +1,5 @@
 """Placeholders of images and videos in a prompt: grown to as many tokens as each has, and found again."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,39 +33,36 @@ class ExpandedPrompt:
 def expand_vision_placeholders(
     input_ids: Sequence[int], image_grid_thw: object, vision: VisionConfig, video_grid_thw: object = None
 ) -> ExpandedPrompt:
-    """Put as many placeholders between each vision start and end as the next image, or video, has merged patches.
+    """Put as many placeholders in the place of each image, or video, as it has tokens.
 
-    Grids [images, 3] have each one's frames, rows and columns of patches. Placeholders that have been expanded before
-    are accepted.
+    Grids [images, 3] have each one's frames, rows and columns of patches. A place is a placeholder between vision start
+    and end; any placeholder if the model has no such tokens. Placeholders that have been expanded before are accepted.
 
     Raises:
         InvalidParameterError: names what does not match: grids, numbers of images, tokens between start and end.
     """
+    counts = {vision.image_token_id: [vision.num_tokens(grid) for grid in checked_grids(image_grid_thw, vision)]}
+    if vision.video_token_id is not None:
+        counts[vision.video_token_id] = [vision.num_tokens(grid) for grid in checked_grids(video_grid_thw, vision)]
+    find = _next_run if vision.vision_start_token_id is None else _next_between_marks
     token_ids: list[int] = []
     ranges: list[PlaceholderRange] = []
-    counts = {
-        placeholder: [math.prod(grid) // vision.merge_unit for grid in checked_grids(grids, vision)]
-        for placeholder, grids in ((vision.image_token_id, image_grid_thw), (vision.video_token_id, video_grid_thw))
-    }
     num_used = dict.fromkeys(counts, 0)
     position = 0
-    while position < len(input_ids):
-        token_id = input_ids[position]
-        token_ids.append(token_id)
-        position += 1
-        if token_id != vision.vision_start_token_id or position == len(input_ids) or input_ids[position] not in counts:
-            continue
-        placeholder = input_ids[position]
-        end = _end_of(input_ids, position, vision)
+    while (place := find(input_ids, position, counts, vision)) is not None:
+        placeholder = input_ids[place.start]
         of_kind, is_video = counts[placeholder], placeholder == vision.video_token_id
         if num_used[placeholder] == len(of_kind):
-            limit = f"the prompt has a placeholder for another one (token {position - 1})"
+            at = place.start - (vision.vision_start_token_id is not None)
+            limit = f"the prompt has a placeholder for another one (token {at})"
             raise InvalidParameterError(_names(is_video), f"{len(of_kind)} {_names(is_video)}", limit)
         count = of_kind[num_used[placeholder]]
         num_used[placeholder] += 1
+        token_ids += input_ids[position : place.start]
         ranges.append(PlaceholderRange(len(token_ids), count, is_video))
         token_ids += [placeholder] * count
-        position = end
+        position = place.stop
+    token_ids += input_ids[position:]
     _check_used(token_ids, counts, num_used, vision)
     return ExpandedPrompt(token_ids, ranges)
 
@@ -86,7 +82,36 @@ def checked_grids(grid_thw: object, vision: VisionConfig) -> list[Grid]:
         if frames < 1 or min(rows, columns) < merge or rows % merge or columns % merge:
             limit = f"at least one frame is expected, and rows and columns that are multiples of {merge}"
             raise InvalidParameterError("image_grid_thw", [frames, rows, columns], limit)
+        if vision.fixed_grid is not None and (frames, rows, columns) != vision.fixed_grid:
+            limit = f"{list(vision.fixed_grid)} is expected: all images of this model have one size"
+            raise InvalidParameterError("image_grid_thw", [frames, rows, columns], limit)
     return [(frames, rows, columns) for frames, rows, columns in grids.tolist()]
+
+
+def _next_between_marks(
+    input_ids: Sequence[int], start: int, counts: Mapping[int, list[int]], vision: VisionConfig
+) -> range | None:
+    """Return the next placeholders, between vision start and end; None: there are no more."""
+    for position in range(start, len(input_ids) - 1):
+        if input_ids[position] == vision.vision_start_token_id and input_ids[position + 1] in counts:
+            return range(position + 1, _end_of(input_ids, position + 1, vision))
+    return None
+
+
+def _next_run(
+    input_ids: Sequence[int], start: int, counts: Mapping[int, list[int]], vision: VisionConfig
+) -> range | None:
+    """Return the next placeholder, which is alone or has been expanded before; None: there are no more."""
+    for position in range(start, len(input_ids)):
+        if input_ids[position] in counts:
+            of_kind = counts[input_ids[position]]
+            is_expanded = input_ids.count(input_ids[position]) == sum(of_kind)
+            run = range(position, position + (of_kind[0] if is_expanded else 1))
+            if set(input_ids[run.start : run.stop]) != {input_ids[position]}:
+                limit = f"{len(run)} placeholders in a row are expected from token {position} on, for each image"
+                raise InvalidParameterError("prompt", "other tokens among placeholders", limit)
+            return run
+    return None
 
 
 def _end_of(input_ids: Sequence[int], position: int, vision: VisionConfig) -> int:

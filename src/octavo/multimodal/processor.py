@@ -12,8 +12,7 @@ from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.media import MediaReader
 from octavo.multimodal.messages import Messages, Source, take_images
-from octavo.multimodal.patches import Patches
-from octavo.multimodal.placeholders import checked_grids, expand_vision_placeholders
+from octavo.multimodal.placeholders import expand_vision_placeholders
 from octavo.multimodal.prompt import Medium, MultiModalPrompt
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -57,9 +56,20 @@ class MultiModalProcessor:
         return self.of_request({"messages": messages}, **template_options)
 
     def _of_text(self, text: str, sources: Sequence[Source], *, is_rendered: bool) -> MultiModalPrompt:
-        token_ids = self._tokenizer.encode(text, add_special_tokens=not is_rendered)
+        token_ids = self._tokenizer.encode(self._with_placeholders(text), add_special_tokens=not is_rendered)
         media = [(source.is_video, self._reader.read(source)) for source in sources]
         return self._of_media(text, token_ids, media)
+
+    def _with_placeholders(self, text: str) -> str:
+        """Return the text with a placeholder for each image, where templates write only the token that begins it."""
+        vision = self._vision
+        if vision.text_around is None:
+            return text
+        ids = vision.vision_start_token_id, vision.vision_end_token_id, vision.image_token_id
+        start, end, placeholder = (self._tokenizer.token_text(token_id) for token_id in ids if token_id is not None)
+        if start + placeholder in text:  # written out by the caller
+            return text
+        return text.replace(start, vision.text_around + start + placeholder + end + vision.text_around)
 
     def _by_callers(self, processor: Any, text: str, sources: Sequence[Source]) -> MultiModalPrompt:
         """Let a processor of transformers' kind tokenize the text and cut the images."""
@@ -69,14 +79,7 @@ class MultiModalProcessor:
         pictures = [self._reader.picture(source) for source in sources]
         made = processor(text=[text], images=pictures or None, return_tensors="np")
         [token_ids] = np.asarray(made["input_ids"]).tolist()
-        grids = checked_grids(made.get("image_grid_thw"), self._vision)
-        ends = np.cumsum([frames * rows * columns for frames, rows, columns in grids])
-        values = np.asarray(made["pixel_values"], dtype=np.float32) if grids else np.zeros((0, 0), dtype=np.float32)
-        wanted = (int(ends[-1]), self._vision.patch_values) if grids else (0, 0)
-        if values.shape != wanted:
-            raise InvalidParameterError("pixel_values", list(values.shape), f"{list(wanted)} by image_grid_thw")
-        parts = zip(np.split(values, ends[:-1]), grids, strict=False)
-        return self._of_media(text, token_ids, [(False, Patches(part, grid)) for part, grid in parts])
+        return self._of_media(text, token_ids, [(False, image) for image in self._reader.images.patches_of(made)])
 
     def _of_media(self, text: str, token_ids: Sequence[int], media: Sequence[tuple[bool, Medium]]) -> MultiModalPrompt:
         """Expand placeholders; `media` are (is it a video, what it is), those of each kind in order."""

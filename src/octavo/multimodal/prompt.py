@@ -44,25 +44,13 @@ class MultiModalPrompt:
             InvalidParameterError: frames of a video that are so far apart that positions exceed the tokens.
         """
         places = list(zip(prompt.ranges, media, strict=True))
-        merge = config.spatial_merge_size
-        spans = [
-            VisionSpan(
-                start=place.start,
-                frames=medium.grid[0],
-                rows=medium.grid[1] // merge,
-                columns=medium.grid[2] // merge,
-                interval=medium.interval,
-            )
-            for place, medium in places
-        ]
-        positions = rotary_positions(len(prompt.token_ids), spans)
-        if positions.size and int(positions.max()) >= len(prompt.token_ids):
-            limit = "frames of a video are so far apart that their positions exceed the tokens; give a higher fps"
-            raise InvalidParameterError("videos", f"position {positions.max()}", limit)
+        positions = _rotary_positions(prompt, media, config) if config.has_rotary_axes else None
+        spans = [(place.start, place.start + place.num_tokens) for place, _ in places]
         extra = ExtraInputs(
-            rotary_positions=positions.tobytes(),
+            rotary_positions=None if positions is None else positions.tobytes(),
             vision=[_input(place, medium) for place, medium in places if isinstance(medium, Patches)],
             embedding_spans=[_span(place, medium) for place, medium in places if isinstance(medium, Embeddings)],
+            whole_spans=spans if config.is_bidirectional else [],
         )
         return cls(text=text, token_ids=prompt.token_ids, extra_inputs=extra)
 
@@ -75,6 +63,26 @@ def content_hash(image: Patches) -> str:
         digest.update(np.ascontiguousarray(image.levels, dtype="<f4").data)
     digest.update(np.ascontiguousarray(image.values).data)
     return digest.hexdigest()
+
+
+def _rotary_positions(prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> NDArray[np.int32]:
+    """Return the positions [3, tokens] by time, height and width."""
+    merge = config.spatial_merge_size
+    spans = [
+        VisionSpan(
+            start=place.start,
+            frames=medium.grid[0],
+            rows=medium.grid[1] // merge,
+            columns=medium.grid[2] // merge,
+            interval=medium.interval,
+        )
+        for place, medium in zip(prompt.ranges, media, strict=True)
+    ]
+    positions = rotary_positions(len(prompt.token_ids), spans)
+    if positions.size and int(positions.max()) >= len(prompt.token_ids):
+        limit = "frames of a video are so far apart that their positions exceed the tokens; give a higher fps"
+        raise InvalidParameterError("videos", f"position {positions.max()}", limit)
+    return positions
 
 
 def _input(place: PlaceholderRange, image: Patches) -> VisionInput:

@@ -41,9 +41,9 @@ class Admission:
         """Move waiting requests into rows while budget, rows and blocks last; stop at the first that does not fit."""
         while budget > 0 and self._running.has_room:
             request = self._waiting.peek(now_s)
-            if request is None or self._is_still_rejected(request) or not self._try(request, builder, now_s):
+            if request is None or self._is_still_rejected(request) or not self._try(request, builder, now_s, budget):
                 break
-            room = self._encoder.admit(request, budget) if request.vision else budget
+            room = self._encoder.admit(request, budget) if request.limits_chunks else budget
             budget -= builder.add_admitted(request, room)
 
     @property
@@ -58,7 +58,7 @@ class Admission:
             return False
         return all(now <= then for now, then in zip(self._num_spare_blocks, rejection.num_spare_blocks, strict=True))
 
-    def _try(self, request: Request, builder: StepBuilder, now_s: float) -> bool:
+    def _try(self, request: Request, builder: StepBuilder, now_s: float, budget: int) -> bool:
         """Give a request a row and blocks for all its known tokens, so that a prompt never stalls halfway.
 
         In a group with a sliding window, only for its first chunk: later chunks free as many blocks as they take.
@@ -68,7 +68,7 @@ class Admission:
             prefix = self._blocks.find_prefix(request.token_ids, root, builder.unwritten_states, keys)
         else:
             prefix = self._blocks.no_prefix(request.block_root)
-        if request.vision and not self._encoder.can_begin(request, prefix.num_tokens):
+        if request.limits_chunks and not self._encoder.can_begin(request, prefix.num_tokens, budget):
             return False
         num_needed = num_new_blocks = self._num_new_blocks(len(request.token_ids), prefix.num_tokens)
         if prefix.num_tokens:

@@ -35,9 +35,9 @@ def request_root(request: EngineCoreRequest) -> bytes:
     """Return the parent of a request's first block."""
     salt, extra = request.cache_salt, request.extra_inputs
     if extra is not None and extra.vision:  # in the keys of its blocks
-        # Rotary positions follow from it and the tokens, and from the grids of what spans there are.
-        positions = extra.rotary_positions if extra.embedding_spans else None
-        extra = msgspec.structs.replace(extra, vision=[], rotary_positions=positions)
+        extra = msgspec.structs.replace(extra, vision=[])
+        if not extra.embedding_spans:  # these follow from it and the tokens, and from the grids of what spans there are
+            extra = msgspec.structs.replace(extra, rotary_positions=None, whole_spans=[])
     if extra is None or extra == ExtraInputs():
         return root_hash(() if salt is None else (salt,))
     # All of it goes into the first block's parent, wherever in the prompt it applies.

@@ -4,6 +4,9 @@ Embeddings are kept by content. A running request holds those whose tokens it is
 holds stay until their space is needed, the least recently used first, so that no image is encoded twice in a row. A
 step encodes at most as many tokens of images as it computes tokens; an image that is larger has a step of its own.
 
+Tokens that see one another, as those of an image in some models, are computed to the last one in one step: chunks end
+before or behind such a span.
+
 No deadlock: a request holds an embedding only from the step that computes the first token of the image, so it can
 continue to the last one, and then lets go.
 """
@@ -25,7 +28,7 @@ class EncoderSchedule:
     def __init__(self, running: RunningRows, step_budget: int, capacity: int) -> None:
         self._running, self._step_budget, self._capacity = running, step_budget, capacity
         self._kept: OrderedDict[str, int] = OrderedDict()  # tokens by content hash, least recently used first
-        self._held: dict[int, set[str]] = {}  # by row; a row is here until all of its images are computed
+        self._held: dict[int, set[str]] = {}  # by row; a row is here until its images are computed
         self._num_holders: Counter[str] = Counter()
         self._inputs: list[VisionInput] = []  # of the step being built
         self._freed: list[str] = []
@@ -46,9 +49,10 @@ class EncoderSchedule:
             return
         for row in list(self._held):
             computed = int(self._running.num_computed[row])
-            to_come = [image for image in self._running.request_at(row).vision if _end(image) > computed]
-            self._let_go(row, self._held[row] - {image.content_hash for image in to_come})
-            if not to_come:
+            request = self._running.request_at(row)
+            to_come = {image.content_hash for image in request.vision if _end(image) > computed}
+            self._let_go(row, self._held[row] - to_come)
+            if _is_behind(request, computed):
                 del self._held[row]
 
     def limit_running(self, rows: RowIndices, counts: Int32Array) -> tuple[RowIndices, Int32Array]:
@@ -63,8 +67,10 @@ class EncoderSchedule:
             return rows, limited
         return rows[limited > 0], limited[limited > 0]
 
-    def can_begin(self, request: Request, num_computed: int) -> bool:
-        """Return whether a waiting request's first token could be computed in this step."""
+    def can_begin(self, request: Request, num_computed: int, budget: int) -> bool:
+        """Return whether a waiting request's first token could be computed in this step of `budget` tokens."""
+        if not _to_cut(request, num_computed, budget):
+            return False
         images = [image for image in request.vision if image.start <= num_computed < _end(image)]
         return all(self._fits(image) for image in images)
 
@@ -73,7 +79,7 @@ class EncoderSchedule:
         row = request.row
         assert row is not None
         num_computed = int(self._running.num_computed[row])
-        if all(_end(image) <= num_computed for image in request.vision):
+        if _is_behind(request, num_computed):
             return budget
         self._held[row] = set()
         return self._advance(row, num_computed, budget)
@@ -104,7 +110,9 @@ class EncoderSchedule:
 
     def _advance(self, row: int, start: int, count: int) -> int:
         """Hold the images of a row's `count` tokens from `start` on, up to the first that does not fit."""
-        for image in self._running.request_at(row).vision:
+        request = self._running.request_at(row)
+        count = _to_cut(request, start, count)
+        for image in request.vision:
             if _end(image) <= start:
                 continue
             if image.start >= start + count:
@@ -146,6 +154,20 @@ class EncoderSchedule:
     def _let_go(self, row: int, contents: set[str]) -> None:
         self._held[row] -= contents
         self._num_holders -= Counter(contents)
+
+
+def _is_behind(request: Request, num_computed: int) -> bool:
+    """Return whether nothing of what limits a request's chunks is to come."""
+    images = all(_end(image) <= num_computed for image in request.vision)
+    return images and all(end <= num_computed for _, end in request.whole_spans)
+
+
+def _to_cut(request: Request, start: int, count: int) -> int:
+    """Return how many of a request's `count` tokens from `start` on a step computes: it cuts no span."""
+    for span_start, span_end in request.whole_spans:
+        if span_start < start + count < span_end:
+            return max(span_start - start, 0)
+    return count
 
 
 def _end(image: VisionInput) -> int:

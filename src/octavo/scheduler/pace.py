@@ -26,8 +26,10 @@ class StepPace:
     `target_s` of 0 the budget is always `max_num_batched_tokens`.
     """
 
-    def __init__(self, max_num_batched_tokens: int, target_s: float, clock: Callable[[], float]) -> None:
-        self._max_tokens = max_num_batched_tokens
+    def __init__(
+        self, max_num_batched_tokens: int, target_s: float, clock: Callable[[], float], fewest: int = FEWEST_TOKENS
+    ) -> None:
+        self._max_tokens, self._fewest = max_num_batched_tokens, fewest
         self._target_s = target_s
         self._clock = clock
         self._token_s: float | None = None  # per prompt token, including its share of the step's overhead
@@ -43,7 +45,7 @@ class StepPace:
         wanted = _chunks((1 + _PROMPT_TOKENS_PER_STREAM) * num_streams + FEWEST_TOKENS - 1)
         if num_tokens < wanted:
             num_tokens = min(wanted, self._fitting(_MAX_STRETCH * self._target_s))
-        return min(self._max_tokens, max(num_tokens, len(running) + FEWEST_TOKENS))
+        return min(self._max_tokens, max(num_tokens, len(running) + self._fewest))
 
     def _fitting(self, target_s: float) -> int:
         if self._token_s is None:

@@ -56,6 +56,7 @@ class Request:
         "stop_token_ids",
         "token_ids",
         "vision",
+        "whole_spans",
     )
 
     def __init__(self, message: EngineCoreRequest, arrival_index: int, max_model_len: int) -> None:
@@ -76,6 +77,7 @@ class Request:
         self.extra_inputs = message.extra_inputs  # as ranks get them
         self.vision: list[VisionInput] = []
         self.block_keys: BlockKeys = NO_KEYS  # set by the scheduler, which knows the block size
+        self.whole_spans = [] if message.extra_inputs is None else message.extra_inputs.whole_spans
         if message.extra_inputs is not None and message.extra_inputs.vision:
             self.vision = message.extra_inputs.vision
             self.extra_inputs = _without_patches(message.extra_inputs)
@@ -110,6 +112,11 @@ class Request:
     def may_use_cached_prefix(self) -> bool:
         """Prompt logprobs need the logits of every prompt position, so no part of the prompt may be skipped."""
         return self.params.prompt_logprobs is None
+
+    @property
+    def limits_chunks(self) -> bool:
+        """Its chunks may have to end before an image."""
+        return bool(self.vision or self.whole_spans)
 
     @property
     def order(self) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft_planner import DraftPlanner
 from octavo.scheduler.encoder_schedule import EncoderSchedule
-from octavo.scheduler.pace import StepPace
+from octavo.scheduler.pace import FEWEST_TOKENS, StepPace
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
@@ -83,7 +83,8 @@ class Scheduler:
             Speculation(drafter, self.running, blocks, self._constrained, planner) if drafter is not None else None
         )
         self._rank_drafter = drafter if isinstance(drafter, RankDrafter) else None
-        self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock)
+        fewest = max(FEWEST_TOKENS, config.largest_whole_span)
+        self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock, fewest)
         self.finished: dict[str, FinishedRequest] = {}  # ended, but not reported in an `EngineCoreOutputs` yet
         self._requests: dict[str, Request] = {}  # all waiting and running ones
         self._forgotten_req_ids: list[str] = []  # rows that the worker must drop before the next step

@@ -26,6 +26,18 @@ class _RowInputs:
     shift: int  # of positions past the prompt, so that they follow the largest
     spans: list[tuple[int, torch.Tensor]]  # first position, and embeddings [., outputs * D] float32
     vision: list[VisionInput]
+    whole_spans: list[tuple[int, int]]  # [start, end)
+
+    def touches_whole_span(self, positions: NDArray[Any]) -> bool:
+        """Return whether any of consecutive `positions` [.] is in a whole span."""
+        return any(start <= positions[-1] and positions[0] < end for start, end in self.whole_spans)
+
+    def visible_ends(self, positions: NDArray[Any]) -> NDArray[Any]:
+        """Return `ForwardBatch.visible_ends` of consecutive `positions` [.]."""
+        ends = positions + 1
+        for start, end in self.whole_spans:
+            ends[(positions >= start) & (positions < end)] = end
+        return ends
 
     def rotary_positions(self, positions: NDArray[Any]) -> NDArray[Any]:
         """Return rotary positions [3, .] of consecutive `positions` [.]; past the prompt, they follow the largest."""
@@ -63,7 +75,12 @@ class ExtraRows:
             embeds = embeds.view(span.num_tokens, -1)  # nothing to add in layers
             spans.append((span.start, pad(embeds, (0, (self._num_outputs - 1) * embeds.shape[1]))))
         self._rows[row] = _RowInputs(
-            adapter_id=extra.adapter_id, rotary=rotary, shift=shift, spans=spans, vision=extra.vision
+            adapter_id=extra.adapter_id,
+            rotary=rotary,
+            shift=shift,
+            spans=spans,
+            vision=extra.vision,
+            whole_spans=extra.whole_spans,
         )
 
     def attach_encoder(self, encoded: Mapping[str, torch.Tensor], num_outputs: int) -> None:
@@ -100,6 +117,11 @@ class ExtraRows:
             for of, tokens in parts:
                 rotary[:, tokens] = of.rotary_positions(positions[tokens])
             fields["mrope_positions"] = self._send(rotary.ravel())[0].view(3, -1)
+        if any(of.touches_whole_span(positions[tokens]) for of, tokens in parts):
+            ends = positions.astype(np.int32) + 1
+            for of, tokens in parts:
+                ends[tokens] = of.visible_ends(positions[tokens])
+            [fields["visible_ends"]] = self._send(ends)
         if replaced := [piece for of, tokens in parts for piece in self._pieces(of, tokens.start, positions[tokens])]:
             [indices] = self._send(np.concatenate([at for at, _ in replaced]))
             fields["inputs_embeds"] = InputEmbeds(

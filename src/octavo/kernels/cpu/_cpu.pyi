@@ -50,6 +50,7 @@ class AttentionStep:
         seq_lens: int,
         block_table: int,
         kept: int,
+        visible_ends: int,
         all_blocks: RowBlocks,
         kept_blocks: RowBlocks,
     ) -> None: ...

@@ -37,11 +37,13 @@ inline RowBlocks make_row_blocks(std::int64_t count, std::uintptr_t of) { return
 inline AttentionStep make_step(std::int64_t num_tokens, std::int64_t num_kept, std::int64_t num_blocks_per_request,
                                const std::vector<RotaryTable>& rotary_tables, std::uintptr_t slots,
                                std::uintptr_t query_start_loc, std::uintptr_t seq_lens, std::uintptr_t block_table,
-                               std::uintptr_t kept, const RowBlocks& all_blocks, const RowBlocks& kept_blocks) {
+                               std::uintptr_t kept, std::uintptr_t visible_ends, const RowBlocks& all_blocks,
+                               const RowBlocks& kept_blocks) {
   if (rotary_tables.size() > kMaxRotaryTables) throw std::invalid_argument("a step has too many rotary tables");
   AttentionStep step = {num_tokens, num_kept, num_blocks_per_request, {}, at<const std::int64_t>(slots),
                         at<const std::int32_t>(query_start_loc), at<const std::int32_t>(seq_lens),
-                        at<const std::int32_t>(block_table), at<const std::int64_t>(kept), all_blocks, kept_blocks};
+                        at<const std::int32_t>(block_table), at<const std::int64_t>(kept),
+                        at<const std::int32_t>(visible_ends), all_blocks, kept_blocks};
   std::copy(rotary_tables.begin(), rotary_tables.end(), step.rotary_tables);
   return step;
 }

@@ -20,12 +20,10 @@ struct Sight {
   std::int64_t first, last;
 };
 
-static inline Sight sight_from(const AttentionArgs& args, std::int64_t position) {
-  return {args.sliding_window ? larger(0, position - args.sliding_window + 1) : 0, position};
-}
-
 static inline Sight sight(const AttentionArgs& args, const RowBlock& rows, std::int64_t row) {
-  return sight_from(args, rows.position(row));
+  const std::int64_t position = rows.position(row);
+  return {args.sliding_window ? larger(0, position - args.sliding_window + 1) : 0,
+          args.visible_ends ? args.visible_ends[rows.token(row)] - 1 : position};
 }
 
 // For row blocks that are not tall: how their heads are divided; long contexts are also split (attention_split.inc.h).

@@ -1,9 +1,6 @@
 // Queries, and the weights of a span's positions computed from scores. Included inside namespace octavo::OCTAVO_LEVEL.
 
 constexpr std::int64_t kMaxParts = kMaxHeadDim / kPart;
-// Tiles visible to some rows of a block only: its tokens are adjacent, so at most two at either end.
-constexpr std::int64_t kMaxEdgeTiles = 4;
-
 // A thread's working memory for one row block.
 template <class Element>
 struct Workspace {
@@ -14,7 +11,7 @@ struct Workspace {
   alignas(64) float mixed_alone[kMaxParts * 2 * kPairElements]; // the same, for rows computed one by one
   alignas(64) float total[kMaxParts * 2 * kPairElements];       // [parts] results: of all spans so far
   alignas(64) Element tiles[kSpanPositions * kMaxHeadDim];      // gathered, of one kv head
-  alignas(64) Element cleaned[kMaxEdgeTiles * kTilePositions * kMaxHeadDim];
+  alignas(64) Element cleaned[kSpanPositions * kMaxHeadDim];    // copies of tiles that not all rows see
   alignas(64) float key_scales[kTileRows * kSpanPositions];     // [kv heads][positions], of int8 keys
   alignas(64) float value_scales[kTileRows * kSpanPositions];
   f32x16 lanes[kMaxRowsOfBlock] = {};  // of each row: per-lane maximum of scores, then sum of weights

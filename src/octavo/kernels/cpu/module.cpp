@@ -68,7 +68,8 @@ NB_MODULE(_cpu, m) {
   nb::class_<RowBlocks>(m, "RowBlocks").def(nb::new_(&make_row_blocks));
   nb::class_<AttentionStep>(m, "AttentionStep")
       .def(nb::new_(&make_step), "num_tokens"_a, "num_kept"_a, "num_blocks_per_request"_a, "rotary_tables"_a,
-           "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "kept"_a, "all_blocks"_a, "kept_blocks"_a);
+           "slots"_a, "query_start_loc"_a, "seq_lens"_a, "block_table"_a, "kept"_a, "visible_ends"_a,
+           "all_blocks"_a, "kept_blocks"_a);
   nb::class_<Activation>(m, "Activation").def(nb::new_(&make_activation));
   nb::class_<Fused>(m, "Fused")
       .def(nb::new_(&make_fused), "residual"_a, "norm_weight"_a, "eps"_a, "norm_offset"_a, "activation"_a);

@@ -16,7 +16,7 @@ import torch
 import triton
 from triton import language as tl
 
-from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, join_sink, mean
+from octavo.kernels.triton.attention_parts import attend_span, first_seen, join, join_sink, last_seen, mean
 
 SPLIT_SIZE = 256  # positions; a row's partial result is at most 1 % of the bytes read for a split
 
@@ -56,6 +56,7 @@ def _attention_kernel(
     part_largest: tl.tensor | None,  # [M, H, S] float32
     part_total: tl.tensor | None,  # [M, H, S] float32
     sinks: tl.tensor | None,  # [H] float32
+    visible_ends: tl.tensor | None,  # [T] int32, behind the last position a token sees; None: it sees itself last
     row_size: tl.tensor,
     num_splits: tl.tensor,  # S
     scale: tl.tensor,  # of exponents of 2
@@ -95,13 +96,14 @@ def _attention_kernel(
     tokens, heads = rows // GROUP, kv_head * GROUP + rows % GROUP
     is_row = tokens < num_tokens
     positions = tl.where(is_row, first_position + tokens, -1)
+    lasts = last_seen(visible_ends, start + tokens, positions, is_row)
     columns = tl.arange(0, E_BLOCK)[None, :]
     is_inside = is_row[:, None] & (columns < E)
     places = (((start + tokens).to(tl.int64) * H + heads) * E)[:, None] + columns
     rotated = tl.load(query + places, mask=is_inside, other=0.0)
 
     last_token = tl.minimum((first_row + ROWS - 1) // GROUP, num_tokens - 1)
-    stop = first_position + last_token + 1
+    stop = last_seen(visible_ends, start + last_token, first_position + last_token, last_token >= 0) + 1
     begin = first_seen(first_position + first_row // GROUP, WINDOW) // TILE * TILE
     blocks = block_table + request.to(tl.int64) * row_size
     if out is None:
@@ -109,7 +111,7 @@ def _attention_kernel(
         begin, stop = tl.maximum(begin, split * SPLIT), tl.minimum(stop, (split + 1) * SPLIT)
         if begin < stop:
             mixed, largest, total = attend_span(
-                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
+                rotated, positions, lasts, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
                 WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
             parts = ((part + tokens).to(tl.int64) * H + heads) * num_splits + split
@@ -123,14 +125,14 @@ def _attention_kernel(
             total = tl.zeros([ROWS], dtype=tl.float32)
             for split_start in range(begin // SPLIT * SPLIT, stop, SPLIT):
                 next_mixed, next_largest, next_total = attend_span(
-                    rotated, positions, key_pool, value_pool, blocks, kv_head,
+                    rotated, positions, lasts, key_pool, value_pool, blocks, kv_head,
                     tl.maximum(begin, split_start), tl.minimum(stop, split_start + SPLIT), scale, score_scale,
                     WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
                 )  # fmt: skip
                 mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
         else:
             mixed, largest, total = attend_span(
-                rotated, positions, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
+                rotated, positions, lasts, key_pool, value_pool, blocks, kv_head, begin, stop, scale, score_scale,
                 WINDOW, G, E, B, ROWS, E_BLOCK, TILE,
             )  # fmt: skip
         if sinks is not None:
@@ -147,6 +149,7 @@ def _join_kernel(
     seq_lens: tl.tensor,  # [R] int32
     tokens: tl.tensor | None,  # [M, 2] int32: token, its request; None: token m is of request m
     sinks: tl.tensor | None,  # [H] float32
+    visible_ends: tl.tensor | None,  # [T] int32
     out: tl.tensor,  # [T, H, E]
     num_splits: tl.tensor,  # S
     WINDOW: tl.constexpr,
@@ -163,11 +166,12 @@ def _join_kernel(
         token, request = tl.load(tokens + 2 * token), tl.load(tokens + 2 * token + 1)
     num_left = tl.load(query_start_loc + request + 1) - token  # tokens of the request from this one on
     position = tl.load(seq_lens + request) - num_left
+    last = last_seen(visible_ends, token, position, num_left > 0)
     columns = tl.arange(0, E_BLOCK)
     mixed = tl.zeros([E_BLOCK], dtype=tl.float32)
     largest = tl.max(mixed, axis=0) + float("-inf")
     total = tl.max(mixed, axis=0)
-    for split in range(first_seen(position, WINDOW) // SPLIT, (position + SPLIT) // SPLIT):
+    for split in range(first_seen(position, WINDOW) // SPLIT, (last + SPLIT) // SPLIT):
         next_mixed = tl.load(part_mixed + (part + split) * E + columns, mask=columns < E, other=0.0)
         next_largest, next_total = tl.load(part_largest + part + split), tl.load(part_total + part + split)
         mixed, largest, total = join(mixed, largest, total, next_mixed, next_largest, next_total)
@@ -185,6 +189,7 @@ class PagedContext:
     seq_lens: torch.Tensor  # [R] int32; 0: padding, which gets zeros
     block_table: torch.Tensor  # [R, row_size] int32
     block_size: int
+    visible_ends: torch.Tensor | None = None  # [T] int32, see `ForwardBatch.visible_ends`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,6 +260,7 @@ def attend_few(
         context.seq_lens,
         work.tokens,
         softmax.sinks,
+        context.visible_ends,
         out,
         work.num_splits,
         WINDOW=softmax.sliding_window or 0,
@@ -321,6 +327,7 @@ def _launch(
         items,
         *results,
         softmax.sinks,
+        context.visible_ends,
         context.block_table.stride(0),
         num_splits,
         softmax.exponent_scale,

@@ -62,6 +62,7 @@ def _tanh(x: tl.tensor) -> tl.tensor:
 def attend_span(
     query: tl.tensor,  # [ROWS, E_BLOCK]
     positions: tl.tensor,  # [ROWS], of the rows' tokens; -1: no row
+    lasts: tl.tensor,  # [ROWS], the last position that each sees; -1: no row
     key_pool: tl.tensor,
     value_pool: tl.tensor,
     blocks: tl.tensor,  # the request's row of the block table
@@ -92,7 +93,7 @@ def attend_span(
         scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")  # [ROWS, TILE]
         if score_scale is not None:
             scores = _tanh(scores * score_scale)
-        is_seen = at[None, :] <= positions[:, None]
+        is_seen = at[None, :] <= lasts[:, None]
         if WINDOW > 0:
             is_seen &= at[None, :] > positions[:, None] - WINDOW
         scores = tl.where(is_seen, scores, float("-inf"))
@@ -120,3 +121,16 @@ def mean(mixed: tl.tensor, total: tl.tensor) -> tl.tensor:
 def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
     """Return the first position visible to a token."""
     return tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else position * 0
+
+
+@triton.jit
+def last_seen(
+    visible_ends: tl.tensor | None,  # [T] int32; None: a token sees itself last
+    token: tl.tensor,  # [...]
+    position: tl.tensor,  # [...]; -1: no token
+    is_token: tl.tensor,  # [...]
+) -> tl.tensor:
+    """Return the last position visible to a token; -1 for none."""
+    if visible_ends is None:
+        return position
+    return tl.load(visible_ends + token, mask=is_token, other=0) - 1

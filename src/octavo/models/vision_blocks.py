@@ -1,0 +1,133 @@
+"""What vision transformers over patches (Dosovitskiy et al. 2020, arXiv:2010.11929) are made of.
+
+Legend: P = patches of all images, and class tokens if there are any; V = the tower's hidden size, H = heads of this
+rank, E = head size.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from octavo.config.vision import VisionActivation, VisionConfig
+from octavo.distributed.shares import Share
+from octavo.layers.context import BuildContext
+from octavo.layers.linear import Linear, MergedLinear, QKVLinear
+from octavo.layers.quant.base import TensorSpec
+
+_QUICK = 1.702  # GELU as a sigmoid (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionStep:
+    """What all layers share: the images' patches, one image after the other."""
+
+    frames: list[int]  # lengths of the segments that attend to themselves: they add up to P
+    windows: list[int]
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # cos and sin, [P, E / 2] float32 each; None: no rotation
+
+
+class PatchEmbedding(MergedLinear):
+    """A convolution whose stride is its kernel: a linear of flattened patches."""
+
+    def __init__(self, config: VisionConfig, *, has_bias: bool, context: BuildContext) -> None:
+        outputs = {"": Share.whole(config.hidden_size)}
+        super().__init__(Share.whole(config.patch_values), outputs, has_bias=has_bias, context=context)
+        times = (config.temporal_patch_size,) if config.temporal_patch_size > 1 else ()  # of a 3D convolution
+        self._kernel = (config.in_channels, *times, config.patch_size, config.patch_size)
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        [outputs] = self.parts.values()
+        return super().checkpoint_tensors() | {"weight": TensorSpec((outputs.total, *self._kernel))}
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        super().load_weight(name, tensor.flatten(1) if name == "weight" else tensor)
+
+    def shard_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return super().shard_of({**tensors, "weight": tensors["weight"].flatten(1)})
+
+
+class VisionAttention(nn.Module):
+    """Attention in both directions within each segment."""
+
+    def __init__(self, config: VisionConfig, context: BuildContext, *, in_windows: bool) -> None:
+        super().__init__()
+        size, heads = config.hidden_size, config.num_heads
+        self.head_dim, self._in_windows = size // heads, in_windows
+        self.qkv = QKVLinear(size, heads, heads, self.head_dim, has_bias=True, context=context.at("qkv"))
+        self.out = Linear(self.qkv.parts["q"], size, has_bias=True, context=context.at("out"))
+
+    def forward(self, x: torch.Tensor, step: VisionStep) -> torch.Tensor:
+        """Attend: x [P, V] to [P, V]."""
+        query, key, value = self.qkv(x).view(len(x), 3, -1, self.head_dim).unbind(1)  # [P, H, E] each
+        if step.rotary is not None:
+            query, key = _rotated(query, *step.rotary), _rotated(key, *step.rotary)
+        segments = step.windows if self._in_windows else step.frames
+        attended = torch.cat([*_attend(query, key, value, segments)])
+        out: torch.Tensor = self.out(attended.reshape(len(x), -1))
+        return out
+
+
+class PlainMLP(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, config: VisionConfig, context: BuildContext) -> None:
+        super().__init__()
+        group = context.groups.tensor
+        inner = Share.of_features(config.intermediate_size, group.rank, group.size)
+        self._activation = config.activation
+        whole = Share.whole(config.hidden_size)
+        self.up = MergedLinear(whole, {"": inner}, has_bias=True, context=context.at("up"))
+        self.down = Linear(inner, config.hidden_size, has_bias=True, context=context.at("down"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply to x [P, V]."""
+        down: torch.Tensor = self.down(_activated(self.up(x), self._activation))
+        return down
+
+
+class VisionBlock(nn.Module):
+    """Pre-norm attention and MLP around one residual stream."""
+
+    def __init__(self, norms: Iterable[nn.Module], attention: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = norms
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, x: torch.Tensor, step: VisionStep) -> torch.Tensor:
+        """Apply to x [P, V]."""
+        x = x + self.attention(self.attention_norm(x), step)
+        mlp: torch.Tensor = self.mlp(self.mlp_norm(x))
+        return x + mlp
+
+
+def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the halves of each head, [P, H, E], in float32."""
+    first, second = heads.float().chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(heads.dtype)
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: list[int]) -> Iterator[torch.Tensor]:
+    """Yield the attention of each segment, or of neighbors of one length: [., H, E]."""
+    start = 0
+    for length, run in groupby(lengths):
+        count = sum(1 for _ in run)
+        end = start + count * length
+        q, k, v = (of[start:end].view(count, length, *of.shape[1:]).transpose(1, 2) for of in (query, key, value))
+        yield scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+        start = end
+
+
+def _activated(x: torch.Tensor, activation: VisionActivation) -> torch.Tensor:
+    """Apply to x. With exp alone, whose bits do not depend on an element's place: see `kernels/activation.py`."""
+    wide = x.float()
+    if activation == "quick_gelu":
+        logits = _QUICK * wide
+    else:
+        logits = 2.0 * (2.0 / torch.pi) ** 0.5 * (wide + 0.044715 * wide * wide * wide)
+    activated: torch.Tensor = wide / (1.0 + torch.exp(-logits))
+    return activated.to(x.dtype)

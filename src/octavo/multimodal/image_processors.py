@@ -1,0 +1,37 @@
+"""Which `ImageProcessor` a checkpoint needs, and where its settings are."""
+
+from pathlib import Path
+
+from octavo.config.json_fields import JsonFields
+from octavo.config.vision import VisionConfig
+from octavo.multimodal.fixed_size import FixedSizeProcessor
+from octavo.multimodal.native_size import NativeSizeProcessor
+from octavo.multimodal.patches import ImageProcessor
+
+
+def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
+    """Read the settings for images of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: there are none, or they are malformed.
+        UnsupportedModelError: they do not fit the tower, or want what is not supported.
+    """
+    return _of(_fields_in(folder), vision)
+
+
+def read_frame_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
+    """Do the same for the frames of videos; without settings of their own, those of images apply."""
+    own = folder / "video_preprocessor_config.json"
+    return _of(JsonFields.read(own), vision) if own.exists() else read_image_processor(folder, vision)
+
+
+def _of(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
+    return (NativeSizeProcessor if vision.image_size is None else FixedSizeProcessor).of(fields, vision)
+
+
+def _fields_in(folder: Path) -> JsonFields:
+    """Return the settings from either of the files that have them."""
+    own, combined = folder / "preprocessor_config.json", folder / "processor_config.json"
+    if not own.exists() and combined.exists():
+        return JsonFields.read(combined).nested("image_processor")
+    return JsonFields.read(own)

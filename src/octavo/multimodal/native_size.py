@@ -1,0 +1,78 @@
+"""Pictures near their own size and in their own proportions, as Qwen2-VL and its successors see them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config.json_fields import JsonFields
+from octavo.config.vision import VisionConfig
+from octavo.errors import InvalidParameterError
+from octavo.multimodal.patches import CLIP_MEAN, CLIP_STD, ImageProcessor, Normalization, Patches, check_proportions
+from octavo.multimodal.placeholders import checked_grids
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeSizeProcessor(ImageProcessor):
+    """Keeps the number of pixels within limits."""
+
+    min_pixels: int
+    max_pixels: int
+    vision: VisionConfig
+
+    @classmethod
+    def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
+        """Read the settings of a checkpoint with this tower.
+
+        Raises:
+            CheckpointError: they are malformed.
+            UnsupportedModelError: they do not fit the tower, or switch a step off.
+        """
+        size = fields.nested("size")
+        processor = cls(
+            patch_size=fields.integer("patch_size", vision.patch_size),
+            temporal_patch_size=fields.integer("temporal_patch_size", vision.temporal_patch_size),
+            merge_size=fields.integer("merge_size", vision.spatial_merge_size),
+            min_pixels=fields.integer("min_pixels", size.integer("shortest_edge", 56 * 56)),
+            max_pixels=fields.integer("max_pixels", size.integer("longest_edge", 28 * 28 * 1280)),
+            normalization=Normalization.read(fields, CLIP_MEAN, CLIP_STD),
+            resample=fields.integer("resample", 3, minimum=0),
+            vision=vision,
+        )
+        processor.check_fits(fields, vision)
+        return processor
+
+    def resized(self, picture: "Image", name: str) -> NDArray[np.uint8]:
+        """See `ImageProcessor.resized`."""
+        check_proportions(picture, name)
+        return np.asarray(picture.resize(self._target_size(*picture.size), resample=self.resample))
+
+    def _target_size(self, width: int, height: int) -> tuple[int, int]:
+        """Return the nearest width and height in whole merged squares, with a number of pixels within the limits."""
+        unit = self.patch_size * self.merge_size
+        new_height, new_width = (round(side / unit) * unit for side in (height, width))
+        if new_height * new_width > self.max_pixels:
+            factor = math.sqrt((height * width) / self.max_pixels)
+            new_height, new_width = (max(unit, math.floor(side / factor / unit) * unit) for side in (height, width))
+        elif new_height * new_width < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (height * width))
+            new_height, new_width = (math.ceil(side * factor / unit) * unit for side in (height, width))
+        return new_width, new_height
+
+    def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:
+        """See `ImageProcessor.patches_of`."""
+        grids = checked_grids(made.get("image_grid_thw"), self.vision)
+        if not grids:
+            return []
+        ends = np.cumsum([math.prod(grid) for grid in grids])
+        values = np.asarray(made["pixel_values"], dtype=np.float32)
+        wanted = (int(ends[-1]), self.vision.patch_values)
+        if values.shape != wanted:
+            raise InvalidParameterError("pixel_values", list(values.shape), f"{list(wanted)} by image_grid_thw")
+        return [Patches(part, grid) for part, grid in zip(np.split(values, ends[:-1]), grids, strict=True)]
