@@ -13,6 +13,7 @@ from tests.gguf.files import convert
 from tests.gguf.test_models import MULTIPLES_OF_32, TOKENS, tiny
 from tests.models.paged import PagedRunner, load, make_context
 
+from octavo import LLM, SamplingParams
 from octavo.config.args import EngineArgs
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
@@ -167,6 +168,17 @@ def test_shares_that_cut_a_block_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UnsupportedModelError, match=r"inputs .* of 96 are not whole groups of 32; set another tensor"):
         run_ranks(body, 2)
+
+
+def test_asked_for_by_name_it_answers_as_by_default(tmp_path: Path) -> None:
+    file = model_file(tmp_path)
+    answers = []
+    for quantization in (None, "gguf"):
+        with LLM(str(file), tokenizer="demo", quantization=quantization, max_model_len=64, num_kv_blocks=8) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+            [output] = llm.generate({"prompt_token_ids": TOKENS}, params, use_tqdm=False)
+            answers.append(output.outputs[0].token_ids)
+    assert answers[0] == answers[1]
 
 
 def options(file: Path, **asked: Any) -> tuple[str | None, bool]:
