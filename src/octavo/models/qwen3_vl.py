@@ -6,7 +6,7 @@ after the first decoder layers (DeepStack, Meng et al. 2024, arXiv:2406.04334).
 Legend: P = patches of all images, V = the tower's hidden size, S = side of the square of learned positions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
@@ -15,8 +15,7 @@ from torch import nn
 from octavo.attention.metadata import AttentionMetadata, LayerKVCache
 from octavo.config.vision import VisionConfig
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import TensorSpec
-from octavo.layers.weight_owner import WeightOwner
+from octavo.layers.kept_weight import KeptWeight
 from octavo.models.common import DecoderLayer
 from octavo.models.qwen3 import Qwen3ForCausalLM
 from octavo.models.vision_grid import Grid, PatchLayout
@@ -24,25 +23,12 @@ from octavo.models.vision_language import VisionLanguageModel
 from octavo.models.vision_tower import VisionStep, VisionTower
 
 
-class LearnedPositions(WeightOwner):
+class LearnedPositions(KeptWeight):
     """A square of position embeddings, interpolated to the grid of an image with both corners aligned."""
 
     def __init__(self, side: int, size: int, *, context: BuildContext) -> None:
-        super().__init__()
-        self._context, self._side = context, side
-        self.weight = torch.empty(side * side, size, dtype=context.dtype, device=context.device)  # [S * S, V]
-
-    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec(tuple(self.weight.shape))}
-
-    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self.weight.copy_(tensor)
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        return {"weight": self.weight}
-
-    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.weight.copy_(tensors["weight"])
+        super().__init__(side * side, size, context=context)  # weight [S * S, V]
+        self._side = side
 
     def forward(self, layout: PatchLayout, grid: Grid) -> torch.Tensor:
         """Return the embeddings [P, V] of one image's patches."""
