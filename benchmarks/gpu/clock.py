@@ -14,7 +14,7 @@ def synchronize(device: torch.device) -> None:
 
 def timing_event() -> torch.cuda.Event:
     """Return an event that tells the time between it and another."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch has no type for it
 
 
 def seconds(run: Callable[[], object], device: torch.device, budget_s: float = 0.3) -> float:

@@ -20,7 +20,7 @@ def best_seconds(run: Callable[[], object], *, budget_s: float = 0.3) -> float:
 
 def read_bandwidth() -> float:
     """Return bytes per second of reading 8 MiB, the next of 512 MiB each time, so that no cache has them."""
-    parts = torch.ones(1 << 26, dtype=torch.int64).split(1 << 20)  # type: ignore[no-untyped-call]
+    parts = torch.ones(1 << 26, dtype=torch.int64).split(1 << 20)  # type: ignore[no-untyped-call]  # torch has no type for it
     turns = cycle(parts)
     return float(parts[0].nbytes / best_seconds(lambda: next(turns).sum(), budget_s=2.0))
 

@@ -77,11 +77,11 @@ class CalledQueue(RecordedQueue):
         return replay
 
 
-class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no type for it
     """The ops of a step with their arguments and result tensors."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no type for it
         self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
 
     def __torch_dispatch__(

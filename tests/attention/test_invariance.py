@@ -184,7 +184,7 @@ def test_threads_that_share_a_context_do_not_show(
     for parts in steps:
         pool.backend = make_backend(name, dtype, num_threads=1)
         expected = run_step(pool, parts, sliding_window=window)
-        for num_threads in (2, 4, 7):
+        for num_threads in pick((2, 7), (2, 4, 7)):
             pool.backend = make_backend(name, dtype, num_threads=num_threads)
             for result, whole in zip(run_step(pool, parts, sliding_window=window), expected, strict=True):
                 assert torch.equal(result, whole)

@@ -61,15 +61,11 @@ def assert_greedy(reference: Any, outputs: list[RequestOutput]) -> None:
 
 
 @every_model
-def test_alone_it_is_what_transformers_generates(name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
-    prompt = random_prompt(21, seed=5)
-    [output] = make_llm(name).generate(prompt, GREEDY, use_tqdm=False)
+def test_alone_and_in_a_batch_of_33_mixed_lengths(name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
+    llm, prompt = make_llm(name), random_prompt(21, seed=5)
+    [output] = llm.generate(prompt, GREEDY, use_tqdm=False)
     assert output.outputs[0].token_ids == generated_by(checkpoint(name).reference, prompt, NUM_TOKENS)
-
-
-@every_model
-def test_a_batch_of_33_mixed_lengths(name: str, checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
-    outputs = make_llm(name).generate(PROMPTS, GREEDY, use_tqdm=False)
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert len(outputs) == 33
     assert_greedy(checkpoint(name).reference, outputs)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.end_to_end.conftest import MakeLLM
+from tests.end_to_end.conftest import GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import answers, random_prompt
 from tests.kernels.levels import LEVELS
 
@@ -20,11 +20,28 @@ PARAMS = [
 CHAT = "What is 12 + 30?"
 
 needs_kernels = pytest.mark.skipif(not LEVELS, reason="the C++ kernels were not built")
-every_quantization = pytest.mark.parametrize("quantization", ["int8", "int4"])
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen2-moe", "demo", pytest.param("llama", marks=pytest.mark.full)])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def in_integers(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"dtype": "bfloat16", "quantization": request.param}
+
+
+@pytest.fixture(scope="module")
+def alone(name: str, in_integers: dict[str, Any], checkpoint: GetCheckpoint) -> list[Any]:
+    with open_llm(checkpoint, name, enable_prefix_caching=False, **in_integers) as llm:
+        return [
+            answers(llm.generate(prompt, params, use_tqdm=False))[0]
+            for prompt, params in zip(PROMPTS, PARAMS, strict=True)
+        ]
 
 
 @needs_kernels
-@every_quantization
 @pytest.mark.parametrize(
     "options",
     [
@@ -33,22 +50,17 @@ every_quantization = pytest.mark.parametrize("quantization", ["int8", "int4"])
         pytest.param({"num_kv_blocks": 17}, id="preempted"),
     ],
 )
-@pytest.mark.parametrize("name", ["qwen3", "qwen2-moe", "demo", pytest.param("llama", marks=pytest.mark.full)])
-def test_same_bytes(name: str, options: dict[str, Any], quantization: str, make_llm: MakeLLM) -> None:
-    settings: dict[str, Any] = {"dtype": "bfloat16", "quantization": quantization}
-    llm = make_llm(name, enable_prefix_caching=False, **settings)
-    alone = [
-        answers(llm.generate(prompt, params, use_tqdm=False))[0] for prompt, params in zip(PROMPTS, PARAMS, strict=True)
-    ]
-    together = make_llm(name, **settings, **options)
+def test_same_bytes(
+    name: str, options: dict[str, Any], in_integers: dict[str, Any], alone: list[Any], make_llm: MakeLLM
+) -> None:
+    together = make_llm(name, **in_integers, **options)
     assert answers(together.generate(PROMPTS, PARAMS, use_tqdm=False)) == alone
     assert answers(together.generate(PROMPTS[::-1], PARAMS[::-1], use_tqdm=False)) == alone[::-1]  # cached, too
 
 
 @needs_kernels
-@every_quantization
-def test_the_demo_model_still_knows_its_sums(quantization: str, make_llm: MakeLLM) -> None:
-    llm = make_llm("demo", dtype="bfloat16", quantization=quantization, max_model_len=256)
+def test_the_demo_model_still_knows_its_sums(in_integers: dict[str, Any], make_llm: MakeLLM) -> None:
+    llm = make_llm("demo", **in_integers, max_model_len=256)
     [output] = llm.chat([{"role": "user", "content": CHAT}], SamplingParams(temperature=0.0, max_tokens=24))
     assert "42" in output.outputs[0].text
 

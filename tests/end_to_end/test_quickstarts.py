@@ -32,11 +32,16 @@ def test_model_runner() -> None:
 
 
 async def test_async_llm_without_a_model_is_the_demo_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """And a stream grows to the whole."""
+    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=4)
     with caplog.at_level(logging.INFO, logger="octavo"):
         async with AsyncLLM() as llm:
-            result = await llm.generate("Hello, world!")
-    assert result.prompt == "Hello, world!"
+            texts = [output.text async for output in llm.stream("What is Octavo?", params)]
+            result = await llm.generate("What is Octavo?", params)
+    assert result.prompt == "What is Octavo?"
     assert result.finished
+    assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
+    assert texts[-1] == result.text
     assert any("demo" in record.getMessage() and "no model given" in record.getMessage() for record in caplog.records)
 
 
@@ -55,15 +60,6 @@ def test_an_engine_driven_by_hand() -> None:
     assert num_tokens == len(outputs[0].prompt_token_ids)
     assert len(outputs[0].outputs[0].token_ids) == 1
     engine.exit()
-
-
-async def test_a_stream_grows_to_the_whole() -> None:
-    async with AsyncLLM("demo", dtype="float32") as llm:
-        params = SamplingParams(max_tokens=20, ignore_eos=True, seed=4)
-        texts = [output.text async for output in llm.stream("What is Octavo?", params)]
-        whole = await llm.generate("What is Octavo?", params)
-    assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
-    assert texts[-1] == whole.text
 
 
 def test_chat_answers_one_conversation_or_many() -> None:

@@ -141,6 +141,7 @@ def test_on_two_threads(name: str, alone: list[Any], make_llm: MakeLLM) -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.full  # by default tests/engine/test_data_parallel.py compares with cores in processes
 async def test_in_a_process_of_its_own(checkpoint: GetCheckpoint, make_llm: MakeLLM) -> None:
     alone = one_by_one(make_llm("llama", enable_prefix_caching=False))
     folder = str(checkpoint("llama").folder)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint, open_llm
 from tests.end_to_end.support import answer, random_tokens
 from tests.models.tiny import VOCAB_SIZE
@@ -50,7 +51,7 @@ def step(llm: LLM, last: dict[str, RequestOutput]) -> None:
     last |= {output.request_id: output for output in llm.engine.step()[0]}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(pick(2, 8)))
 def test_whoever_finishes_finishes_as_if_alone(seed: int, checkpoint: GetCheckpoint) -> None:
     weather_storm(seed, checkpoint)
 

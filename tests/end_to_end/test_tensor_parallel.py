@@ -25,20 +25,18 @@ from octavo.sampling_params import SamplingParams
 
 
 # One kv head for two and for four ranks; two for four; three and eight, which ranks hold unevenly or evenly.
+@pytest.mark.full  # by default test_pipeline_processes has tensor-parallel stages, and what follows every path
 @pytest.mark.parametrize(
     ("name", "size"),
-    pick(
-        [("qwen3-tied-gqa-8", 2)],
-        [
-            ("llama-gqa-8", 2),
-            ("llama-gqa-8", 4),
-            ("qwen3-tied-gqa-8", 4),
-            ("llama-gqa-2-of-6", 2),
-            ("mistral-window", 4),
-            ("qwen3-gqa-2-of-16", 4),
-            ("qwen2-moe", 2),
-        ],
-    ),
+    [
+        ("llama-gqa-8", 2),
+        ("llama-gqa-8", 4),
+        ("qwen3-tied-gqa-8", 4),
+        ("llama-gqa-2-of-6", 2),
+        ("mistral-window", 4),
+        ("qwen3-gqa-2-of-16", 4),
+        ("qwen2-moe", 2),
+    ],
 )
 def test_greedy_is_that_of_transformers_with_all_going_on(
     name: str, size: int, checkpoint: GetCheckpoint, make_llm: MakeLLM

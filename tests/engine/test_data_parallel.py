@@ -72,6 +72,7 @@ def test_calls_and_aborts_reach_every_replica(engine: LLMEngine) -> None:
     engine.check_integrity()
 
 
+@pytest.mark.full  # by default tests/server/test_data_parallel.py kills replicas
 async def test_a_killed_replica_takes_only_its_own_requests_along() -> None:
     async with AsyncLLM("demo", **OPTIONS) as llm:
         loaded = await llm.engine()

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import httpx2 as httpx
 import pytest
-from tests.breadth import pick
 from tests.executor.conftest import possessions
 from tests.executor.processes import are_gone, descendants, ranks_below, wait_until
 from tests.server.http_server import HttpServer
@@ -69,7 +68,8 @@ def test_a_program_that_is_killed_takes_all_along() -> None:
         wait_until(lambda: are_gone(below))
 
 
-@pytest.mark.parametrize("rank", pick([0], [0, 1]))
+@pytest.mark.full  # by default tests/server/test_data_parallel.py sees a server end with its engines
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_server_ends_with_its_rank(rank: int) -> None:
     flags = ("--tensor-parallel-size", "2", "--num-kv-blocks", "128", "--max-num-seqs", "8")
     with nothing_left(), HttpServer(*flags) as server:

@@ -11,7 +11,7 @@ import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerKVCache
 from octavo.attention.selector import select_attention
-from octavo.config.engine import LoadConfig
+from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.model import CheckpointQuantization
 from octavo.distributed.groups import ParallelGroups
@@ -42,13 +42,13 @@ def load(
     folder: Path,
     *,
     dtype: str = "float32",
-    load_format: str = "auto",
+    load_format: LoadFormat = "auto",
     seed: int = 0,
     groups: ParallelGroups | None = None,
     quantization: str | None = None,
 ) -> CausalLM:
     """Load a checkpoint as the worker does."""
-    load_config = LoadConfig(load_format=load_format, seed=seed)  # type: ignore[arg-type]
+    load_config = LoadConfig(load_format=load_format, seed=seed)
     model_config = read_model_config(folder, model=str(folder), dtype=dtype)
     context = make_context(DTYPES[dtype], groups, quantization, model_config.quantization)
     return get_model_loader(load_config).load_model(model_config, context)

@@ -1,5 +1,7 @@
 """The C++ kernels draw the tokens of the definition, on every level, and hand back what is too close for them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 151_936
-FILTERS: list[dict[str, float]] = [
+FILTERS: list[dict[str, Any]] = [
     {},
     {"top_k": 1},
     {"top_k": 50},
@@ -54,13 +56,13 @@ def assert_like_the_definition(level: str, logits: torch.Tensor, params: list[Sa
 def test_tokens_are_those_of_the_definition(level: str, vocab_size: int, temperature: float) -> None:
     """From flat rows to peaked ones, with every filter."""
     for at, spread in enumerate((0.0, 0.01, 1.0, 2.5, 8.0)):
-        params = [SamplingParams(temperature=temperature, seed=2**40 * at + row, **FILTERS[row]) for row in range(10)]  # type: ignore[arg-type]
+        params = [SamplingParams(temperature=temperature, seed=2**40 * at + row, **FILTERS[row]) for row in range(10)]
         assert_like_the_definition(level, random(vocab_size + at, 10, vocab_size) * spread, params)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_large_vocabulary_is_drawn_from_as_defined(level: str) -> None:
-    params = [SamplingParams(seed=2**63 + row, **FILTERS[row]) for row in range(10)]  # type: ignore[arg-type]
+    params = [SamplingParams(seed=2**63 + row, **FILTERS[row]) for row in range(10)]
     logits = random(1, 10, VOCAB) * 2.5
     logits[:, 100:110] += 8.0
     assert_like_the_definition(level, logits, params)
@@ -77,7 +79,7 @@ def test_masks_and_ties_are_as_defined(level: str) -> None:
     """Rows of a few different logits, most of them banned."""
     logits = torch.randint(4, (30, 3001), generator=torch.Generator().manual_seed(2)) * 0.5
     logits = logits.masked_fill(torch.rand(30, 3001, generator=torch.Generator().manual_seed(3)) < 0.99, -torch.inf)
-    params = [SamplingParams(seed=row, **FILTERS[row % 10]) for row in range(30)]  # type: ignore[arg-type]
+    params = [SamplingParams(seed=row, **FILTERS[row % 10]) for row in range(30)]
     assert_like_the_definition(level, logits, params)
 
 
@@ -93,7 +95,7 @@ def test_what_is_not_finite_shows_in_its_row(level: str, value: float) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_alone_is_that_row_in_any_batch_on_any_number_of_threads(level: str) -> None:
     logits, indices = random(5, 10, 20_011) * 3, np.arange(10, dtype=np.int32)
-    records = records_of([SamplingParams(seed=row, **FILTERS[row]) for row in range(10)], 20_011)  # type: ignore[arg-type]
+    records = records_of([SamplingParams(seed=row, **FILTERS[row]) for row in range(10)], 20_011)
     together, max_logit = native(level, 2).draw(logits, draw_rows(records, indices))
     for num_threads in (1, 2, 3):
         for row in range(10):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 import pytest
@@ -72,8 +73,8 @@ def run(requests: list[Request], rows_of: list[int]) -> list[tuple[int, TokenLog
 
 @settings(max_examples=60)
 @given(st.lists(REQUESTS, min_size=2, max_size=9), st.randoms(use_true_random=False))
-def test_a_row_alone_is_that_row_in_any_batch(requests: list[Request], random: "st.DataObject") -> None:
-    rows_of = random.sample(range(64), len(requests))  # type: ignore[attr-defined]
+def test_a_row_alone_is_that_row_in_any_batch(requests: list[Request], random: Random) -> None:
+    rows_of = random.sample(range(64), len(requests))
     together = run(requests, rows_of)
     for request, answer in zip(requests, together, strict=True):
         assert run([request], [0]) == [answer]

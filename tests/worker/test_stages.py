@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.paged import make_context
 from tests.models.tiny import TINY_MODELS
 
-from octavo.config.engine import LoadConfig
+from octavo.config.engine import LoadConfig, LoadFormat
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
@@ -98,8 +98,8 @@ def build(model: ModelConfig, stage: Stage) -> CausalLM:
     return initialize_model(model, replace(make_context(), stage=stage))
 
 
-def loader(load_format: str = "auto") -> ModelLoader:
-    return get_model_loader(LoadConfig(load_format=load_format, seed=3))  # type: ignore[arg-type]
+def loader(load_format: LoadFormat = "auto") -> ModelLoader:
+    return get_model_loader(LoadConfig(load_format=load_format, seed=3))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2", "qwen3-tied-gqa-8", "llama-biases"])

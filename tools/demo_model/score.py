@@ -17,7 +17,7 @@ CHUNK = 64
 def encoded(tokenizer: Tokenizer, example: Example, *, is_thinking: bool) -> tuple[list[int], list[int]]:
     """Return the tokens of prompt and answer."""
     prompt, answer = question_and_answer(example, is_thinking=is_thinking)
-    return tuple(tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, answer))  # type: ignore[return-value]
+    return tuple(tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, answer))  # type: ignore[return-value]  # two
 
 
 def padded(rows: list[list[int]]) -> Tensor:

@@ -105,7 +105,7 @@ class Run:
         with torch.autocast("cpu", torch.bfloat16):
             hidden = self.hidden(batch.ids)[batch.has_loss]  # [N, D]
             loss = F.cross_entropy(self.model.logits(hidden).float(), batch.targets[batch.has_loss])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no type for it
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.update()
         self.step += 1

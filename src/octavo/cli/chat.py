@@ -108,7 +108,7 @@ class ChatSession:
     def run(self) -> None:
         if sys.stdin.isatty():
             with suppress(ImportError):  # not on every platform; only needed for line editing
-                import readline  # noqa: F401
+                import readline  # noqa: F401 - input() edits lines once it is imported
             _note("Type a message; /help lists commands. Ctrl-C stops a response, Ctrl-D quits.")
         while not self._is_over:
             try:

@@ -19,7 +19,7 @@ class CudaQueue:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Callable[[], None]:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no type for it
         event.record()
         return lambda: _wait(event)
 

@@ -12,7 +12,7 @@ from octavo.kernels.types import PackedLinear
 
 def is_supported(dtype: torch.dtype) -> bool:
     """Return whether this processor and this build of torch compute linear layers of `dtype` by oneDNN."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch has no type for it
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,34 +1,18 @@
 """Root mean square normalization (Zhang and Sennrich 2019, arXiv:1910.07467). Legend: D = size normalized over."""
 
-from collections.abc import Mapping
-
 import torch
 
 from octavo.kernels.types import SILU, Activation, Fused
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import TensorSpec
-from octavo.layers.weight_owner import WeightOwner
+from octavo.layers.plain_weight import PlainWeight
 
 
-class RMSNorm(WeightOwner):
+class RMSNorm(PlainWeight):
     """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; the mean is taken in float32."""
 
     def __init__(self, size: int, eps: float, *, context: BuildContext, offset: float = 0.0) -> None:
-        super().__init__()
-        self._context, self._kernels, self._eps, self._offset = context, context.kernels, eps, offset
-        self.weight = torch.empty(size, dtype=context.dtype, device=context.device)  # [D]
-
-    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        return {"weight": TensorSpec(tuple(self.weight.shape))}
-
-    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
-        self.weight.copy_(tensor)
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        return {"weight": self.weight}
-
-    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.weight.copy_(tensors["weight"])
+        super().__init__(size, context=context)  # weight [D]
+        self._kernels, self._eps, self._offset = context.kernels, eps, offset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize x [..., D]."""

@@ -12,6 +12,8 @@ from triton import knobs
 from triton import language as tl
 from triton.runtime import interpreter
 
+from octavo.kernels.triton.interpreter_types import speed_up
+
 _TORCH = {
     tl.float64: torch.float64,
     tl.float32: torch.float32,
@@ -35,6 +37,7 @@ def repair() -> None:
     interpreter._patch_lang_tensor = _patch_tensor
     interpreter._patch_lang = _patch_language
     interpreter.InterpretedFunction.__call__ = _call_function
+    speed_up()
 
 
 _patch_tensor_unrepaired = interpreter._patch_lang_tensor

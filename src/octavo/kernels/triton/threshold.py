@@ -34,7 +34,9 @@ def _logit(key: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _narrowed(state: tl.tensor, sums: tl.tensor, limit: tl.tensor, ways: tl.tensor, BY_MASS: tl.constexpr) -> tuple:  # type: ignore[type-arg]
+def _narrowed(
+    state: tl.tensor, sums: tl.tensor, limit: tl.tensor, ways: tl.tensor, BY_MASS: tl.constexpr
+) -> tuple[tl.tensor, ...]:
     """Return a pass's result: the smallest key with less than the goal above it is in low + 1 ... high.
 
     Also the amount above high, and the goal, which for masses is a fraction of the total found in the first pass.
