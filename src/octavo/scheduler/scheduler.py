@@ -240,8 +240,11 @@ class Scheduler:
         update = StepUpdate.of(step, model_output, self.running)
         update = update.cut(self._num_until_stop)
         if self._speculation is not None:
-            self._speculation.record(update)
-            self._record_costs(output, model_output, took_s)
+            draft_s = sum(seconds for _, seconds in model_output.draft_passes)
+            self._speculation.record(update, draft_s)
+            self._costs.record(output.total_num_scheduled_tokens, took_s - draft_s)
+            for num_tokens, seconds in model_output.draft_passes:
+                self._pass_costs.record(num_tokens, seconds)
         update.append_tokens(self.running)
         self._advance_grammars(update)
         at_limit = update.num_known >= self.running.limit[update.rows]
@@ -262,13 +265,6 @@ class Scheduler:
             if check_stop(request, token_id, position + count) is not None:
                 return count
         return len(token_ids)
-
-    def _record_costs(self, output: SchedulerOutput, model_output: ModelRunnerOutput, took_s: float) -> None:
-        """Record how long the step took, and apart from it, the passes of a draft model."""
-        drafting_s = sum(seconds for _, seconds in model_output.draft_passes)
-        self._costs.record(output.total_num_scheduled_tokens, took_s - drafting_s)
-        for num_tokens, seconds in model_output.draft_passes:
-            self._pass_costs.record(num_tokens, seconds)
 
     def _advance_grammars(self, update: StepUpdate) -> None:
         """End requests whose constraint is complete. They count as stopped, even at the length limit."""

@@ -40,6 +40,7 @@ class Speculation:
     ) -> None:
         self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
         self._planner = planner
+        self._draft_s = 0.0  # that a draft model took, since the start
         self._draws_in_ranks = isinstance(drafter, RankDrafter)
         self._num_proposed = [0] * drafter.max_num_drafts  # by position in a draft, since the start
         self._num_accepted = [0] * drafter.max_num_drafts
@@ -108,8 +109,9 @@ class Speculation:
         assert request.row is not None
         return self._constrained.num_allowed(request.row, token_ids)
 
-    def record(self, update: StepUpdate) -> None:
-        """Count the drafts that a step verified, and those accepted."""
+    def record(self, update: StepUpdate, draft_s: float) -> None:
+        """Count the drafts that a step verified, those accepted, and the seconds that a draft model took."""
+        self._draft_s += draft_s
         if update.several is None:
             return
         drafted = update.several.num_drafts.nonzero()[0]
@@ -133,7 +135,9 @@ class Speculation:
         self._drafter.forget(request_id)
 
     def stats(self) -> SpecDecodeStats:
-        return SpecDecodeStats(proposed=list(self._num_proposed), accepted=list(self._num_accepted))
+        return SpecDecodeStats(
+            proposed=list(self._num_proposed), accepted=list(self._num_accepted), draft_s=self._draft_s
+        )
 
     def _make_room(self, step: StepBuilder, row: int, num_drafts: int) -> int:
         """Return for how many drafts every group has blocks, after allocating more to the row if enough are free."""
