@@ -8,6 +8,10 @@ the first token, medians of the repeats. Every answer is compared with that of p
 `--cost-geometry` measures, with random weights of Qwen3-0.6B's geometry in int8, how long a step takes that verifies k
 right drafts, and the tokens per second that this gives: the speed-up at full acceptance. The theory beside it is k + 1
 tokens in the time of one, since the weights are read once.
+
+`--draft-model` measures the speed-up by a draft model that is right with known probability, at the same geometry in
+int8 (`agreeing_models.py`). The theory beside it reads the weights of both models at the same speed, verifies any
+number of drafts in the time of one token, and knows the best number of drafts.
 """
 
 import argparse
@@ -23,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.geometry import QWEN3_0_6B, write_checkpoint
+from benchmarks.agreeing_models import DRAFT, write_pair
+from benchmarks.geometry import QWEN3_0_6B, parameter_counts, write_checkpoint
 from octavo import LLM, SamplingParams
 from octavo.contracts.schedule import Int32Array
 from octavo.engine import inproc_client
@@ -48,6 +53,9 @@ MAX_TOKENS = 256
 DRAFT_COUNTS = (0, 1, 2, 3, 5, 7, 11, 15)
 BATCHES = (1, 8)
 NUM_IN, NUM_OUT = 128, 49
+ACCEPTANCES = (1.0, 0.9, 0.8, 0.6, 0.3, 0.0)
+MAX_DRAFTS = 8
+DRAFT_NUM_OUT = 65
 
 
 def tasks(model: str, dtype: str, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -137,6 +145,65 @@ def costs(folder: Path, repeats: int) -> list[dict[str, float]]:
     return rows
 
 
+def draft_speeds(folder: Path, batches: Sequence[int], repeats: int) -> list[dict[str, float]]:
+    """Return tokens per second with a draft model, by batch size and acceptance, and without one."""
+    model, draft = write_pair(folder, ACCEPTANCES)
+    config = {"model": str(draft), "quantization": "int8", "num_speculative_tokens": MAX_DRAFTS}
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "adaptive": {"speculative_config": config},
+        "4 drafts": {"speculative_config": {**config, "num_speculative_tokens": 4, "adaptive": False}},
+    }
+    options: dict[str, Any] = {"quantization": "int8", "max_model_len": 1024, "enable_prefix_caching": False}
+    llms = {way: LLM(str(model), **options, **chosen) for way, chosen in ways.items()}
+    params = SamplingParams(temperature=0.0, max_tokens=DRAFT_NUM_OUT, ignore_eos=True)
+    rows = []
+    for batch in batches:
+        for at, acceptance in enumerate(ACCEPTANCES):
+            prompts: list[Prompt] = [
+                {
+                    "prompt_token_ids": [
+                        (at + len(ACCEPTANCES) * (index * 977 + place * 31)) % 150000 for place in range(32)
+                    ]
+                }
+                for index in range(batch)
+            ]
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            outputs: dict[str, list[RequestOutput]] = {}
+            for _ in range(1 + repeats):
+                for way, llm in llms.items():
+                    outputs[way] = llm.generate(prompts, params, use_tqdm=False)
+                    seconds[way].append(decode_seconds(outputs[way]))
+                    assert [each.outputs[0].token_ids for each in outputs[way]] == [
+                        each.outputs[0].token_ids for each in outputs["plain"]
+                    ], (acceptance, way)
+            medians = {way: statistics.median(times[1:]) for way, times in seconds.items()}
+            metrics = [each.metrics for each in outputs["4 drafts"]]
+            rows.append(
+                {
+                    "batch": batch,
+                    "acceptance": acceptance,
+                    "accepted": sum(each.num_accepted_drafts for each in metrics)
+                    / sum(each.num_drafts for each in metrics),
+                    "plain_tokens_per_s": batch * (DRAFT_NUM_OUT - 1) / medians["plain"],
+                    "speedup_adaptive": medians["plain"] / medians["adaptive"],
+                    "speedup_4_drafts": medians["plain"] / medians["4 drafts"],
+                    "theory": theory(acceptance),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def theory(acceptance: float) -> float:
+    """Return the speed-up of the best number of drafts."""
+    share = sum(parameter_counts(DRAFT)) / sum(parameter_counts(QWEN3_0_6B))
+    return max(
+        sum(acceptance**accepted for accepted in range(count + 1)) / (1.0 + count * share)
+        for count in range(MAX_DRAFTS + 1)
+    )
+
+
 def decode_seconds(outputs: Sequence[RequestOutput]) -> float:
     """Return the seconds from the first token of any request to the last of all."""
     ends = [output.metrics.finished_time_s or 0.0 for output in outputs]
@@ -156,6 +223,12 @@ def show(report: dict[str, Any]) -> None:
             f"batch {row['batch']:2} drafts {row['drafts']:2} {row['step_ms']:7.1f} ms a step "
             f"{row['tokens_per_s']:7.1f} tok/s"
         )
+    for row in report.get("draft_model", []):
+        print(
+            f"batch {row['batch']:2} acceptance {row['acceptance']:4.0%} plain {row['plain_tokens_per_s']:6.1f} tok/s, "
+            f"adaptive {row['speedup_adaptive']:5.2f}x, 4 drafts {row['speedup_4_drafts']:5.2f}x, "
+            f"theory {row['theory']:5.2f}x"
+        )
 
 
 def main() -> None:
@@ -164,11 +237,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cost-geometry", action="store_true")
+    parser.add_argument("--draft-model", action="store_true")
+    parser.add_argument("--batch", type=int, action="append", help="of --draft-model (repeatable)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     report: dict[str, Any] = {"commit": commit.stdout.strip(), "machine": platform.processor(), "model": args.model}
-    if args.cost_geometry:
+    if args.draft_model:
+        with tempfile.TemporaryDirectory() as folder:
+            report["draft_model"] = draft_speeds(Path(folder), args.batch or BATCHES, args.repeats)
+    elif args.cost_geometry:
         with tempfile.TemporaryDirectory() as folder:
             report["costs"] = costs(write_checkpoint(Path(folder), QWEN3_0_6B), args.repeats)
     else:

@@ -85,6 +85,18 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before a token is selected, other than by bad words and constraints."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.min_tokens
+        )
+
     def _store_tuples(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", _as_tuple("stop", stop))

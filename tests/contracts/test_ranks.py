@@ -67,7 +67,7 @@ ANSWER = ModelRunnerOutput(
     logprobs={"a": [TokenLogprobs(token_ids=[17, 3], logprobs=[-0.25, -2.0], rank=1)]},
     prompt_logprobs={"a": [None, TokenLogprobs(token_ids=[4], logprobs=[-1.0], rank=2)]},
     errors={"b": "NaN"},
-    draft_token_ids={"a": [5, 6]},
+    draft_passes=[(2, 0.25), (1, 0.125)],
 )
 
 

@@ -23,11 +23,9 @@ from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.engine.output_processor import OutputProcessor, StepResult
 from octavo.engine.process_client import ProcessClient
-from octavo.executor.multiproc import MultiprocExecutor
 from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.speculation import RankDrafter
 from octavo.testing import KnownDrafter
 
 Sequences = list[list[int]]
@@ -156,27 +154,6 @@ def several_at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def tell_processes(known: Sequences, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "known.json").write_text(json.dumps(known))
     monkeypatch.setenv(drafting.VARIABLE, str(tmp_path / "known.json"))
-
-
-def test_ranks_that_draft(
-    make_llm: MakeLLM, several_at_once: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks that share every layer, experts whole: their proposals come back as drafts of the next step."""
-    prompts, params = PROMPTS[::3], PARAMS[::3]
-
-    def token_ids(llm: LLM) -> list[list[int]]:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        return [sample.token_ids for output in outputs for sample in output.outputs]
-
-    one_rank = make_llm("qwen2-moe-windows")
-    tell_processes(sequences(one_rank, prompts, params), tmp_path, monkeypatch)
-    monkeypatch.setattr(
-        inproc_client, "make_executor", partial(MultiprocExecutor, worker_class=f"{drafting.__name__}:DraftingWorker")
-    )
-    monkeypatch.setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=RankDrafter(3)))
-    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "num_kv_blocks": MAX_LEN // BLOCK_SIZE}
-    assert token_ids(make_llm("qwen2-moe-windows", **options)) == token_ids(one_rank)
-    assert len(several_at_once) > 10
 
 
 @pytest.mark.full

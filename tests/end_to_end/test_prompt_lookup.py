@@ -53,9 +53,13 @@ async def test_in_a_core_of_its_own(checkpoint: GetCheckpoint) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({}, "method: one of ngram"),
-        ({"method": "eagle3"}, "not supported by this version yet; one of ngram"),
+        ({}, "method: one of ngram, draft_model"),
+        ({"method": "eagle3"}, "not supported by this version yet; one of ngram, draft_model"),
         ({"method": "magic"}, "one of ngram"),
+        ({"method": "draft_model"}, "the draft model: a folder"),
+        ({"method": "ngram", "model": "demo"}, "only for method draft_model, not ngram"),
+        ({"model": "demo", "quantization": "int3"}, "one of int8, int4"),
+        ({"model": "demo", "draft_tensor_parallel_size": 2}, "1: a draft model runs whole on every rank"),
         ({"method": "ngram", "num_speculative_token": 3}, "unknown key 'num_speculative_token'; one of method, num"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "an integer between 1 and 64"),
         ({"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "an integer between 5 and 128"),

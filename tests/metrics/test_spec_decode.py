@@ -20,7 +20,8 @@ def scraped(*replicas: SpecDecodeStats) -> dict[str, float]:
 
 def test_counts_of_all_replicas() -> None:
     table = scraped(
-        SpecDecodeStats(proposed=[10, 6], accepted=[5, 1]), SpecDecodeStats(proposed=[2, 0], accepted=[1, 0])
+        SpecDecodeStats(proposed=[10, 6], accepted=[5, 1], draft_s=1.5),
+        SpecDecodeStats(proposed=[2, 0], accepted=[1, 0], draft_s=0.25),
     )
     for prefix in ("octavo_", "vllm:"):
         assert table[f"{prefix}spec_decode_num_drafts_total"] == 12
@@ -28,7 +29,8 @@ def test_counts_of_all_replicas() -> None:
         assert table[f"{prefix}spec_decode_num_accepted_tokens_total"] == 7
         assert table[f"{prefix}spec_decode_num_accepted_tokens_per_pos_total[0]"] == 6
         assert table[f"{prefix}spec_decode_num_accepted_tokens_per_pos_total[1]"] == 1
-    assert len(table) == 2 * 5
+    assert table["octavo_spec_decode_draft_seconds_total"] == 1.75
+    assert len(table) == 2 * 5 + 1
 
 
 def test_engines_without_a_drafter_have_none() -> None:

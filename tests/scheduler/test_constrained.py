@@ -45,6 +45,9 @@ class CountedGrammars:
         num_left = self.lengths.get(request_id, MAX_LEN) - num_taken
         return np.arange(num_taken, num_taken + min(1 + len(draft_ids), num_left), dtype=np.int32)[:, None]
 
+    def forced(self, request_id: str) -> list[int]:
+        return []
+
     def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
         for request_id, token_ids in sampled.items():
             self.taken[request_id] += token_ids

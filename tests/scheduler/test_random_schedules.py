@@ -19,7 +19,7 @@ from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, Finish
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
-from octavo.scheduler.speculation import RankDrafter
+from octavo.speculative.rank_drafter import RankDrafter
 from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
 
 VOCAB_SIZE = 8
@@ -63,7 +63,8 @@ class Drill:
         self.now_s = 0.0
         self.drafter = KnownDrafter(self.rest_of, vocab_size=VOCAB_SIZE, max_num_drafts=1 + choices.below(4))
         self.has_drafts, self.drafts_in_ranks = choices.one_in(2), choices.one_in(2)
-        in_scheduler = RankDrafter(self.drafter.max_num_drafts) if self.drafts_in_ranks else self.drafter
+        in_ranks = RankDrafter(self.drafter.max_num_drafts, max(2, self.max_model_len - choices.below(3)))
+        in_scheduler = in_ranks if self.drafts_in_ranks else self.drafter
         tile = 1 + choices.below(3)
         windows = [None, *(1 + choices.below(2 * block_size) for _ in range(2))]
         kinds = [KVGroup(sliding_window=window, tile=tile) for window in windows]

@@ -66,6 +66,7 @@ def throughput(
         "output_tokens_per_s": num_output_tokens / elapsed_s,
         "total_tokens_per_s": (num_output_tokens + num_prompts * input_len) / elapsed_s,
         **request_times(outputs),
+        **drafts(outputs),
     }
     print_reports([report], as_json=json)
 
@@ -108,6 +109,7 @@ def _latency(
         **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
         "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
         **request_times(outputs),
+        **drafts(outputs),
     }
 
 
@@ -139,6 +141,13 @@ def request_times(outputs: "Sequence[RequestOutput]") -> Report:
         if num_later:
             per_token_ms.append((metrics.finished_time_s - metrics.first_token_time_s) / num_later * 1e3)
     return spread("time_to_first_token_ms", first_ms) | spread("time_per_output_token_ms", per_token_ms)
+
+
+def drafts(outputs: "Sequence[RequestOutput]") -> Report:
+    """Return how many drafts were verified, and the share of them that was accepted; nothing if there were none."""
+    num_drafts = sum(output.metrics.num_drafts for output in outputs)
+    num_accepted = sum(output.metrics.num_accepted_drafts for output in outputs)
+    return {"num_drafts": num_drafts, "draft_acceptance": num_accepted / num_drafts} if num_drafts else {}
 
 
 def _open(engine: EngineOptions) -> "LLM":

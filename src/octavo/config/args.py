@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin
 
+from octavo.config.draft_model import resolve_draft_model
 from octavo.config.engine import (
     CacheConfig,
     EngineConfig,
     KVCacheDType,
     LoadConfig,
     LoadFormat,
-    QuantizationName,
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import settle_quantization
 from octavo.config.hub import resolve_model
-from octavo.config.model import DType, ModelConfig
+from octavo.config.model import DType, ModelConfig, QuantizationName
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
-from octavo.config.speculative import SpeculativeConfig
+from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
 from octavo.errors import InvalidParameterError, UnknownOptionError
 
 logger = logging.getLogger(__name__)
@@ -123,8 +123,8 @@ class EngineArgs:
     )
     speculative_config: str | dict[str, Any] | None = option(
         None,
-        'speculative decoding, a JSON object: {"method": "ngram"} verifies drafts copied from the prompt and output; '
-        "more keys in docs/speculative.md",
+        'speculative decoding, a JSON object: {"method": "ngram"} verifies drafts copied from the prompt and output, '
+        '{"model": "folder, GGUF file or Hub id"} those of a smaller model; more keys in docs/speculative.md',
     )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
@@ -191,6 +191,7 @@ class EngineArgs:
         self._check_experts(model)
         whole_span = self._largest_whole_span(model)
         quantization, model = settle_quantization(self.quantization, model, path)
+        speculative = None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
         return EngineConfig(
             model=model,
             cache=CacheConfig(
@@ -219,7 +220,8 @@ class EngineArgs:
             threads=self.threads,
             enforce_eager=self.enforce_eager,
             deterministic=self.deterministic,
-            speculative=None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config),
+            speculative=speculative,
+            draft_model=self._draft_model(speculative, model),
             parallel=ParallelConfig(
                 tensor_parallel_size=self.tensor_parallel_size,
                 pipeline_parallel_size=self.pipeline_parallel_size,
@@ -250,6 +252,14 @@ class EngineArgs:
             limit = f"at least {least}: an image's {num_tokens} tokens, and one of each other request (max_num_seqs)"
             raise InvalidParameterError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
         return num_tokens
+
+    def _draft_model(self, speculative: SpeculativeConfig | None, model: ModelConfig) -> DraftModelConfig | None:
+        if speculative is None or speculative.method != "draft_model":
+            return None
+        if self.distributed_executor_backend == "ray" and self.pipeline_parallel_size > 1:
+            limit = "1 with a draft model on Ray: stages on unlike processors would draft different tokens"
+            raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
+        return resolve_draft_model(speculative, model, with_weights=self.load_format != "dummy")
 
     def _check_experts(self, model: ModelConfig) -> None:
         if self.enable_expert_parallel and model.moe is None:

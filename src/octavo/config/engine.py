@@ -3,13 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from octavo.config.model import ModelConfig
+from octavo.config.model import ModelConfig, QuantizationName
 from octavo.config.parallel import ParallelConfig
-from octavo.config.speculative import SpeculativeConfig
+from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "tensorizer", "sharded_state", "dummy"]
-QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +58,7 @@ class EngineConfig:
     enforce_eager: bool = False  # no captured graphs
     deterministic: bool = False  # only batch-invariant kernels
     speculative: SpeculativeConfig | None = None
+    draft_model: DraftModelConfig | None = None  # of `speculative`, if that is its method
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from octavo.config.engine import QuantizationName
 from octavo.config.json_fields import JsonFields
-from octavo.config.model import CheckpointQuantization, DType, ModelConfig
+from octavo.config.model import CheckpointQuantization, DType, ModelConfig, QuantizationName
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 
 # Supported by schemes in `layers/quant/registry.py`.

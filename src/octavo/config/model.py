@@ -9,6 +9,7 @@ from octavo.config.vision import VisionConfig
 from octavo.contracts.kv_cache import KVGroup
 
 DType = Literal["float32", "bfloat16", "float16"]
+QuantizationName = Literal["int8", "int4", "fp8", "gguf", "dequantize"]  # at load
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
 

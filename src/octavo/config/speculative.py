@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
+from octavo.config.model import ModelConfig, QuantizationName
 from octavo.errors import InvalidParameterError
 
-SpeculativeMethod = Literal["ngram"]
+SpeculativeMethod = Literal["ngram", "draft_model"]
 _OPTION = "speculative_config"
-_LATER_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
+_LATER_METHODS = ("eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
 _DEFAULT_NUM_TOKENS = 8
 _MAX_NUM_TOKENS = 64
 _DEFAULT_MIN_MATCH, _DEFAULT_MAX_MATCH = 2, 16
@@ -26,6 +27,10 @@ class SpeculativeConfig:
 
     method: SpeculativeMethod
     num_speculative_tokens: int = _DEFAULT_NUM_TOKENS  # maximum drafts per request and step
+    model: str | None = None  # of draft_model: a checkpoint, as `model_name` would name it
+    revision: str | None = None  # branch, tag or commit of it on the Hub
+    quantization: QuantizationName | None = None  # of its weights at load; None: as in the checkpoint
+    draft_tensor_parallel_size: int = 1  # a draft model runs whole on every rank
     prompt_lookup_min: int = _DEFAULT_MIN_MATCH  # tokens that must have occurred before
     prompt_lookup_max: int = _DEFAULT_MAX_MATCH  # among earlier occurrences, longer matches are preferred up to this
     adaptive: bool = True  # choose the number of drafts by measured acceptance and step times
@@ -40,12 +45,27 @@ class SpeculativeConfig:
         _check_integer("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, _MAX_MATCH)
         if type(self.adaptive) is not bool:
             raise _error("adaptive", self.adaptive, "must be true or false")
+        self._check_draft_model()
+
+    def _check_draft_model(self) -> None:
+        if self.method == "draft_model" and (not isinstance(self.model, str) or not self.model):
+            raise _error("model", self.model, "the draft model: a folder, GGUF file or Hub id")
+        if self.method != "draft_model":
+            for key in ("model", "revision", "quantization"):
+                if getattr(self, key) is not None:
+                    raise _error(key, getattr(self, key), f"only for method draft_model, not {self.method}")
+        if self.quantization is not None and self.quantization not in get_args(QuantizationName):
+            raise _error("quantization", self.quantization, f"one of {', '.join(get_args(QuantizationName))}")
+        if self.draft_tensor_parallel_size != 1:
+            limit = "1: a draft model runs whole on every rank"
+            raise _error("draft_tensor_parallel_size", self.draft_tensor_parallel_size, limit)
 
     @classmethod
     def parse(cls, options: Mapping[str, Any] | str) -> Self:
         """Build from a mapping, or from its JSON text.
 
-        As in vLLM, the method may be left out for prompt lookup, and one lookup length on its own sets both.
+        As in vLLM, the method may be left out: a model is a draft model, a lookup length means prompt lookup, and one
+        of the two lengths on its own sets both.
         """
         if isinstance(options, str):
             options = _decode(options)
@@ -54,14 +74,24 @@ class SpeculativeConfig:
             if key not in known:
                 raise InvalidParameterError(_OPTION, dict(options), f"unknown key {key!r}; one of {', '.join(known)}")
         lengths = {key: options[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if key in options}
-        if "method" not in options and not lengths:
+        if "method" not in options and not lengths and "model" not in options:
             raise InvalidParameterError(
                 _OPTION, dict(options), f"method: one of {', '.join(get_args(SpeculativeMethod))}"
             )
         if len(lengths) == 1:
             (length,) = lengths.values()
             lengths = {"prompt_lookup_min": length, "prompt_lookup_max": length}
-        return cls(**{"method": "ngram", **options, **lengths})
+        return cls(**{"method": "draft_model" if "model" in options else "ngram", **options, **lengths})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftModelConfig:
+    """The draft model of an engine, resolved. It is computed in the dtype of the engine's model."""
+
+    model: ModelConfig  # `max_model_len`: the engine's, or less if that is all it supports
+    quantization: QuantizationName | None
+    tokenizer_path: str
+    kv_groups: tuple[int, ...]  # for each of its KV groups, the group of the engine's model whose blocks it uses
 
 
 def _decode(text: str) -> Mapping[str, Any]:

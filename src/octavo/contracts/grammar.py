@@ -38,6 +38,9 @@ class Grammars(Protocol):
         The first K' of K drafts are usable: the grammar accepts each of them and is not complete after it.
         """
 
+    def forced(self, request_id: str) -> list[int]:
+        """Return next tokens that the grammar leaves no choice about, as its tokenizer would spell them; often none."""
+
     def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
         """Advance these requests by their sampled tokens and compute their next masks."""
 

@@ -103,11 +103,13 @@ class KVCacheSpec:
 
     block_size: int
     groups: tuple[KVGroupSpec, ...]
+    draft_bytes: tuple[int, ...] = ()  # of a block of each group that a draft model's layers take; (): there is none
 
     @property
     def bytes_per_block(self) -> tuple[int, ...]:
         """Bytes of one block of each group."""
-        return tuple(spec.bytes_per_block(self.block_size) for spec in self.groups)
+        own = tuple(spec.bytes_per_block(self.block_size) for spec in self.groups)
+        return tuple(map(sum, zip(own, self.draft_bytes, strict=True))) if self.draft_bytes else own
 
     def num_bytes(self, num_blocks: Sequence[int]) -> int:
         """Return the memory of `num_blocks` blocks of each group."""

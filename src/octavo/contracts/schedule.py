@@ -68,12 +68,16 @@ class TokenMasks:
     words: Int32Array  # [M, W]; bit b of word w: token 32 w + b is allowed
 
 
+DRAWN_IN_RANKS = -1  # in the place of a draft: every rank's draft model draws it first
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecDecodeTokens:
     """Drafts: tokens to verify after the last known one of a row, each below the size of the vocabulary.
 
     They are the last `counts[i]` of the tokens that `rows[i]` computes. The row also samples after each of them, and
-    keeps its samples up to the first draft that differs from the token sampled in its place.
+    keeps its samples up to the first draft that differs from the token sampled in its place. A row's drafts are given,
+    or all of them are `DRAWN_IN_RANKS`.
     """
 
     counts: Int32Array  # [R]

@@ -1,6 +1,6 @@
 """Statistics that the engine reports about itself."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -40,6 +40,7 @@ class SpecDecodeStats(msgspec.Struct, frozen=True, kw_only=True):
 
     proposed: list[int]
     accepted: list[int]
+    draft_s: float = 0.0  # that a draft model took
 
     @property
     def num_drafts(self) -> int:
@@ -47,11 +48,11 @@ class SpecDecodeStats(msgspec.Struct, frozen=True, kw_only=True):
         return self.proposed[0]
 
     @classmethod
-    def sum(cls, parts: Iterable["SpecDecodeStats"]) -> "SpecDecodeStats":
+    def sum(cls, parts: Sequence["SpecDecodeStats"]) -> "SpecDecodeStats":
         """Return the combined counts of several cores with the same settings."""
         columns = [(part.proposed, part.accepted) for part in parts]
         proposed, accepted = ([sum(at) for at in zip(*lists, strict=True)] for lists in zip(*columns, strict=True))
-        return cls(proposed=proposed, accepted=accepted)
+        return cls(proposed=proposed, accepted=accepted, draft_s=sum(part.draft_s for part in parts))
 
 
 class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     logprobs: dict[str, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[str, list[TokenLogprobs | None]] = {}  # sent when the prompt is complete
     errors: dict[str, str] = {}  # requests that failed individually (NaN logits, ...), with the reason
-    draft_token_ids: dict[str, list[int]] = {}  # proposals of a drafter in the ranks, following the sampled tokens
+    draft_passes: list[tuple[int, float]] = []  # of a draft model, in this step: tokens and seconds of each
     expert_load: ExpertLoad | None = None  # only for MoE models
 
     @cached_property  # cached in the instance's __dict__

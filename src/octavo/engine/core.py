@@ -57,7 +57,7 @@ class EngineCore:
             epoch=epoch,
             grammars=self._grammars,
             num_batches=config.parallel.pipeline_parallel_size,
-            drafter=drafter or (make_drafter(speculative) if speculative is not None else None),
+            drafter=drafter or make_drafter(config),
             adapts_drafts=speculative is not None and speculative.adaptive,
         )
         self._max_steps_in_flight = executor.max_steps_in_flight

@@ -12,6 +12,7 @@ from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
 from octavo.device.collector import collector_at_rest
 from octavo.engine.core_client import EngineCoreClient
+from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import InvalidParameterError
@@ -46,6 +47,8 @@ class EngineFront:
         client = make_client(config, own_process=bool(args.engine_process))
         try:
             tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # while the core process loads
+            if config.draft_model is not None:
+                check_draft_tokenizer(config.draft_model, config.model, tokenizer)
             with collector_at_rest():
                 client.load()
             on_stage("warming up (3 of 3)")

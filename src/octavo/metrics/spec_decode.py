@@ -21,6 +21,12 @@ def about_drafts(parts: Sequence[SpecDecodeStats], prefix: str, labels: Mapping[
         family = CounterMetricFamily(f"{prefix}spec_decode_num_{name}", text, labels=names)
         family.add_metric(values, count)
         yield family
+    if prefix == "octavo_":  # vLLM has no such name
+        seconds = CounterMetricFamily(
+            f"{prefix}spec_decode_draft_seconds", "Seconds that a draft model took.", labels=names
+        )
+        seconds.add_metric(values, total.draft_s)
+        yield seconds
     by_position = CounterMetricFamily(
         f"{prefix}spec_decode_num_accepted_tokens_per_pos",
         "Draft tokens accepted, by position in the draft.",

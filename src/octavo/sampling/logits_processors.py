@@ -40,15 +40,7 @@ class RowLogitsProcessors:
     @staticmethod
     def are_needed(params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]]) -> bool:
         """Return whether these parameters change any logits."""
-        return bool(
-            params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
-            or params.logit_bias
-            or params.allowed_token_ids is not None
-            or params.min_tokens
-            or bad_words_token_ids
-        )
+        return params.changes_logits or bool(bad_words_token_ids)
 
     def append(self, token_id: int) -> None:
         """Record an output token."""

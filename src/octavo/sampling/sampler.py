@@ -57,9 +57,37 @@ class Sampler:
         """
         bans = None if masks is None else GrammarBans(masks, len(row_ids))
         on_device = logits.to(self._rows.device)
-        step = _Step(self._rows, self._backend, on_device, row_ids, output_indices, bans, drafts_before)
+        records = self._rows.records(row_ids)
+        step = _Step(self._rows, self._backend, on_device, row_ids, output_indices, bans, drafts_before, records)
         step.draw_changed()
         return SamplerOutput(token_ids=step.token_ids, logprobs=step.rate_all(), errors=step.errors)
+
+    def guess(
+        self,
+        logits: Tensor,
+        row_ids: Int32Array,
+        output_indices: Int32Array,
+        drafts_before: Mapping[int, Sequence[int]],
+        *,
+        with_processors: bool,
+    ) -> Tensor:
+        """Return tokens [L] that `sample` may select from other logits for the same rows and outputs, with their noise.
+
+        No masks, logprobs or errors: where logits are not finite, it may be any token.
+        """
+        records = self._rows.records(row_ids)
+        if not with_processors:
+            records["has_processors"] = False
+        on_device = logits.to(self._rows.device)
+        step = _Step(self._rows, self._backend, on_device, row_ids, output_indices, None, drafts_before, records)
+        step.draw_changed()
+        return step.token_ids.clamp(0, logits.shape[1] - 1)
+
+    def guesses_by_argmax(self, row_ids: Int32Array, *, with_processors: bool) -> bool:
+        """Return whether `guess` would return the argmax for these rows."""
+        records = self._rows.records(row_ids)
+        is_drawn = records["temperature"] != 0.0
+        return not (is_drawn | records["has_processors"] if with_processors else is_drawn).any()
 
     def needs_argmax_only(self, row_ids: Int32Array, masks: TokenMasks | None = None) -> bool:
         """Return whether these rows need nothing but the argmax, so the logits need not be written out."""
@@ -83,11 +111,11 @@ class _Step:
         output_indices: Int32Array,
         bans: GrammarBans | None,
         drafts_before: Mapping[int, Sequence[int]],
+        records: NDArray[np.void],
     ) -> None:
-        self._drafts_before = drafts_before
+        self._drafts_before, self._records = drafts_before, records  # [L]
         self._rows, self._backend, self._logits = rows, backend, logits
         self._row_ids, self._output_indices, self._bans = row_ids, output_indices, bans
-        self._records = rows.records(row_ids)  # [L]
         self._is_changed = (
             self._records["has_processors"] if bans is None else self._records["has_processors"] | bans.is_banning
         )

@@ -54,18 +54,33 @@ class ConstrainedRequests:
     def _masks_with_drafts(
         self, sampling: RowIndices, num_drafts: Int32Array, request_ids: tuple[str, ...], trials: Trials
     ) -> TokenMasks:
-        """Return masks for the rows `sampling` [S], and after each of their `num_drafts` [S] drafts."""
-        is_constrained = np.repeat(self._running.is_constrained[sampling], 1 + num_drafts)
-        rows = sampling[self._running.is_constrained[sampling]].tolist()
+        """Return masks for the rows `sampling` [S], and after each of their `num_drafts` [S] drafts that is known."""
+        is_under = self._running.is_constrained[sampling]
+        rows = sampling[is_under].tolist()
+        num_masks = [len(trials.masks[row]) if row in trials.masks else 1 for row in rows]
+        widths = 1 + num_drafts
+        first = np.cumsum(widths) - widths  # [S] in L
+        logits_rows = [np.arange(count) + at for at, count in zip(first[is_under].tolist(), num_masks, strict=True)]
         words = [
             trials.masks[row] if row in trials.masks else self._known.masks([request_id])
             for row, request_id in zip(rows, request_ids, strict=True)
         ]
-        return TokenMasks(logits_rows=is_constrained.nonzero()[0].astype(np.int32), words=np.concatenate(words))
+        return TokenMasks(logits_rows=np.concatenate(logits_rows).astype(np.int32), words=np.concatenate(words))
 
     def masks_along(self, row: int, draft_ids: list[int]) -> Int32Array:
         """See `Grammars.masks_along`: [1 + K', W]."""
         return self._known.masks_along(self._running.request_at(row).request_id, draft_ids)
+
+    def forced(self, row: int) -> list[int]:
+        """See `Grammars.forced`."""
+        return self._known.forced(self._running.request_at(row).request_id)
+
+    def num_allowed(self, row: int, token_ids: list[int]) -> int:
+        """Return how many of these next tokens of a row its grammar allows, one after the other."""
+        masks = self.masks_along(row, token_ids)  # [1 + ., W]; ends where nothing may follow
+        pairs = zip(masks, token_ids, strict=False)
+        is_allowed = [bool(mask[token_id // 32] >> (token_id % 32) & 1) for mask, token_id in pairs]
+        return [*is_allowed, False].index(False)
 
     def advance(self, update: StepUpdate) -> GrammarUpdate:
         """Advance the grammars by the new tokens [R'] of a step."""

@@ -16,6 +16,8 @@ from octavo.contracts.schedule import Int32Array
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_costs import StepCosts
 
+Float64Array = NDArray[np.float64]
+
 _FORGET = 0.85  # weight of a row's past in its acceptance, per guess
 _DOUBT = 2.0  # wrong guesses that a new row begins with: drafts follow right guesses, which cost nothing to see
 _MIN_GAIN = 1.02  # of tokens per second; less is within the noise of measured times
@@ -54,9 +56,9 @@ class DraftPlanner:
             if not is_right:
                 break
 
-    def acceptance(self, rows: RowIndices) -> NDArray[np.float64]:
+    def acceptance(self, rows: RowIndices) -> Float64Array:
         """Return the expected probability that a row's next guess is right [P]."""
-        rates: NDArray[np.float64] = self._num_right[rows] / self._num_guesses[rows]
+        rates: Float64Array = self._num_right[rows] / self._num_guesses[rows]
         return rates
 
     def plan(self, rows: RowIndices, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
@@ -64,7 +66,13 @@ class DraftPlanner:
 
         Without drafts, the step computes `num_tokens` tokens and yields `num_sampling`.
         """
-        acceptance = self.acceptance(rows)
+        return self.best_for(self.acceptance(rows), lengths, num_tokens, num_sampling)
+
+    def learn(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        """Hear how many of a row's verified drafts were accepted. Here, proposals tell more: see `observe`."""
+
+    def best_for(self, acceptance: Float64Array, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
+        """Do so for rows of this acceptance [P]."""
         if acceptance[lengths > 0].sum() < (_MIN_GAIN - 1.0) * num_sampling:
             return np.zeros_like(lengths)
         offsets = np.arange(1, int(lengths.max()) + 1)
@@ -72,12 +80,17 @@ class DraftPlanner:
         probabilities[offsets > lengths[:, None]] = 0.0
         best_first = np.argsort(-probabilities, axis=None, kind="stable")[: int(lengths.sum())]
         seconds = self._costs.seconds(num_tokens + np.arange(len(best_first) + 1))
-        if seconds is None:
+        drafting_seconds = self._drafting_seconds(best_first, len(offsets))
+        if seconds is None or drafting_seconds is None:
             return lengths
         num_yielded = num_sampling + np.concatenate(([0.0], np.cumsum(probabilities.ravel()[best_first])))
-        rates = num_yielded / seconds
+        rates = num_yielded / (seconds + drafting_seconds)
         best = int(rates.argmax())
         if rates[best] < _MIN_GAIN * rates[0]:
             best = 0
-        chosen: Int32Array = np.bincount(best_first[:best] // len(offsets), minlength=len(rows)).astype(np.int32)
+        chosen: Int32Array = np.bincount(best_first[:best] // len(offsets), minlength=len(lengths)).astype(np.int32)
         return chosen
+
+    def _drafting_seconds(self, best_first: NDArray[np.intp], num_offsets: int) -> Float64Array | None:
+        """Return what proposing the first 0 ... C drafts of a list [C] costs [C + 1]: here nothing."""
+        return np.zeros(len(best_first) + 1)

@@ -18,7 +18,7 @@ requests that wait for a grammar or run under one in `constrained`, the two mess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -37,16 +37,18 @@ from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft_planner import DraftPlanner
 from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.pace import FEWEST_TOKENS, StepPace
+from octavo.scheduler.rank_draft_planner import RankDraftPlanner
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.running_scheduler import RunningScheduler
-from octavo.scheduler.speculation import RankDrafter, Speculation
+from octavo.scheduler.speculation import Speculation
 from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_released
 from octavo.scheduler.step_costs import StepCosts
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
+from octavo.speculative.rank_drafter import RankDrafter
 
 
 class Scheduler:
@@ -78,11 +80,15 @@ class Scheduler:
         self._admission = Admission(self.waiting, self.running, blocks, self._encoder, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
         self._costs = StepCosts()
-        planner = DraftPlanner(self.running, self._costs) if adapts_drafts else None
+        self._pass_costs = StepCosts()  # of a draft model
+        planner: DraftPlanner | None = None
+        if adapts_drafts and isinstance(drafter, RankDrafter):
+            planner = RankDraftPlanner(self.running, self._costs, self._pass_costs)
+        elif adapts_drafts:
+            planner = DraftPlanner(self.running, self._costs)
         self._speculation = (
             Speculation(drafter, self.running, blocks, self._constrained, planner) if drafter is not None else None
         )
-        self._rank_drafter = drafter if isinstance(drafter, RankDrafter) else None
         fewest = max(FEWEST_TOKENS, config.largest_whole_span)
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock, fewest)
         self.finished: dict[str, FinishedRequest] = {}  # ended, but not reported in an `EngineCoreOutputs` yet
@@ -233,10 +239,13 @@ class Scheduler:
         assert step.output is output, "outputs arrive in the order of their steps"
         took_s = self._pace.record(step.output, step.scheduled_s)
         update = StepUpdate.of(step, model_output, self.running)
-        if self._speculation is not None:
-            self._speculation.record(update)
-            self._costs.record(output.total_num_scheduled_tokens, took_s)
         update = update.cut(self._num_until_stop)
+        if self._speculation is not None:
+            draft_s = sum(seconds for _, seconds in model_output.draft_passes)
+            self._speculation.record(update, draft_s)
+            self._costs.record(output.total_num_scheduled_tokens, took_s - draft_s)
+            for num_tokens, seconds in model_output.draft_passes:
+                self._pass_costs.record(num_tokens, seconds)
         update.append_tokens(self.running)
         self._advance_grammars(update)
         at_limit = update.num_known >= self.running.limit[update.rows]
@@ -246,18 +255,13 @@ class Scheduler:
                 self._end_if_stopped(int(update.rows[index]), int(update.last_token_ids[index]))
         for request_id, error in update.errors.items():
             self._fail(self._requests[request_id], error)
-        if model_output.draft_token_ids:
-            self._take_drafts(model_output.draft_token_ids)
         return self._outputs(update, step)
-
-    def _take_drafts(self, draft_token_ids: Mapping[str, list[int]]) -> None:
-        assert self._rank_drafter is not None, "ranks proposed drafts, but the scheduler has no RankDrafter"
-        for request_id in draft_token_ids.keys() & self._requests.keys():
-            self._rank_drafter.take(request_id, draft_token_ids[request_id])
 
     def _num_until_stop(self, request_id: str, position: int, token_ids: list[int]) -> int:
         """Return how many of several new tokens, the first at `position`, a request keeps until one of them ends it."""
         request = self._requests[request_id]
+        if self._speculation is not None:
+            token_ids = token_ids[: self._speculation.num_allowed(request, token_ids)]
         for count, token_id in enumerate(token_ids, start=1):
             if check_stop(request, token_id, position + count) is not None:
                 return count

@@ -1,6 +1,7 @@
 """Which running rows get drafts in a step, and how many: drafts use only budget and blocks that are left over.
 
-A drafter runs on the scheduler's thread, or inside the ranks, which return drafts with each step's output.
+A drafter runs on the scheduler's thread, or inside the ranks: then drafts are places that ranks fill in the same step.
+Tokens that a grammar forces are drafts for nothing, whatever the drafter.
 
 Legend: R = running rows of the step.
 """
@@ -10,33 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.contracts.drafter import Drafter
-from octavo.contracts.schedule import Int32Array
+from octavo.contracts.schedule import DRAWN_IN_RANKS, Int32Array
 from octavo.contracts.stats import SpecDecodeStats
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft_planner import DraftPlanner
+from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_builder import StepBuilder
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.trials import Trials
-
-
-class RankDrafter:
-    """A `Drafter` for drafts proposed by ranks: keeps those of a step's output until the next step."""
-
-    def __init__(self, max_num_drafts: int) -> None:
-        self.max_num_drafts = max_num_drafts
-        self._proposals: dict[str, Sequence[int]] = {}  # by request id
-
-    def take(self, request_id: str, draft_ids: Sequence[int]) -> None:
-        """Store the tokens that may follow all known tokens of the request."""
-        self._proposals[request_id] = draft_ids
-
-    def forget(self, request_id: str) -> None:
-        self._proposals.pop(request_id, None)
-
-    def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[Sequence[int]]:
-        return [self._proposals.pop(request_id, ()) for request_id in request_ids]
+from octavo.speculative.rank_drafter import RankDrafter
 
 
 class Speculation:
@@ -55,6 +40,8 @@ class Speculation:
     ) -> None:
         self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
         self._planner = planner
+        self._draft_s = 0.0  # that a draft model took, since the start
+        self._draws_in_ranks = isinstance(drafter, RankDrafter)
         self._num_proposed = [0] * drafter.max_num_drafts  # by position in a draft, since the start
         self._num_accepted = [0] * drafter.max_num_drafts
 
@@ -67,15 +54,11 @@ class Speculation:
         at = (takes_drafts & running.is_speculative[rows]).nonzero()[0]
         if budget <= 0 or not len(at):
             return
-        asked = rows[at].tolist()
-        proposals = self._drafter.propose(
-            running.req_ids_of(rows[at]), [running.tokens[row, : running.num_known[row]] for row in asked]
-        )
-        most = self._planned(step, rows[at], proposals, np.minimum(room[at], self._drafter.max_num_drafts))
+        chosen = self._chosen(step, rows[at], np.minimum(room[at], self._drafter.max_num_drafts))
         counts, token_ids, masks = np.zeros(len(rows), dtype=np.int32), list[int](), dict[int, Int32Array]()
-        for index, row, proposal, limit in zip(at.tolist(), asked, proposals, most, strict=True):
-            drafts = list(proposal[: min(limit, budget - len(token_ids))])
-            if drafts and running.is_constrained[row]:
+        for index, row, proposal in zip(at.tolist(), rows[at].tolist(), chosen, strict=True):
+            drafts = list(proposal[: budget - len(token_ids)])
+            if drafts and running.is_constrained[row] and drafts[0] != DRAWN_IN_RANKS:
                 masks[row] = self._constrained.masks_along(row, drafts)
                 drafts = drafts[: len(masks[row]) - 1]
             drafts = drafts[: self._make_room(step, row, len(drafts))]
@@ -86,20 +69,49 @@ class Speculation:
         if token_ids:
             step.add_trials(Trials(counts=counts, token_ids=np.array(token_ids, dtype=np.int32), masks=masks))
 
-    def _planned(
-        self, step: StepBuilder, rows: RowIndices, proposals: Sequence[Sequence[int]], limits: Int32Array
-    ) -> list[int]:
-        """Return how many drafts each of `rows` [P] gets, at most `limits` [P]."""
+    def _chosen(self, step: StepBuilder, rows: RowIndices, limits: Int32Array) -> list[Sequence[int]]:
+        """Return the drafts to verify of each of `rows` [P], at most `limits` [P]."""
+        running, asked = self._running, rows.tolist()
+        forced = {
+            row: tokens for row in asked if running.is_constrained[row] and (tokens := self._constrained.forced(row))
+        }
+        proposals = self._drafter.propose(
+            running.req_ids_of(rows), [running.tokens[row, : running.num_known[row]] for row in asked]
+        )
+        is_open = [row not in forced and self._verifies(row) for row in asked]
+        proposals = [proposal if is_it else () for proposal, is_it in zip(proposals, is_open, strict=True)]
         lengths = np.minimum(np.array([len(proposal) for proposal in proposals], dtype=np.int32), limits)
         if self._planner is not None:
-            self._planner.observe(rows.tolist(), proposals)
+            self._planner.observe(asked, proposals)
             if lengths.any():
                 lengths = self._planner.plan(rows, lengths, step.num_tokens, len(step.running_part[0]))
-        planned: list[int] = lengths.tolist()
-        return planned
+        return [
+            forced[row][:limit] if row in forced else proposal[:length]
+            for row, proposal, length, limit in zip(asked, proposals, lengths.tolist(), limits.tolist(), strict=True)
+        ]
 
-    def record(self, update: StepUpdate) -> None:
-        """Count the drafts that a step verified, and those accepted."""
+    def _verifies(self, row: int) -> bool:
+        """Return whether the drafter's tokens can be verified in this row.
+
+        Tokens drawn in ranks are not known here, so that only the first position has its grammar's mask. Elsewhere an
+        argmax is right if the grammar turns out to allow it: then it is the argmax of the allowed tokens, too.
+        """
+        if not (self._draws_in_ranks and self._running.is_constrained[row]):
+            return True
+        message = self._running.request_at(row).message
+        params = message.sampling_params
+        return params.is_greedy and not (params.changes_logits or message.bad_words_token_ids)
+
+    def num_allowed(self, request: Request, token_ids: list[int]) -> int:
+        """Return how many of a request's several new tokens its grammar allows; at least the first."""
+        if not (self._draws_in_ranks and request.is_constrained):
+            return len(token_ids)
+        assert request.row is not None
+        return self._constrained.num_allowed(request.row, token_ids)
+
+    def record(self, update: StepUpdate, draft_s: float) -> None:
+        """Count the drafts that a step verified, those accepted, and the seconds that a draft model took."""
+        self._draft_s += draft_s
         if update.several is None:
             return
         drafted = update.several.num_drafts.nonzero()[0]
@@ -110,6 +122,8 @@ class Speculation:
             strict=True,
         ):
             request = self._running.request_at(row)
+            if self._planner is not None:
+                self._planner.learn(row, num_drafts, num_new - 1)
             request.num_drafts += num_drafts
             request.num_accepted_drafts += num_new - 1
             for position in range(num_drafts):
@@ -121,7 +135,9 @@ class Speculation:
         self._drafter.forget(request_id)
 
     def stats(self) -> SpecDecodeStats:
-        return SpecDecodeStats(proposed=list(self._num_proposed), accepted=list(self._num_accepted))
+        return SpecDecodeStats(
+            proposed=list(self._num_proposed), accepted=list(self._num_accepted), draft_s=self._draft_s
+        )
 
     def _make_room(self, step: StepBuilder, row: int, num_drafts: int) -> int:
         """Return for how many drafts every group has blocks, after allocating more to the row if enough are free."""

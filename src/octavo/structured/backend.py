@@ -21,6 +21,9 @@ class GrammarMatcher(Protocol):
             GrammarError, GrammarTooComplexError: this output cannot continue.
         """
 
+    def forced(self) -> list[int]:
+        """Return next tokens that the grammar leaves no choice about; often none."""
+
     def copy(self) -> Self:
         """Return an independent matcher in the same state."""
 

@@ -45,6 +45,10 @@ class LLGuidanceMatcher:
             raise GrammarError(f"token {token_id} does not match the grammar: {problem}")
         raise GrammarTooComplexError(f"structured_output: {problem}")
 
+    def forced(self) -> list[int]:
+        token_ids: list[int] = self.matcher.compute_ff_tokens()
+        return token_ids
+
     def copy(self) -> "LLGuidanceMatcher":
         return LLGuidanceMatcher(self.matcher.deep_copy())
 

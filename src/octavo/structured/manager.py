@@ -73,6 +73,9 @@ class GrammarManager(Generic[MatcherT]):
             masks.append(_ready(trial.mask))
         return np.stack(masks)
 
+    def forced(self, request_id: str) -> list[int]:
+        return self._held[request_id].matcher.forced()
+
     def advance(self, sampled: Mapping[str, Sequence[int]]) -> GrammarUpdate:
         failed: dict[str, OctavoError] = {}
         for request_id, token_ids in sampled.items():

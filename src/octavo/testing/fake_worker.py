@@ -1,14 +1,13 @@
 """A worker without a model, which checks every read of its KV cache."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.kv_cache import KVGroup
-from octavo.contracts.schedule import NewRequestData, SchedulerOutput
+from octavo.contracts.schedule import DRAWN_IN_RANKS, NewRequestData, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
@@ -134,15 +133,7 @@ class FakeWorker:
         sampled = [self._sample(row, end, tried) for (row, _, end), tried in zip(spans, drafts, strict=True)]
         has_sampled = [bool(token_ids) for token_ids in sampled]
         assert has_sampled == scheduler_output.samples.tolist(), f"rows at their last token: {has_sampled}"
-        return _answer_of(scheduler_output, sampled, self._proposals([row for row, _, _ in spans], sampled))
-
-    def _proposals(self, rows: list[FakeRow], sampled: list[list[int]]) -> dict[str, list[int]]:
-        """Return what a drafter in the rank proposes after the tokens sampled by rows [R]."""
-        if self._drafter is None:
-            return {}
-        req_ids = [row.request_id for row, token_ids in zip(rows, sampled, strict=True) if token_ids]
-        contexts = [np.array(row.token_ids) for row, token_ids in zip(rows, sampled, strict=True) if token_ids]
-        return dict(zip(req_ids, map(list, self._drafter.propose(req_ids, contexts)), strict=True))
+        return _answer_of(scheduler_output, sampled)
 
     def lose(self, scheduler_output: SchedulerOutput) -> None:
         """Fail a step: update the rows but write nothing. Later steps may already be in flight."""
@@ -224,11 +215,20 @@ class FakeWorker:
         assert int(tried.counts.sum()) == len(tried.token_ids)
         left, drafts = iter(tried.token_ids.tolist()), list[list[int]]()
         for row, count in zip(scheduler_output.rows.tolist(), tried.counts.tolist(), strict=True):
-            drafts.append([next(left) for _ in range(count)])
+            drafts.append(self._filled_in(self.rows[row], [next(left) for _ in range(count)]))
             for token_id in drafts[-1]:
                 self.rows[row].append(token_id)
             self.rows[row].num_told += count
         return drafts
+
+    def _filled_in(self, row: FakeRow, drafts: list[int]) -> list[int]:
+        """Return a row's drafts. The drafter in the rank fills places, those beyond its proposal with 0."""
+        if DRAWN_IN_RANKS not in drafts:
+            return drafts
+        assert self._drafter is not None, "there is no drafter in this rank"
+        assert set(drafts) == {DRAWN_IN_RANKS}, "a row's drafts are given, or all of them are places"
+        (proposal,) = self._drafter.propose([row.request_id], [np.array(row.token_ids)])
+        return [*proposal, *[0] * len(drafts)][: len(drafts)]
 
     def _sample(self, row: FakeRow, end: int, drafts: list[int]) -> list[int]:
         """Return what the row samples: one token, plus one for each accepted draft."""
@@ -256,7 +256,6 @@ def model_output_for(scheduler_output: SchedulerOutput, token_ids: Sequence[int]
 def _answer_of(
     scheduler_output: SchedulerOutput,
     sampled: Sequence[Sequence[int]],
-    draft_token_ids: Mapping[str, list[int]] = MappingProxyType({}),
 ) -> ModelRunnerOutput:
     table = np.zeros((len(sampled), max(map(len, sampled), default=1) or 1), dtype=np.int32)
     for row, token_ids in zip(table, sampled, strict=True):
@@ -265,5 +264,4 @@ def _answer_of(
         req_ids=scheduler_output.req_ids,
         sampled_token_ids=table,
         num_sampled=np.array([len(token_ids) for token_ids in sampled], dtype=np.int32),
-        draft_token_ids=dict(draft_token_ids),
     )

@@ -61,6 +61,12 @@ class Tokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """The ids of all tokens by their text in the tokenizer, including added ones."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
+    @property
     def named_tokens(self) -> Mapping[str, str]:
         """The texts of tokens with a role, such as `eos_token`, by their names in `tokenizer_config.json`."""
         return self._named_tokens

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from octavo.attention.metadata import ForwardBatch, GroupSlots
 from octavo.contracts.schedule import SchedulerOutput
-from octavo.worker.request_rows import RequestRows
+from octavo.worker.request_rows import DraftRows, RequestRows
 
 
-def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows) -> ForwardBatch:
+def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows | DraftRows) -> ForwardBatch:
     """Gather the step's tokens from the rows. Vectorized: no Python per request or token.
 
     The weights of the previous step have evicted everything else from the caches, so that each NumPy or torch op is
@@ -93,7 +93,7 @@ def _with_drafts(last: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[
     return indices
 
 
-def _kept(logits_indices: torch.Tensor, num_tokens: int, rows: RequestRows) -> torch.Tensor | None:
+def _kept(logits_indices: torch.Tensor, num_tokens: int, rows: RequestRows | DraftRows) -> torch.Tensor | None:
     """Return `ForwardBatch.kept_indices`. Prompt logprobs need all hidden states."""
     if rows.prompt_logprobs or len(logits_indices) == num_tokens:
         return None

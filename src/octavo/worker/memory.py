@@ -6,6 +6,7 @@ more than what is free: on a shared machine other processes may already hold mem
 
 import logging
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -210,13 +211,14 @@ class RankMemory:
         self._part, self._stage = part, stage
         self._dtype_bytes = dtype.itemsize
 
-    def check_weights_fit(self, model: CausalLM) -> None:
-        """Check an empty model before its weights are loaded.
+    def check_weights_fit(self, *models: CausalLM) -> None:
+        """Check empty models, the rank's own and perhaps a draft model, before their weights are loaded.
 
         Raises:
             InsufficientMemoryError: with both numbers.
         """
-        check_weights_fit(self._part, num_weights(model), weights_bytes(model), self._budget_bytes)
+        counts, sizes = (sum(map(measure, models)) for measure in (num_weights, weights_bytes))
+        check_weights_fit(self._part, counts, sizes, self._budget_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -239,14 +241,14 @@ class RankMemory:
             return 0
         return encoder_bytes(vision, self._config.scheduler, self._dtype_bytes)
 
-    def report(self, model: CausalLM, *, activations: int, graphs: int, scratch: int) -> MemoryReport:
+    def report(self, models: Sequence[CausalLM], *, activations: int, graphs: int, scratch: int) -> MemoryReport:
         """Report and log the device's memory with weights loaded and no KV yet.
 
         `activations`, `graphs` and `scratch`, the KV blocks of padding, are in bytes.
         """
         budget, memory = self._budget_bytes, self._device_memory
-        weights = weights_bytes(model) - model.bytes_in_file
-        free = memory.free_bytes - model.mapped_bytes
+        weights = sum(weights_bytes(model) - model.bytes_in_file for model in models)
+        free = memory.free_bytes - sum(model.mapped_bytes for model in models)
         kv_bytes = kv_budget(budget, free, weights, activations + graphs) - scratch
         report = MemoryReport(
             total_bytes=memory.total_bytes,

@@ -22,6 +22,7 @@ from octavo.errors import InvalidParameterError
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
+from octavo.worker.draft_model import DraftModel
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph, one_torch_thread
@@ -45,8 +46,10 @@ class RankModelRunner:
         graph: StepGraph | None = None,
         links: StageLinks | None = None,
         expert_loads: ExpertLoads | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self.model = model
+        self.draft_model = draft_model
         self.graph = graph
         self.kv_caches = kv_caches
         self.rows = rows
@@ -68,6 +71,8 @@ class RankModelRunner:
         model_output, done = self._compute(scheduler_output), Future[ModelRunnerOutput]()
         if self.expert_loads is not None:
             model_output = msgspec.structs.replace(model_output, expert_load=self.expert_loads.totals())
+        if self.draft_model is not None:
+            model_output = msgspec.structs.replace(model_output, draft_passes=self.draft_model.passes)
         done.set_result(model_output)
         return done
 
@@ -75,7 +80,7 @@ class RankModelRunner:
         if self._links is not None and not self.model.stage.is_last:
             return self._hand_on(scheduler_output, self._links)
         with self._torch_threads():
-            batch = self._prepare(scheduler_output)
+            scheduler_output, batch = self._prepare(scheduler_output)
             if batch is None:
                 return empty_output()
             hidden = self._run_stage(batch).hidden  # [T, D], or the kept rows
@@ -113,7 +118,7 @@ class RankModelRunner:
         """Run this stage of a step. The next stage waits for it, so failures are passed on, too."""
         try:
             with self._torch_threads():
-                batch = self._prepare(scheduler_output)
+                _, batch = self._prepare(scheduler_output)
                 if batch is not None:
                     links.send(self._run_stage(batch))
         except Exception as error:
@@ -121,13 +126,20 @@ class RankModelRunner:
             links.send_failure(scheduler_output.total_num_scheduled_tokens, error)
         return empty_output()
 
-    def _prepare(self, scheduler_output: SchedulerOutput) -> ForwardBatch | None:
-        """Update the rows and build the batch, while the previous stage may still compute. None: no tokens in it."""
+    def _prepare(self, scheduler_output: SchedulerOutput) -> tuple[SchedulerOutput, ForwardBatch | None]:
+        """Update the rows and build the batch, while the previous stage may still compute. None: no tokens in it.
+
+        The scheduler output is returned with its drafts drawn.
+        """
         try:
             self.check(scheduler_output)
             self.encoder.run(scheduler_output)
             self.rows.apply(scheduler_output)
-            return make_forward_batch(scheduler_output, self.rows) if scheduler_output.req_ids else None
+            if self.draft_model is not None:
+                scheduler_output = self.draft_model.draw(scheduler_output)
+            return scheduler_output, (
+                make_forward_batch(scheduler_output, self.rows) if scheduler_output.req_ids else None
+            )
         except Exception:
             if self._links is not None and scheduler_output.req_ids:
                 self._links.receive(

@@ -21,6 +21,7 @@ from octavo.device.device_queue import DeviceQueue
 from octavo.models.interfaces import CausalLM
 from octavo.worker.decode_graphs import ARGMAX
 from octavo.worker.device_sampling import Sampled, SampledOnHost, StepSamplingMetadata, context_on_device, sample
+from octavo.worker.draft_model import DraftModel
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.input_batch import make_forward_batch
@@ -48,6 +49,10 @@ class DeferredOutput(Future[ModelRunnerOutput]):
         return super().result(0)
 
 
+def _with_passes(wait: _Wait, passes: list[tuple[int, float]]) -> ModelRunnerOutput:
+    return msgspec.structs.replace(wait(), draft_passes=passes)
+
+
 class OverlappedRunner(RankModelRunner):
     """See `RankModelRunner`. Same steps, same outputs; a whole model on one rank."""
 
@@ -59,8 +64,9 @@ class OverlappedRunner(RankModelRunner):
         queue: DeviceQueue,
         graphs: GraphedDecoding | None = None,
         expert_loads: ExpertLoads | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
-        super().__init__(model, kv_caches, rows, expert_loads=expert_loads)
+        super().__init__(model, kv_caches, rows, expert_loads=expert_loads, draft_model=draft_model)
         self.graphs = graphs  # of pure decoding
         self._queue = queue
 
@@ -68,6 +74,8 @@ class OverlappedRunner(RankModelRunner):
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Launch one step."""
         wait = self._launch(scheduler_output)
+        if self.draft_model is not None:
+            wait = partial(_with_passes, wait, self.draft_model.passes)
         if self.expert_loads is None:
             return DeferredOutput(wait)
         totals = self.expert_loads.begin_totals(self._queue)
@@ -77,6 +85,9 @@ class OverlappedRunner(RankModelRunner):
         self.check(scheduler_output)
         self.encoder.run(scheduler_output)
         self.rows.apply_requests(scheduler_output)
+        if self.draft_model is not None:  # waits for its drafts; blocks and tokens are applied twice
+            self.rows.apply_tables(scheduler_output)
+            scheduler_output = self.draft_model.draw(scheduler_output)
         if not scheduler_output.req_ids:
             self.rows.apply_tables(scheduler_output)
             return empty_output

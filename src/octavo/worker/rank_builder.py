@@ -27,6 +27,8 @@ from octavo.models.registry import initialize_model
 from octavo.sampling.rows import SamplingRows
 from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes, row_bucket
 from octavo.worker.decode_record import DecodeRecord
+from octavo.worker.draft_builder import DraftBuilder
+from octavo.worker.draft_model import DraftModel
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
 from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
@@ -63,6 +65,10 @@ class RankBuilder:
         if is_expert_parallel:
             self._groups = replace(self._groups, experts=self._groups.tensor)
         self._stage = stage_of(config.model, place)
+        self._draft: DraftBuilder | None = None
+        if config.draft_model is not None:
+            self._draft = DraftBuilder(config, config.draft_model, place, self.devices, self._dtype)
+        self._draft_model: CausalLM | None = None
         self._memory = RankMemory(config, self.devices, self._part, self._stage, self._dtype)
         self.queue = self.devices.queue() if self._stage.is_whole else None
 
@@ -92,7 +98,8 @@ class RankBuilder:
 
     @property
     def kv_cache_spec(self) -> KVCacheSpec:
-        return make_kv_cache_spec(self._part, self._stage.layers, self._config.cache.block_size, self._kv_layout)
+        spec = make_kv_cache_spec(self._part, self._stage.layers, self._config.cache.block_size, self._kv_layout)
+        return spec if self._draft is None else self._draft.with_draft(spec)
 
     def load_model(self) -> CausalLM:
         """Read the weights; see `Worker.load_model`."""
@@ -108,8 +115,11 @@ class RankBuilder:
             schemes=self._schemes,
         )
         model = initialize_model(self._config.model, context)
-        self._memory.check_weights_fit(model)
+        draft_model = None if self._draft is None else self._draft.initialize()
+        self._memory.check_weights_fit(model, *_existing(draft_model))
         loaded = get_model_loader(self._config.load).load(model)
+        if self._draft is not None and draft_model is not None:
+            self._draft_model = self._draft.load(draft_model)
         give_back_freed_memory()  # that no step will use again
         logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
         return loaded
@@ -122,9 +132,9 @@ class RankBuilder:
     def measure_memory(self, model: CausalLM) -> MemoryReport:
         """Report the device's memory with weights loaded and no KV yet."""
         activations, graphs = self._step_bytes(model)
-        activations += self._memory.encoder_bytes
-        scratch = self.kv_cache_spec.num_bytes(self._scratch_blocks)
-        return self._memory.report(model, activations=activations, graphs=graphs, scratch=scratch)
+        activations += self._memory.encoder_bytes + (self._draft.activation_bytes if self._draft else 0)
+        scratch, models = self.kv_cache_spec.num_bytes(self._scratch_blocks), (model, *_existing(self._draft_model))
+        return self._memory.report(models, activations=activations, graphs=graphs, scratch=scratch)
 
     def _step_bytes(self, model: CausalLM) -> tuple[int, int]:
         """Return the memory of a step besides weights and KV, and of graphs; estimated if the device tracks none."""
@@ -135,16 +145,18 @@ class RankBuilder:
                 return max(peaks), graph_bytes(peaks[1]) if self._takes_graphs else 0
         return self._memory.estimated_activations, 0
 
-    def build_runner(self, model: CausalLM, num_blocks: Sequence[int]) -> tuple[RankModelRunner, dict[int, KVPrefault]]:
-        """Allocate `num_blocks` KV blocks of each group; build the runner that uses them and the groups' prefaults."""
+    def build_runner(
+        self, model: CausalLM, num_blocks: Sequence[int]
+    ) -> tuple[RankModelRunner, list[tuple[int, KVPrefault]]]:
+        """Allocate `num_blocks` KV blocks of each group; build the runner that uses them, and prefaults by group."""
         config, spec = self._config, self.kv_cache_spec
         with_scratch = [count + extra for count, extra in zip(num_blocks, self._scratch_blocks, strict=True)]
         kv_caches = allocate_kv_caches(spec, with_scratch, self.devices.device)
-        prefaults = {
-            index: KVPrefault(pools, count, self._memory.total_bytes)
+        prefaults = [
+            (index, KVPrefault(pools, count, self._memory.total_bytes))
             for index, (of, count) in enumerate(zip(spec.groups, with_scratch, strict=True))
             if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
-        }  # states take little memory, and reuse it
+        ]  # states take little memory, and reuse it
         num_rows = config.scheduler.max_num_seqs + self._takes_graphs  # one for padding only
         rows = RequestRows(
             num_rows=num_rows,
@@ -157,12 +169,18 @@ class RankBuilder:
             device=self.devices.device,
             queue=self.queue,
         )
+        draft_model: DraftModel | None = None
+        if self._draft is not None and self._draft_model is not None:
+            draft_model, of_draft = self._draft.build(
+                self._draft_model, num_blocks, self._scratch_blocks, rows, self._groups.tensor
+            )
+            prefaults += of_draft
         loads = ExpertLoads.of(model) if self._place.returns_output else None  # before steps are recorded
         if self.queue is None:
             graph = self._capture_graph(model, kv_caches)
-            return RankModelRunner(model, kv_caches, rows, graph, self._links(), loads), prefaults
+            return RankModelRunner(model, kv_caches, rows, graph, self._links(), loads, draft_model), prefaults
         graphs = self._decode_graphs(self.queue, model, rows, kv_caches, num_blocks, loads)
-        return OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads), prefaults
+        return OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads, draft_model), prefaults
 
     def _decode_graphs(
         self,
@@ -222,3 +240,7 @@ class RankBuilder:
     @property
     def _kv_layout(self) -> KVLayout:
         return self._attention.kv_layout(self._config.model.head_dim)
+
+
+def _existing(model: CausalLM | None) -> list[CausalLM]:
+    return [] if model is None else [model]

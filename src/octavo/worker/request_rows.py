@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.contracts.kv_cache import KVGroup
-from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput, SpecDecodeTokens
+from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.sampling.rows import SamplingRows
 from octavo.worker.extra_inputs import ExtraRows
@@ -65,7 +65,7 @@ class RequestRows:
         self._change_tables(scheduler_output.scheduled_cached_reqs)
         self._take_tokens(scheduler_output.scheduled_cached_reqs)
         if scheduler_output.scheduled_spec_decode_tokens is not None:
-            self._take_drafts(scheduler_output, scheduler_output.scheduled_spec_decode_tokens)
+            self.take_drafts(scheduler_output)
 
     def apply_requests(self, scheduler_output: SchedulerOutput) -> None:
         """Apply removed and new requests, the first half of `apply`."""
@@ -134,8 +134,10 @@ class RequestRows:
             )
             self.token_ids[rows, positions] = token_ids
 
-    def _take_drafts(self, scheduler_output: SchedulerOutput, drafts: SpecDecodeTokens) -> None:
-        """Append drafts to the known tokens of their rows; sampled tokens overwrite them."""
+    def take_drafts(self, scheduler_output: SchedulerOutput) -> None:
+        """Append a step's drafts to the known tokens of their rows; sampled tokens overwrite them."""
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        assert drafts is not None, "the step has drafts"
         counts = drafts.counts
         ends = (
             scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens - np.cumsum(counts)
@@ -148,6 +150,17 @@ class RequestRows:
 
     def _write(self, table: torch.Tensor, row: int, start: int, values: Int32Array) -> None:
         table[row, start : start + len(values)] = self.send(values)[0]
+
+
+class DraftRows:
+    """The rows as batches of a draft model see them: only tokens, and the block tables [N, B] of its own KV groups."""
+
+    extra: ExtraRows | None = None
+
+    def __init__(self, rows: RequestRows, groups: tuple[KVGroup, ...], block_tables: Sequence[torch.Tensor]) -> None:
+        self.block_size, self.token_ids, self.send = rows.block_size, rows.token_ids, rows.send
+        self.groups, self.block_tables = groups, block_tables
+        self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}
 
 
 def _send_packed(arrays: Sequence[NDArray[Any]], queue: DeviceQueue, device: torch.device) -> list[torch.Tensor]:

@@ -30,7 +30,7 @@ class Worker:
         self.profile = self.builder.profile
         self._model: CausalLM | None = None
         self._runner: RankModelRunner | None = None
-        self._kv_prefaults: dict[int, KVPrefault] = {}  # by KV group
+        self._kv_prefaults: list[tuple[int, KVPrefault]] = []  # with their KV group
 
     @property
     def model(self) -> CausalLM:
@@ -85,4 +85,4 @@ class Worker:
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""
-        return any(prefault.step(num_reached_blocks[group]) for group, prefault in self._kv_prefaults.items())
+        return any(prefault.step(num_reached_blocks[group]) for group, prefault in self._kv_prefaults)
