@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.config.lora import LoraConfig
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.speculative import SpeculativeConfig
@@ -58,6 +59,7 @@ class EngineConfig:
     enforce_eager: bool = False  # no captured graphs
     deterministic: bool = False  # only batch-invariant kernels
     speculative: SpeculativeConfig | None = None
+    lora: LoraConfig | None = None  # None: no adapters
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from octavo.contracts.engine import EngineCoreRequest, ExtraInputs, VisionInput
+from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import Int32Array
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, request_root
@@ -38,6 +39,8 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
+        "adapter_slot",
         "aged_class",
         "arrival_index",
         "block_keys",
@@ -74,6 +77,8 @@ class Request:
         self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
         self.block_root = request_root(message)
         self.extra_inputs = message.extra_inputs  # as ranks get them
+        self.adapter = message.adapter
+        self.adapter_slot = NO_SLOT  # set by the scheduler before it runs
         self.vision: list[VisionInput] = []
         self.block_keys: BlockKeys = NO_KEYS  # set by the scheduler, which knows the block size
         if message.extra_inputs is not None and message.extra_inputs.vision:

@@ -223,6 +223,7 @@ class StepBuilder:
             block_ids=[list(tables[row]) for tables in self._running.block_ids],
             num_computed_tokens=int(self._running.num_computed[row]),
             extra_inputs=request.extra_inputs,
+            adapter_slot=request.adapter_slot,
         )
 
     def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:

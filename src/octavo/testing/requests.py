@@ -7,6 +7,7 @@ from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreRequest, ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
+from octavo.contracts.lora import AdapterRef
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
 from octavo.scheduler.scheduler import Scheduler
@@ -23,6 +24,7 @@ def make_request(
     eos_token_ids: Iterable[int] = (),
     cache_salt: str | None = None,
     extra_inputs: ExtraInputs | None = None,
+    adapter: AdapterRef | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """Build a request as the input processor would; `params` are those of `SamplingParams`."""
@@ -35,6 +37,7 @@ def make_request(
         eos_token_ids=list(eos_token_ids),
         cache_salt=cache_salt,
         extra_inputs=extra_inputs,
+        adapter=adapter,
     )
 
 

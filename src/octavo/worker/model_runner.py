@@ -16,6 +16,7 @@ import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerCache
 from octavo.contracts.engine import ExtraInputs
+from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import InvalidParameterError
@@ -99,10 +100,10 @@ class RankModelRunner:
         for new in scheduler_output.scheduled_new_reqs:
             if new.extra_inputs is not None:
                 self._check_extra(new.extra_inputs)
+            if new.adapter_slot != NO_SLOT and not self.model.takes_adapters:
+                raise InvalidParameterError("adapter_slot", new.adapter_slot, "this model takes no adapters")
 
     def _check_extra(self, extra: ExtraInputs) -> None:
-        if extra.adapter_id is not None and not self.model.takes_adapters:
-            raise InvalidParameterError("adapter_id", extra.adapter_id, "this model takes no adapters")
         if extra.vision and self.model.config.vision is None:
             raise InvalidParameterError("vision", f"{len(extra.vision)} images", "this model takes no images")
         if extra.rotary_positions is not None and not self.model.config.rope.sections:
