@@ -72,6 +72,7 @@ class PagedRunner:
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self._blocks: dict[int, list[int]] = {}
         self._lens: dict[int, int] = {}
+        self.adapter_slots: dict[int, int] = {}  # of requests with an adapter
 
     def step(self, tokens: dict[int, list[int]]) -> list[torch.Tensor]:
         """Append tokens to requests; return each one's logits, [its new tokens, V]."""
@@ -107,6 +108,7 @@ class PagedRunner:
             slots += [self._slot(request, position) for position in range(start, start + len(new))]
         starts = [0, *accumulate(len(new) for new in tokens.values())]
         seq_lens = [self._lens[request] for request in tokens]
+        adapters = [self.adapter_slots.get(request, -1) for request, new in tokens.items() for _ in new]
         return ForwardBatch(
             input_ids=torch.tensor([token for new in tokens.values() for token in new]),
             positions=torch.tensor(positions),
@@ -118,6 +120,7 @@ class PagedRunner:
             block_size=self._block_size,
             query_start_loc_list=starts,
             seq_lens_list=seq_lens,
+            adapter_ids=torch.tensor(adapters) if self.adapter_slots else None,
         ).shared_by(self._model.config.kv_groups)
 
     def _grow(self, request: int, length: int) -> None:

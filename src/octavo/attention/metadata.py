@@ -106,6 +106,13 @@ class ForwardBatch:
     other_groups: tuple[Self, ...] = ()
 
     @property
+    def kept_adapter_ids(self) -> torch.Tensor | None:
+        """The adapters of tokens that are kept after the last layer's attention, [W] or [T]."""
+        if self.adapter_ids is None or self.kept_indices is None:
+            return self.adapter_ids
+        return self.adapter_ids[self.kept_indices]
+
+    @property
     def has_inputs_inside(self) -> bool:
         """Whether layers read more of it than x: adapters, or what vision towers add between layers."""
         return self.adapter_ids is not None or (self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1)
@@ -150,3 +157,10 @@ class AttentionMetadata:
     batch: ForwardBatch
     plans: tuple[Any, ...]  # of the attention backend, one per KV group
     rotary: tuple[RotaryTable, ...]  # indexed by `AttentionLayer.rotary`
+    adapter_ids: torch.Tensor | None = None  # [T] int64, see `ForwardBatch`
+    kept_adapter_ids: torch.Tensor | None = None  # [W] int64, of tokens kept after the last layer's attention
+
+    def adapter_ids_of(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the adapters of the tokens in x [T, .], or [W, .] after the last layer's attention."""
+        is_whole = self.adapter_ids is None or len(x) == len(self.adapter_ids)
+        return self.adapter_ids if is_whole else self.kept_adapter_ids

@@ -32,13 +32,28 @@ _REFUSED_KEYS = {
 }
 # Keys that say how an adapter was trained or where it is from, not what it computes.
 _IGNORED_KEYS = frozenset(
-    "auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config exclude_modules fan_in_fan_out "
-    "inference_mode layers_pattern layers_to_transform loftq_config lora_dropout lora_ga_config megatron_config "
-    "megatron_core peft_version qalora_group_size revision runtime_config target_modules target_parameters "
-    "task_type".split()
+    {
+        *("auto_mapping", "base_model_name_or_path", "peft_version", "revision", "task_type"),
+        *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "lora_dropout", "inference_mode"),
+        *("fan_in_fan_out", "ensure_weight_tying", "megatron_config", "megatron_core", "qalora_group_size"),
+        "runtime_config",
+    }
 )
 _USED_KEYS = frozenset(
-    "alpha_pattern bias init_lora_weights lora_alpha modules_to_save peft_type r rank_pattern use_rslora".split()
+    {
+        *(
+            "alpha_pattern",
+            "bias",
+            "init_lora_weights",
+            "lora_alpha",
+            "modules_to_save",
+            "peft_type",
+            "r",
+            "rank_pattern",
+        ),
+        "use_rslora",
+    }
 )
 # Initializations that leave the base model as it is. The others subtract the adapter's start from the base's weights.
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")

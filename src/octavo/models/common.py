@@ -81,12 +81,12 @@ class DecoderAttention(nn.Module):
         step: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
-        qkv, residual = self.qkv.of_normed(norm, x, residual)
+        qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
         attended = self.attention(qkv, kv_cache, step)
         if self._is_last:
             kept = step.batch.kept_indices
             attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
-        return self.out(attended), residual
+        return self.out(attended, step.adapter_ids_of(attended)), residual
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         """Describe this layer's attention. Models whose layers differ override this: `replace(super()...)`."""
@@ -110,11 +110,18 @@ class GatedMLP(nn.Module):
         super().__init__()
         self._kernels, self._activation = context.kernels, activation
         size, has_bias = config.intermediate_size, config.mlp_bias
-        self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context.at("gate_up"))
+        self.gate_up = GatedLinear(
+            config.hidden_size, size, has_bias=has_bias, context=context.at("gate_up"), activation=activation
+        )
         self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context.at("down"))
 
-    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
+        if self.gate_up.adapts(adapter_ids) or self.down.adapts(adapter_ids):
+            normed, total = norm.add(x, residual)
+            return self.down(self.gate_up(normed, adapter_ids), adapter_ids), total
         fused = norm.fused(residual, self._activation)
         out, total = self._kernels.mlp(x, fused, self.gate_up.packed, self.down.packed)
         return self.down.summed(out), total
@@ -136,7 +143,7 @@ class DecoderLayer(nn.Module):
         The last block returns [W, D].
         """
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
-        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual)
+        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, step.adapter_ids_of(x))
         return out
 
 
@@ -149,6 +156,10 @@ class DecoderForCausalLM(CausalLM):
     weight_names = DECODER_WEIGHT_NAMES
     activation: ClassVar[Activation] = SILU  # of MLPs and experts
     norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
+    takes_adapters = True
+    adapted_layers = frozenset(
+        f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
+    )
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
@@ -222,7 +233,13 @@ class DecoderForCausalLM(CausalLM):
         plan = self.context.attention.plan
         plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
         rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
-        return AttentionMetadata(batch=batch, plans=plans, rotary=rotary)
+        return AttentionMetadata(
+            batch=batch,
+            plans=plans,
+            rotary=rotary,
+            adapter_ids=batch.adapter_ids,
+            kept_adapter_ids=batch.kept_adapter_ids,
+        )
 
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata

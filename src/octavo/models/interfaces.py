@@ -42,6 +42,7 @@ class CausalLM(nn.Module, ABC):
     computed here instead.
     """
 
+    adapted_layers: ClassVar[frozenset[str]] = frozenset()  # paths as in `weight_names` of layers adapters can change
     takes_adapters: ClassVar[bool] = False  # its layers read `ForwardBatch.adapter_ids`
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
