@@ -100,12 +100,13 @@ class HostAdapters:
 
     @property
     def _dispensable(self) -> str | None:
-        """The adapter to evict next: loaded, kept for nobody, for the longest time."""
-        return next((name for name, place in self._places.items() if not place.is_kept and place.is_loaded), None)
+        """The adapter to evict next: not being loaded, kept for nobody, for the longest time."""
+        return next((name for name, place in self._places.items() if not place.is_kept and place.loading.done()), None)
 
     def _evict(self, content_hash: str) -> None:
         self._verbs.evict_adapter(content_hash)
-        self._evictions[self._places[content_hash].adapter.name] += 1
+        place = self._places[content_hash]
+        self._evictions[place.adapter.name] += place.is_loaded
         self._drop(content_hash)
 
     def _drop(self, content_hash: str) -> None:
