@@ -113,6 +113,11 @@ class ForwardBatch:
         return self.adapter_ids[self.kept_indices]
 
     @property
+    def logits_adapter_ids(self) -> torch.Tensor | None:
+        """The adapters of the rows that get logits, [L]."""
+        return None if self.adapter_ids is None else self.adapter_ids[self.logits_indices]
+
+    @property
     def has_inputs_inside(self) -> bool:
         """Whether layers read more of it than x: adapters, or what vision towers add between layers."""
         return self.adapter_ids is not None or (self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1)

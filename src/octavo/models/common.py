@@ -159,7 +159,10 @@ class DecoderForCausalLM(CausalLM):
     norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
     takes_adapters = True
     adapted_layers = frozenset(
-        f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
+        {
+            *(f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+            *("embedding", "logits_head"),
+        }
     )
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
@@ -226,7 +229,7 @@ class DecoderForCausalLM(CausalLM):
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""
-        x: torch.Tensor = self.embedding(batch.input_ids)
+        x: torch.Tensor = self.embedding(batch.input_ids, batch.adapter_ids)
         return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -255,11 +258,13 @@ class DecoderForCausalLM(CausalLM):
         """See `CausalLM.ignores_weight`. Checkpoints often contain a tied head, too; the embedding's table is used."""
         return super().ignores_weight(name) or (self.config.tie_word_embeddings and name == "lm_head.weight")
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """See `CausalLM.compute_logits`."""
-        logits: torch.Tensor = self.logits_head(hidden)
+        logits: torch.Tensor = self.logits_head(hidden, adapter_ids)
         return logits
 
-    def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `CausalLM.logits_argmax`."""
-        return self.logits_head.argmax(hidden)
+        return self.logits_head.argmax(hidden, adapter_ids)

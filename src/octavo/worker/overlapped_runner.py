@@ -104,22 +104,26 @@ class OverlappedRunner(RankModelRunner):
         self.rows.apply_tables(scheduler_output)
         batch = make_forward_batch(scheduler_output, self.rows)
         hidden = self._run_stage(batch).hidden  # [T, D], or the kept rows
-        sampled = self._sample_on_device(logits_rows, metadata, batch.of_logits(hidden))
+        sampled = self._sample_on_device(logits_rows, metadata, batch.of_logits(hidden), batch.logits_adapter_ids)
         # After a rejected draft, this writes tokens that are overwritten before they are read.
         self.rows.write_sampled(logits_rows.rows, logits_rows.ends, sampled.token_ids)
         prompts = self._prompt_logprobs.of_step(scheduler_output, batch, hidden)
         return self._read_later(scheduler_output, logits_rows, metadata, sampled.results(), sampled.ratings, prompts)
 
     def _sample_on_device(
-        self, logits_rows: LogitsRows, metadata: StepSamplingMetadata, hidden: torch.Tensor
+        self,
+        logits_rows: LogitsRows,
+        metadata: StepSamplingMetadata,
+        hidden: torch.Tensor,
+        adapter_ids: torch.Tensor | None,
     ) -> Sampled:
-        """Sample from hidden [L, D]."""
+        """Sample from hidden [L, D], with the adapters [L]."""
         if not len(hidden):
             return Sampled.of_argmax(hidden.new_zeros(0), torch.zeros(0, dtype=torch.int64, device=hidden.device))
         if metadata.ending == ARGMAX:
-            return Sampled.of_argmax(*self.model.logits_argmax(hidden))
+            return Sampled.of_argmax(*self.model.logits_argmax(hidden, adapter_ids))
         context, processors = context_on_device(logits_rows, self.rows), metadata.processors_on_device(self.rows)
-        logits = self.model.compute_logits(hidden)
+        logits = self.model.compute_logits(hidden, adapter_ids)
         return sample(logits, metadata.metadata_on_device(self.rows), metadata.ending, context, processors)
 
     def _read_later(
