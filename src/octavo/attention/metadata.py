@@ -160,7 +160,6 @@ class AttentionMetadata:
     adapter_ids: torch.Tensor | None = None  # [T] int64, see `ForwardBatch`
     kept_adapter_ids: torch.Tensor | None = None  # [W] int64, of tokens kept after the last layer's attention
 
-    def adapter_ids_of(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the adapters of the tokens in x [T, .], or [W, .] after the last layer's attention."""
-        is_whole = self.adapter_ids is None or len(x) == len(self.adapter_ids)
-        return self.adapter_ids if is_whole else self.kept_adapter_ids
+    def adapter_ids_after(self, *, is_last: bool) -> torch.Tensor | None:
+        """Return the adapters of the tokens that are left after a layer's attention."""
+        return self.kept_adapter_ids if is_last else self.adapter_ids

@@ -61,7 +61,7 @@ class LogitsHead(MergedLinear):
         else:
             super().adopt_packed(tensors)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the logits [L, V] of hidden [L, D], always float32."""
         if hidden.shape[0] <= _SLICE_ROWS:
             return self._forward_slice(hidden)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from octavo.contracts.lora import AdapterRef, SlotFill
-from octavo.errors import AdapterError
+from octavo.errors import AdapterError, UnsupportedModelError
 from octavo.kernels.types import LoraAdapters
 from octavo.layers.linear import MergedLinear
 from octavo.lora.folder import content_hash
@@ -15,6 +15,19 @@ from octavo.lora.rank_adapter import LayerAdapter, RankAdapter
 from octavo.lora.read import AdapterReader
 from octavo.lora.targets import AdapterTargets
 from octavo.models.interfaces import CausalLM
+
+
+def slot_bytes(model: CausalLM, max_rank: int) -> int:
+    """Return the memory of one slot on this rank, which is also the most that an adapter of linears takes on the host.
+
+    Raises:
+        UnsupportedModelError: adapters cannot change this model.
+    """
+    if not model.takes_adapters:
+        raise UnsupportedModelError(f"{model.config.architecture} takes no adapters; leave enable_lora off")
+    layers = [layer for layer in AdapterTargets(model).layers.values() if isinstance(layer, MergedLinear)]
+    sizes = (len(layer.parts) * layer.inputs.size + sum(of.size for of in layer.parts.values()) for layer in layers)
+    return sum(sizes) * max_rank * model.context.dtype.itemsize
 
 
 class AdapterPool:
@@ -63,7 +76,7 @@ def _put(slots: LoraAdapters, slot: int, adapter: LayerAdapter | None) -> None:
     """Overwrite a slot; None: its tokens get the layer's own output."""
     rank = 0 if adapter is None else adapter.rank
     if adapter is not None:
-        by_part = slots.down[slot].unflatten(0, (len(slots.parts), slots.max_rank))  # [P, R, K]
+        by_part = slots.down[slot].view(len(slots.parts), slots.max_rank, -1)  # [P, R, K]
         by_part[:, :rank] = adapter.down
         slots.up[slot, :rank] = adapter.up
     slots.ranks[slot] = rank

@@ -20,6 +20,7 @@ from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import InvalidParameterError
+from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
@@ -46,12 +47,14 @@ class RankModelRunner:
         graph: StepGraph | None = None,
         links: StageLinks | None = None,
         expert_loads: ExpertLoads | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.model = model
         self.graph = graph
         self.kv_caches = kv_caches
         self.rows = rows
         self.expert_loads = expert_loads
+        self.adapters = adapters
         self._links = links
         self.encoder = EncoderRunner(model.encoder, rows)
         self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
@@ -110,6 +113,12 @@ class RankModelRunner:
             limit = "this model's rotary embedding has one axis"
             raise InvalidParameterError("rotary_positions", "positions of three axes", limit)
 
+    def _fill_slots(self, scheduler_output: SchedulerOutput) -> None:
+        """Copy adapters to their slots. First of all: the scheduler takes it as done even if the step fails."""
+        if scheduler_output.adapter_fills:
+            assert self.adapters is not None, "fills come with enable_lora only"
+            self.adapters.fill(scheduler_output.adapter_fills)
+
     def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Run this stage of a step. The next stage waits for it, so failures are passed on, too."""
         try:
@@ -125,6 +134,7 @@ class RankModelRunner:
     def _prepare(self, scheduler_output: SchedulerOutput) -> ForwardBatch | None:
         """Update the rows and build the batch, while the previous stage may still compute. None: no tokens in it."""
         try:
+            self._fill_slots(scheduler_output)
             self.check(scheduler_output)
             self.encoder.run(scheduler_output)
             self.rows.apply(scheduler_output)

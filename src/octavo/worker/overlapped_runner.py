@@ -18,6 +18,7 @@ from octavo.attention.metadata import LayerCache
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
+from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.worker.decode_graphs import ARGMAX
 from octavo.worker.device_sampling import Sampled, SampledOnHost, StepSamplingMetadata, context_on_device, sample
@@ -59,8 +60,9 @@ class OverlappedRunner(RankModelRunner):
         queue: DeviceQueue,
         graphs: GraphedDecoding | None = None,
         expert_loads: ExpertLoads | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
-        super().__init__(model, kv_caches, rows, expert_loads=expert_loads)
+        super().__init__(model, kv_caches, rows, expert_loads=expert_loads, adapters=adapters)
         self.graphs = graphs  # of pure decoding
         self._queue = queue
 
@@ -74,6 +76,7 @@ class OverlappedRunner(RankModelRunner):
         return DeferredOutput(lambda: msgspec.structs.replace(wait(), expert_load=totals()))
 
     def _launch(self, scheduler_output: SchedulerOutput) -> _Wait:
+        self._fill_slots(scheduler_output)
         self.check(scheduler_output)
         self.encoder.run(scheduler_output)
         self.rows.apply_requests(scheduler_output)
