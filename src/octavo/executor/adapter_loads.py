@@ -1,5 +1,7 @@
 """Adapters that ranks in other processes are loading. One is loaded when it is on every rank."""
 
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -17,8 +19,9 @@ class LoadFuture(Future[None]):
         self._receive = receive
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        if not self.done():
-            self._receive(timeout)
+        deadline_s = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.done() and (left_s := deadline_s - time.monotonic()) > 0.0:
+            self._receive(None if timeout is None else left_s)
         return super().exception(0)
 
 

@@ -62,7 +62,8 @@ class ModelNames:
         found = self._by_key.get(name.casefold())
         if found is None:
             shown = name if len(name) <= 100 else name[:100] + "..."
-            text = f"The model '{shown}' does not exist. Available: {', '.join([*self.names, *self._adapters][:_MAX_SHOWN])}."
+            known = ", ".join([*self.names, *self._adapters][:_MAX_SHOWN])
+            text = f"The model '{shown}' does not exist. Available: {known}."
             raise ApiError(404, text, param="model", code="model_not_found")
         return found
 
