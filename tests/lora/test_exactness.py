@@ -11,6 +11,7 @@ from tests.models.paged import PagedRunner, load
 from tests.models.test_exactness import TOLERANCE, random_tokens, reference_logits
 from tests.models.tiny import TINY_MODELS
 
+from octavo.config.engine import LoadConfig
 from octavo.contracts.lora import SlotFill
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
@@ -24,6 +25,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "rank_pattern": {"q_proj": 9, "model.layers.1.mlp.up_proj": 3, ".*layers.2.*down_proj": 2},
         "alpha_pattern": {"o_proj": 16, "layers.0.self_attn.q_proj": 2},
     },
+    "head": {"target_modules": ["lm_head", "q_proj"]},
+    "embedding": {"target_modules": ["embed_tokens"], "r": 5},
+    "modules-to-save": {"modules_to_save": ["lm_head", "embed_tokens"], "target_modules": ATTENTION},
     "some-layers": {"layers_to_transform": [1], "target_modules": ["k_proj", "up_proj"]},
 }
 FAMILIES = pick(["llama-biases", "qwen3"], [name for name, case in MODELS.items() if "Moe" not in case.family])
@@ -42,7 +46,7 @@ def serve(name: str, folder: Path, kinds: list[dict[str, Any]], **options: Any) 
     case, references = MODELS[name], []
     case.save(folder / "base")
     model = load(folder / "base", **options)
-    pool = AdapterPool(model, num_slots=len(kinds), max_rank=12)
+    pool = AdapterPool(model, num_slots=len(kinds), max_rank=12, load=LoadConfig(load_format="auto", seed=0))
     for slot, settings in enumerate(kinds):
         path = folder / f"adapter-{slot}"
         references.append(save_adapter(case.build(), path, seed=slot, **settings))
@@ -63,6 +67,16 @@ def test_logits_of_every_kind_in_one_batch(name: str, tmp_path: Path) -> None:
         expected = reference_logits(reference, prompts[request])
         torch.testing.assert_close(logits[request], expected, atol=TOLERANCE * 4, rtol=0)
         assert request == count or (expected - reference_logits(base, prompts[request])).abs().max() > 0.3
+
+
+@pytest.mark.parametrize("kind", ["head", "embedding", "modules-to-save"])
+def test_a_tied_vocabulary(kind: str, tmp_path: Path) -> None:
+    served = serve("llama-tied", tmp_path, [KINDS[kind]])
+    runner, prompt = PagedRunner(served.model), random_tokens(11, seed=1)
+    runner.adapter_slots = {0: 0}
+    logits = runner.step({0: prompt, 1: prompt})
+    for found, reference in zip(logits, [served.references[0], MODELS["llama-tied"].build()], strict=True):
+        torch.testing.assert_close(found, reference_logits(reference, prompt), atol=TOLERANCE * 4, rtol=0)
 
 
 def test_greedy_tokens(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class PagedRunner:
             batch = replace(batch, logits_indices=torch.tensor(kept), kept_indices=torch.tensor(kept))
         with torch.inference_mode():
             hidden = self._model.forward(batch, self._caches)  # [W, D]
-            return self._model.compute_logits(batch.of_logits(hidden))
+            return self._model.compute_logits(batch.of_logits(hidden), batch.logits_adapter_ids)
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Decode greedily, all prompts in one batch."""

@@ -113,6 +113,11 @@ class ForwardBatch:
         return self.adapter_ids[self.kept_indices]
 
     @property
+    def logits_adapter_ids(self) -> torch.Tensor | None:
+        """The adapters of the rows that get logits, [L]."""
+        return None if self.adapter_ids is None else self.adapter_ids[self.logits_indices]
+
+    @property
     def has_inputs_inside(self) -> bool:
         """Whether layers read more of it than x: adapters, or what vision towers add between layers."""
         return self.adapter_ids is not None or (self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1)
@@ -160,7 +165,6 @@ class AttentionMetadata:
     adapter_ids: torch.Tensor | None = None  # [T] int64, see `ForwardBatch`
     kept_adapter_ids: torch.Tensor | None = None  # [W] int64, of tokens kept after the last layer's attention
 
-    def adapter_ids_of(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the adapters of the tokens in x [T, .], or [W, .] after the last layer's attention."""
-        is_whole = self.adapter_ids is None or len(x) == len(self.adapter_ids)
-        return self.adapter_ids if is_whole else self.kept_adapter_ids
+    def adapter_ids_after(self, *, is_last: bool) -> torch.Tensor | None:
+        """Return the adapters of the tokens that are left after a layer's attention."""
+        return self.kept_adapter_ids if is_last else self.adapter_ids

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.contracts.lora import AdapterRef
+from octavo.contracts.lora import AdapterEvents, AdapterRef
 from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.sampling_params import SamplingParams
 
@@ -108,4 +108,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stats: SchedulerStats | None = None
     expert_load: ExpertLoad | None = None
     spec_decode: SpecDecodeStats | None = None  # of an engine with a drafter
+    adapter_events: AdapterEvents | None = None
     replica: int = 0  # index of the engine core under data parallelism; set by the client that merges them

@@ -30,6 +30,13 @@ class SlotFill(msgspec.Struct, frozen=True, kw_only=True):
     content_hash: str
 
 
+class AdapterEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """What has happened in the host caches since the last report, by the adapters' names."""
+
+    loads: dict[str, int] = {}
+    evictions: dict[str, int] = {}
+
+
 class AdapterVerbs(Protocol):
     """What every rank can do with adapters besides steps, through its executor."""
 
@@ -37,20 +44,25 @@ class AdapterVerbs(Protocol):
         """Read, check and shard an adapter into the host cache, in a thread, while steps go on.
 
         The future raises CheckpointError or UnsupportedModelError where the files do not fit the model, naming the
-        tensor. The adapter is not there then.
+        tensor. Ranks that did not fail may have it then, until `evict_adapter`.
         """
         ...
 
     def evict_adapter(self, content_hash: str) -> None:
-        """Drop an adapter from the host cache. Slots keep their copies."""
+        """Drop an adapter from the host cache; no-op on ranks that do not have it. Slots keep their copies."""
         ...
 
 
 class AdapterStore(Protocol):
     """The adapters in the ranks' host caches, by content hash. Owned by the scheduler's thread."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `begin` finds a place for an adapter that is not there."""
+        ...
+
     def begin(self, adapter: AdapterRef) -> bool:
-        """Start loading, or keep, an adapter; False while all places are taken by others that are needed."""
+        """Load an adapter unless it is there, and keep it; False while all places are taken by others that are kept."""
         ...
 
     def has(self, content_hash: str) -> bool:
@@ -58,9 +70,9 @@ class AdapterStore(Protocol):
         ...
 
     def release(self, content_hash: str) -> None:
-        """The adapter is not needed now. It stays until its place is. Cheap for unknown ones."""
+        """No longer keep an adapter. It stays until its place is needed."""
         ...
 
     def take_failed(self) -> Sequence[tuple[str, OctavoError]]:
-        """Return the adapters whose loading has failed since the last call, with the error."""
+        """Return the adapters, among those to keep, whose loading has failed since the last call, with the error."""
         ...

@@ -6,7 +6,7 @@ from typing import Literal
 
 from octavo.errors import AdapterError
 
-TensorKind = Literal["down", "up", "weight", "base_weight"]
+TensorKind = Literal["down", "up", "embedding_down", "embedding_up", "weight", "base_weight"]
 
 # "base_model.model." is PEFT's; what follows a "lora_A" may be the name of the adapter in a raw state dict.
 _NAME = re.compile(
@@ -15,6 +15,12 @@ _NAME = re.compile(
     r"|(?P<base>base_layer\.weight)"
     r"|(?:modules_to_save\.(?:[^.]+\.)?)?weight)"
 )
+_KINDS: dict[str, TensorKind] = {
+    "lora_A": "down",
+    "lora_B": "up",
+    "lora_embedding_A": "embedding_down",
+    "lora_embedding_B": "embedding_up",
+}
 _REFUSED = {
     "lora_magnitude_vector": "DoRA is not supported",
     "trainable_tokens_": "single trained rows of the embedding are not supported",
@@ -26,12 +32,12 @@ _REFUSED = {
 class AdapterTensorName:
     """A tensor of an adapter: "down" and "up" are its A and B, "weight" replaces the module's own.
 
-    A "base_weight" is the base model's, which PEFT saves next to adapters of embeddings.
+    Those of a lookup are "embedding_down" [r, V] and "embedding_up" [D, r]: r = rank, V = vocabulary, D = hidden size.
+    A "base_weight" is the base model's, which PEFT saves next to adapters of embeddings and logits heads.
     """
 
     module: str  # in the base model's checkpoint, without ".weight"
     kind: TensorKind
-    is_embedding: bool = False  # a lookup: "down" is [R, V], "up" [D, R]
 
     @classmethod
     def of(cls, name: str) -> "AdapterTensorName":
@@ -47,6 +53,5 @@ class AdapterTensorName:
         if found is None:
             raise AdapterError(f"tensor {name!r} is not the weight of an adapter")
         if (lora := found["lora"]) is not None:
-            kind: TensorKind = "down" if lora.endswith("A") else "up"
-            return cls(found["module"], kind, is_embedding="embedding" in lora)
+            return cls(found["module"], _KINDS[lora])
         return cls(found["module"], "base_weight" if found["base"] else "weight")

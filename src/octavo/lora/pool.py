@@ -6,10 +6,14 @@ Legend: S = slots, R = the largest rank.
 from collections.abc import Iterable
 from pathlib import Path
 
+from octavo.config.engine import LoadConfig
 from octavo.contracts.lora import AdapterRef, SlotFill
-from octavo.errors import AdapterError
+from octavo.errors import AdapterError, UnsupportedModelError
 from octavo.kernels.types import LoraAdapters
+from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
+from octavo.layers.logits import LogitsHead
+from octavo.lora.base_weights import BaseWeights
 from octavo.lora.folder import content_hash
 from octavo.lora.rank_adapter import LayerAdapter, RankAdapter
 from octavo.lora.read import AdapterReader
@@ -17,13 +21,28 @@ from octavo.lora.targets import AdapterTargets
 from octavo.models.interfaces import CausalLM
 
 
+def slot_bytes(model: CausalLM, max_rank: int) -> int:
+    """Return the memory of one slot on this rank, which is also the most that an adapter of linears takes on the host.
+
+    Raises:
+        UnsupportedModelError: adapters cannot change this model.
+    """
+    if not model.takes_adapters:
+        raise UnsupportedModelError(f"{model.config.architecture} takes no adapters; leave enable_lora off")
+    layers = _pooled(AdapterTargets(model)).values()
+    sizes = (len(layer.parts) * layer.inputs.size + sum(of.size for of in layer.parts.values()) for layer in layers)
+    return sum(sizes) * max_rank * model.context.dtype.itemsize
+
+
 class AdapterPool:
     """Gives every layer that adapters can change `num_slots` slots of `max_rank`, allocated once, refilled in place."""
 
-    def __init__(self, model: CausalLM, num_slots: int, max_rank: int) -> None:
-        context, targets = model.context, AdapterTargets(model)
-        self._layers = {path: layer for path, layer in targets.layers.items() if isinstance(layer, MergedLinear)}
-        self._reader = AdapterReader(targets, max_rank, context.dtype)
+    def __init__(self, model: CausalLM, num_slots: int, max_rank: int, load: LoadConfig) -> None:
+        self._context, targets = model.context, AdapterTargets(model)
+        context, self._layers = self._context, _pooled(targets)
+        self._embeddings = {path: layer for path, layer in targets.layers.items() if isinstance(layer, Embedding)}
+        self._heads = {path: layer for path, layer in targets.layers.items() if isinstance(layer, LogitsHead)}
+        self._reader = AdapterReader(targets, BaseWeights(model, load), max_rank, context.dtype)
         self._host: dict[str, RankAdapter] = {}  # by content hash
         for layer in self._layers.values():
             layer.adapters = context.kernels.empty_lora(
@@ -57,13 +76,31 @@ class AdapterPool:
             for path, layer in self._layers.items():
                 assert layer.adapters is not None
                 _put(layer.adapters, fill.slot, adapter.layers.get(path))
+            self._put_vocabulary(fill.slot, adapter)
+
+    def _put_vocabulary(self, slot: int, adapter: RankAdapter) -> None:
+        """Let the embedding and the logits head, if they are on this stage, use the adapter for a slot."""
+        for path, embedding in self._embeddings.items():
+            embedding.slots.pop(slot, None)
+            if path in adapter.embeddings:
+                embedding.slots[slot] = adapter.embeddings[path].to(self._context.device)
+        for path, head in self._heads.items():
+            head.slots.pop(slot, None)
+            if path in adapter.heads:
+                head.slots[slot] = adapter.heads[path].on_device(self._context)
+
+
+def _pooled(targets: AdapterTargets) -> dict[str, MergedLinear]:
+    """Return the layers whose adapters are in the pool."""
+    linears = {path: layer for path, layer in targets.layers.items() if isinstance(layer, MergedLinear)}
+    return {path: layer for path, layer in linears.items() if not isinstance(layer, LogitsHead)}
 
 
 def _put(slots: LoraAdapters, slot: int, adapter: LayerAdapter | None) -> None:
     """Overwrite a slot; None: its tokens get the layer's own output."""
     rank = 0 if adapter is None else adapter.rank
     if adapter is not None:
-        by_part = slots.down[slot].unflatten(0, (len(slots.parts), slots.max_rank))  # [P, R, K]
+        by_part = slots.down[slot].view(len(slots.parts), slots.max_rank, -1)  # [P, R, K]
         by_part[:, :rank] = adapter.down
         slots.up[slot, :rank] = adapter.up
     slots.ranks[slot] = rank

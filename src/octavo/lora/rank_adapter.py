@@ -4,12 +4,16 @@ Legend: r = rank of this adapter in one layer, P = parts of a merged linear, K =
 rank.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from octavo.kernels.types import PackedLinear
+from octavo.layers.adapted_vocabulary import EmbeddingAdapter, LogitsAdapter
+from octavo.layers.context import BuildContext
 from octavo.layers.linear import MergedLinear
+from octavo.layers.quant.packing import pack_dense
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +27,10 @@ class LowRank:
     @property
     def rank(self) -> int:
         return self.down.shape[0]
+
+    def scaled_up(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return [r, all outputs], with the scale."""
+        return (self.up.float() * self.scale).T.to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,28 +51,37 @@ class LayerAdapter:
         for index, (name, share) in enumerate(layer.parts.items()):
             if (part := parts.get(name)) is not None:
                 down[index, : part.rank] = part.down[:, layer.inputs.start : layer.inputs.stop]
-                of_outputs[index][: part.rank] = (part.up[share.start : share.stop].float() * part.scale).T
+                of_outputs[index][: part.rank] = part.scaled_up(dtype)[:, share.start : share.stop]
         return cls(down=down, up=up)
 
     @property
     def rank(self) -> int:
         return self.up.shape[0]
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.down, self.up
+
+@dataclass(kw_only=True, slots=True)
+class HeadAdapter:
+    """An adapter of a logits head; see `LogitsAdapter`. Its weight is packed once, between steps."""
+
+    weight: torch.Tensor | None = None  # [N, K]
+    down: torch.Tensor | None = None
+    up: torch.Tensor | None = None
+    _packed: PackedLinear | None = None
+
+    def on_device(self, context: BuildContext) -> LogitsAdapter:
+        """Return what the layer computes with."""
+        if self.weight is not None:
+            weight = self.weight.to(context.device)
+            self._packed, self.weight = pack_dense(context.kernels, weight, None, "logits", None), None
+        down, up = (None if tensor is None else tensor.to(context.device) for tensor in (self.down, self.up))
+        return LogitsAdapter(weight=self._packed, down=down, up=up)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAdapter:
     """All that a rank keeps of an adapter."""
 
-    layers: Mapping[str, LayerAdapter]  # by the layer's path in the model; the others are unchanged
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in _tensors(self.layers.values()))
-
-
-def _tensors(adapters: Iterable[LayerAdapter]) -> Iterable[torch.Tensor]:
-    return (tensor for adapter in adapters for tensor in adapter.tensors)
+    # By the layer's path in the model; the others are unchanged.
+    layers: Mapping[str, LayerAdapter]
+    embeddings: Mapping[str, EmbeddingAdapter]
+    heads: Mapping[str, HeadAdapter]

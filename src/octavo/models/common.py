@@ -59,7 +59,7 @@ class DecoderAttention(nn.Module):
             context=context.at("qkv"),
         )
         self.head_norms, self.sinks = self.build_head_norms(config, context), self.build_sinks(context)
-        self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
+        self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.attention = Attention(self.describe(config, layer), context=context)
         heads, has_bias = self.qkv.parts["q"], config.attention_out_bias
         self.out = Linear(heads, config.hidden_size, has_bias=has_bias, context=context.at("out"))
@@ -83,10 +83,10 @@ class DecoderAttention(nn.Module):
         """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
         qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
         attended = self.attention(qkv, kv_cache, step)
-        if self._is_last:
+        if self.is_last:
             kept = step.batch.kept_indices
             attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
-        return self.out(attended, step.adapter_ids_of(attended)), residual
+        return self.out(attended, step.adapter_ids_after(is_last=self.is_last)), residual
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         """Describe this layer's attention. Models whose layers differ override this: `replace(super()...)`."""
@@ -98,7 +98,7 @@ class DecoderAttention(nn.Module):
             kv_group=config.kv_group_of(layer),
             norms=self.head_norms.values if self.head_norms is not None else None,
             sinks=self.sinks.values if self.sinks is not None else None,
-            computes_kept_only=self._is_last,
+            computes_kept_only=self.is_last,
             index=layer,
         )
 
@@ -143,7 +143,8 @@ class DecoderLayer(nn.Module):
         The last block returns [W, D].
         """
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
-        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, step.adapter_ids_of(x))
+        adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
+        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, adapter_ids)
         return out
 
 
@@ -158,7 +159,10 @@ class DecoderForCausalLM(CausalLM):
     norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
     takes_adapters = True
     adapted_layers = frozenset(
-        f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
+        {
+            *(f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+            *("embedding", "logits_head"),
+        }
     )
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
@@ -225,7 +229,7 @@ class DecoderForCausalLM(CausalLM):
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""
-        x: torch.Tensor = self.embedding(batch.input_ids)
+        x: torch.Tensor = self.embedding(batch.input_ids, batch.adapter_ids)
         return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -254,11 +258,13 @@ class DecoderForCausalLM(CausalLM):
         """See `CausalLM.ignores_weight`. Checkpoints often contain a tied head, too; the embedding's table is used."""
         return super().ignores_weight(name) or (self.config.tie_word_embeddings and name == "lm_head.weight")
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """See `CausalLM.compute_logits`."""
-        logits: torch.Tensor = self.logits_head(hidden)
+        logits: torch.Tensor = self.logits_head(hidden, adapter_ids)
         return logits
 
-    def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `CausalLM.logits_argmax`."""
-        return self.logits_head.argmax(hidden)
+        return self.logits_head.argmax(hidden, adapter_ids)

@@ -16,6 +16,7 @@ class RequestStatus(Enum):
     """The state of a request. The last four are final."""
 
     WAITING_FOR_GRAMMAR = "waiting for its grammar"  # not in the queue yet
+    WAITING_FOR_ADAPTER = "waiting for its adapter"  # neither
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"  # waiting again, with output tokens
@@ -28,8 +29,14 @@ class RequestStatus(Enum):
     def is_final(self) -> bool:
         return self in _FINAL
 
+    @property
+    def is_held_back(self) -> bool:
+        return self in _HELD_BACK
+
 
 _FINAL = frozenset({RequestStatus.STOPPED, RequestStatus.LENGTH_CAPPED, RequestStatus.ABORTED, RequestStatus.FAILED})
+
+_HELD_BACK = frozenset({RequestStatus.WAITING_FOR_GRAMMAR, RequestStatus.WAITING_FOR_ADAPTER})
 
 
 class Request:

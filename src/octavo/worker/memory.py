@@ -19,6 +19,7 @@ from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
+from octavo.lora.pool import slot_bytes
 from octavo.models.interfaces import CausalLM
 from octavo.worker.parameters import num_weights, weights_bytes
 
@@ -216,7 +217,20 @@ class RankMemory:
         Raises:
             InsufficientMemoryError: with both numbers.
         """
-        check_weights_fit(self._part, num_weights(model), weights_bytes(model), self._budget_bytes)
+        budget_bytes = self._budget_bytes - self.adapter_bytes(model)
+        check_weights_fit(self._part, num_weights(model), weights_bytes(model), budget_bytes)
+
+    def adapter_bytes(self, model: CausalLM) -> int:
+        """The memory of slots for adapters, and of the host cache where it is the same memory.
+
+        Raises:
+            UnsupportedModelError: adapters cannot change this model.
+        """
+        lora = self._config.lora
+        if lora is None:
+            return 0
+        is_host_memory = self._devices.device.type == "cpu"
+        return slot_bytes(model, lora.max_lora_rank) * (lora.max_loras + lora.max_cpu_loras * is_host_memory)
 
     @property
     def total_bytes(self) -> int:
@@ -244,22 +258,24 @@ class RankMemory:
 
         `activations`, `graphs` and `scratch`, the KV blocks of padding, are in bytes.
         """
-        budget, memory = self._budget_bytes, self._device_memory
+        budget, memory, adapters = self._budget_bytes, self._device_memory, self.adapter_bytes(model)
         weights = weights_bytes(model) - model.bytes_in_file
         free = memory.free_bytes - model.mapped_bytes
-        kv_bytes = kv_budget(budget, free, weights, activations + graphs) - scratch
+        kv_bytes = kv_budget(budget, free, weights, activations + graphs + adapters) - scratch
         report = MemoryReport(
             total_bytes=memory.total_bytes,
             budget_bytes=budget,
             weights_bytes=weights,
             activation_bytes=activations,
             graph_bytes=graphs,
+            adapter_bytes=adapters,
             kv_bytes=max(0, kv_bytes),
         )
         logger.info(
-            "memory: %s total, %s for Octavo: weights %s, activations %s%s, KV up to %s",
+            "memory: %s total, %s for Octavo: weights %s, activations %s%s%s, KV up to %s",
             *map(gib, (memory.total_bytes, budget, weights, activations)),
             f", graphs {gib(graphs)}" if graphs else "",
+            f", adapters {gib(adapters)}" if adapters else "",
             gib(report.kv_bytes),
         )
         return report

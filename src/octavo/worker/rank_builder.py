@@ -22,6 +22,7 @@ from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import settle_schemes
 from octavo.loader.base import get_model_loader
+from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.sampling.rows import SamplingRows
@@ -65,6 +66,7 @@ class RankBuilder:
         self._stage = stage_of(config.model, place)
         self._memory = RankMemory(config, self.devices, self._part, self._stage, self._dtype)
         self.queue = self.devices.queue() if self._stage.is_whole else None
+        self._adapters: AdapterPool | None = None  # if adapters are served
 
     @property
     def profile(self) -> str:
@@ -111,6 +113,8 @@ class RankBuilder:
         self._memory.check_weights_fit(model)
         loaded = get_model_loader(self._config.load).load(model)
         give_back_freed_memory()  # that no step will use again
+        if (lora := self._config.lora) is not None:
+            self._adapters = AdapterPool(loaded, lora.max_loras, lora.max_lora_rank, self._config.load)
         logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
         return loaded
 
@@ -160,9 +164,9 @@ class RankBuilder:
         loads = ExpertLoads.of(model) if self._place.returns_output else None  # before steps are recorded
         if self.queue is None:
             graph = self._capture_graph(model, kv_caches)
-            return RankModelRunner(model, kv_caches, rows, graph, self._links(), loads), prefaults
+            return RankModelRunner(model, kv_caches, rows, graph, self._links(), loads, self._adapters), prefaults
         graphs = self._decode_graphs(self.queue, model, rows, kv_caches, num_blocks, loads)
-        return OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads), prefaults
+        return OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads, self._adapters), prefaults
 
     def _decode_graphs(
         self,
