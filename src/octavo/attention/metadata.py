@@ -119,8 +119,8 @@ class ForwardBatch:
 
     @property
     def has_inputs_inside(self) -> bool:
-        """Whether layers read more of it than x: adapters, or what vision towers add between layers."""
-        return self.adapter_ids is not None or (self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1)
+        """Whether layers read more of it than x and adapters: what vision towers add between layers."""
+        return self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1
 
     def of_group(self, kv_group: int) -> Self:
         """Return the batch for the layers of a KV group."""

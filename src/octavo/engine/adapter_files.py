@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from octavo.config.hub import resolve_adapter
 from octavo.config.lora import LoraConfig
 from octavo.contracts.lora import AdapterRef
 from octavo.errors import InvalidParameterError
@@ -22,6 +23,7 @@ class AdapterFiles:
     def __init__(self, config: LoraConfig) -> None:
         self._config = config
         self._known: OrderedDict[Path, tuple[_Version, AdapterRef]] = OrderedDict()  # most recently used last
+        self._folders: dict[str, Path] = {}  # by name, where that is no path
         self._lock = threading.Lock()
 
     def read(self, request: LoRARequest) -> AdapterRef:
@@ -31,7 +33,7 @@ class AdapterFiles:
             AdapterError, CheckpointError: no adapter that is supported.
             InvalidParameterError: its rank exceeds `max_lora_rank`.
         """
-        folder = Path(request.path).absolute()
+        folder = self._folder(request.path)
         version = _version(folder)
         with self._lock:
             known = self._known.get(folder)
@@ -44,6 +46,15 @@ class AdapterFiles:
                     self._known.popitem(last=False)
         ref = known[1]
         return AdapterRef(name=request.name, path=ref.path, content_hash=ref.content_hash, rank=ref.rank)
+
+    def _folder(self, path: str) -> Path:
+        """Return where an adapter is; one of the Hub is looked up once."""
+        if (known := self._folders.get(path)) is not None:
+            return known
+        folder = resolve_adapter(path).absolute()
+        if folder != Path(path).absolute():
+            self._folders[path] = folder
+        return folder
 
     def _read(self, name: str, folder: Path) -> AdapterRef:
         rank, limit = read_adapter_config(folder).largest_rank, self._config.max_lora_rank

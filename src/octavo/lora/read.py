@@ -57,7 +57,7 @@ class _Reading:
         self._base, self._max_rank, self._dtype = base, max_rank, dtype
         self._config: AdapterConfig = read_adapter_config(folder)
         self.found = FoundTensors(str(weights_file(folder)))
-        for name, tensor in _tensors(folder):
+        for name, tensor in adapter_tensors(folder):
             self.found.add(name, tensor)
         self._linears: dict[str, tuple[MergedLinear, dict[str, LowRank]]] = {}  # by path, then part
         self._embeddings: dict[str, EmbeddingAdapter] = {}
@@ -136,7 +136,8 @@ class _Reading:
         return low
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def adapter_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and value of every tensor in an adapter's file. Raises CheckpointError, AdapterError."""
     path = weights_file(folder)
     if path.name == SAFETENSORS_FILE:
         yield from read_file(path, elsewhere=())

@@ -148,7 +148,7 @@ class RankModelRunner:
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
         incoming = self._links.receive(len(batch.input_ids)) if self._links else None
-        if self.graph is not None and not batch.has_inputs_inside:  # a recording reads x alone
+        if self.graph is not None and self.graph.serves(batch):
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 

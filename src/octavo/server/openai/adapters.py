@@ -94,7 +94,7 @@ class ServedAdapters:
         for module in map(AdapterModule.parse, modules):
             if self._models.is_taken(module.name):
                 raise InvalidParameterError("lora_modules", module.name, "another model has this name")
-            ref = await self._try_out(module.name, Path(module.path))
+            ref = await self._try_out(module.name, module.path)
             self._models.add_adapter(ref, module.base_model_name)
 
     async def load(self, request: LoadAdapterRequest) -> AdapterReply:
@@ -113,7 +113,7 @@ class ServedAdapters:
                 what = "has already been loaded" if is_adapter else "is the name of a model"
                 raise bad_request(f"The LoRA adapter '{name}' {what}.", "lora_name", "already_exists")
             try:
-                ref = await self._try_out(name, folder)
+                ref = await self._try_out(name, str(folder))
             except UserError as error:
                 raise as_api_error(error, {"lora_request": "lora_path"}) from error
             self._models.add_adapter(ref)
@@ -136,13 +136,13 @@ class ServedAdapters:
             await asyncio.sleep(_UNLOAD_POLL_S)
         return AdapterReply(message=f"Success: LoRA adapter '{name}' removed successfully.", lora_name=name)
 
-    async def _try_out(self, name: str, folder: Path) -> AdapterRef:
+    async def _try_out(self, name: str, path: str) -> AdapterRef:
         """Read an adapter and compute a token with it, so that the ranks have checked its tensors.
 
         Raises:
             OctavoError: it cannot be served.
         """
-        request = LoRARequest(name, 1, folder)
+        request = LoRARequest(name, 1, path)
         ref = await self._engine.read_adapter(request)
         assert ref is not None
         params = SamplingParams(max_tokens=1, temperature=0.0)
