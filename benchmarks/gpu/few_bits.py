@@ -22,7 +22,6 @@ from octavo.kernels.quantization import QUANTIZATIONS, Quantization
 from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
-from octavo.kernels.types import LoraAdapters
 
 _ADAPTERS, _RANK = 8, 16
 
@@ -74,12 +73,14 @@ def _linears(
 def _lora(kernels: Kernels, size: int, num_rows: int, device: torch.device, dtype: torch.dtype) -> Case:
     """Rows of adapters by turns, of some that have none."""
     x, base = _random(num_rows, size, device, dtype), _random(num_rows, size, device, dtype)
-    down, up = (_random(_ADAPTERS * _RANK, size, device, dtype) for _ in range(2))
-    adapters = LoraAdapters(down=down.view(_ADAPTERS, _RANK, size), up=up.view(_ADAPTERS, size, _RANK))
+    adapters = kernels.empty_lora(_ADAPTERS, _RANK, size, (size,), dtype=dtype, device=device)
+    for part in (adapters.down, adapters.up):
+        part.copy_(_random(_ADAPTERS * _RANK, size, device, dtype).view(_ADAPTERS, _RANK, size))
+    adapters.ranks.fill_(_RANK)
     ids = torch.arange(num_rows, device=device) % (_ADAPTERS + 1) - 1
     return Case(
         name=f"adapters of rank {_RANK}",
-        run=partial(kernels.add_lora, base, x, adapters, ids),
+        run=lambda: kernels.add_lora(base.clone(), x, adapters, ids),
         define=partial(Kernels().add_lora, base, x, adapters, ids),
         num_bytes=3 * x.nbytes + min(_ADAPTERS, num_rows) * 2 * _RANK * size * dtype.itemsize,
     )

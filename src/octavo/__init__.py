@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from octavo.engine.async_llm_engine import AsyncLLMEngine
     from octavo.engine.llm_engine import LLMEngine
     from octavo.llm import LLM
+    from octavo.lora_request import LoRARequest
     from octavo.model_runner import ModelRunner
     from octavo.outputs import CompletionOutput, RequestOutput
     from octavo.sampling_params import RequestPriority, SamplingParams
@@ -27,6 +28,7 @@ _HOMES = {
     "AsyncLLM": "octavo.async_llm",
     "LLMEngine": "octavo.engine.llm_engine",
     "AsyncLLMEngine": "octavo.engine.async_llm_engine",
+    "LoRARequest": "octavo.lora_request",
     "ModelRunner": "octavo.model_runner",
     "DeviceManager": "octavo.device.manager",
     "SamplingParams": "octavo.sampling_params",
@@ -45,6 +47,7 @@ __all__ = [
     "CompletionOutput",
     "DeviceManager",
     "LLMEngine",
+    "LoRARequest",
     "ModelRunner",
     "RequestOutput",
     "RequestPriority",

@@ -9,6 +9,7 @@ from typing import Any, Self, overload
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import ModelName, streaming_engine_args
 from octavo.inputs import ChatMessage, Prompt
+from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -53,7 +54,12 @@ class AsyncLLM:
 
     @overload
     async def generate(
-        self, prompts: Prompt, sampling_params: SamplingParams | None = None, priority: int = RequestPriority.NORMAL
+        self,
+        prompts: Prompt,
+        sampling_params: SamplingParams | None = None,
+        priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput: ...
     @overload
     async def generate(
@@ -61,19 +67,23 @@ class AsyncLLM:
         prompts: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]: ...
     async def generate(
         self,
         prompts: Prompt | list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> RequestOutput | list[RequestOutput]:
         """Complete one prompt (returns one output) or a list of prompts (returns a list, in order).
 
         Raises:
             InvalidParameterError: names the field, its value and the limit.
         """
-        outputs = await (await self.engine()).generate_async(prompts, sampling_params, priority)
+        outputs = await (await self.engine()).generate_async(prompts, sampling_params, priority, lora_request)
         return outputs[0] if _is_single(prompts) else outputs
 
     async def stream(
@@ -82,10 +92,14 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         priority: int = RequestPriority.NORMAL,
         request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the output so far whenever there are new tokens. Closing the generator early aborts the request."""
         engine = await self.engine()
-        stream = engine.stream(prompt, sampling_params, request_id=request_id, priority=priority)
+        stream = engine.stream(
+            prompt, sampling_params, request_id=request_id, priority=priority, lora_request=lora_request
+        )
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 yield output
@@ -95,6 +109,8 @@ class AsyncLLM:
         messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
         priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | None = None,
         **template_options: Any,
     ) -> RequestOutput:
         """Reply to one conversation. Without `sampling_params`, `max_tokens` is the rest of the context.
@@ -104,7 +120,7 @@ class AsyncLLM:
         """
         engine = await self.engine()
         prompt = await engine.chat_prompt(messages, **template_options)
-        return (await engine.generate_async([prompt], _chat_params(engine, sampling_params), priority))[0]
+        return (await engine.generate_async([prompt], _chat_params(engine, sampling_params), priority, lora_request))[0]
 
     async def generate_multimodal(
         self,
@@ -112,6 +128,8 @@ class AsyncLLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         processor: Any = None,
         priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for requests with images, in the order of the requests; see `LLM.generate_multimodal`.
 
@@ -120,19 +138,22 @@ class AsyncLLM:
         """
         engine = await self.engine()
         prompts = await engine.multimodal_prompts(requests, processor)
-        return await engine.generate_async(prompts, sampling_params, priority)
+        return await engine.generate_async(prompts, sampling_params, priority, lora_request)
 
     async def chat_stream(
         self,
         messages: Sequence[ChatMessage],
         sampling_params: SamplingParams | None = None,
         priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | None = None,
         **template_options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream the reply to one conversation; see `chat` and `stream`."""
         engine = await self.engine()
         prompt = await engine.chat_prompt(messages, **template_options)
-        stream = engine.stream(prompt, _chat_params(engine, sampling_params), priority=priority)
+        params = _chat_params(engine, sampling_params)
+        stream = engine.stream(prompt, params, priority=priority, lora_request=lora_request)
         async with contextlib.aclosing(stream) as outputs:
             async for output in outputs:
                 yield output

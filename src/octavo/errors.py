@@ -64,6 +64,10 @@ class UnsupportedModelError(UserError):
     """A valid checkpoint that this version does not support; the message lists what it supports."""
 
 
+class AdapterError(UserError):
+    """An adapter that cannot be served: of an unsupported kind, or not made for this model."""
+
+
 class InsufficientMemoryError(UserError):
     """The model, or one request of maximum length, does not fit into the memory that Octavo may use."""
 

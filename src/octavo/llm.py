@@ -8,6 +8,7 @@ from octavo.engine.front import ModelName
 from octavo.engine.llm_engine import LLMEngine
 from octavo.errors import InvalidParameterError
 from octavo.inputs import ChatMessage, Prompt
+from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -42,25 +43,30 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
         use_tqdm: bool = True,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete one prompt or many; always returns a list, in the order of the prompts.
 
-        `sampling_params` is one object for all prompts, or a list with one for each. All prompts run as one batch, as
-        far as memory allows.
+        `sampling_params` is one object for all prompts, or a list with one for each. So is `lora_request`, the adapter
+        to use; None is the base model. All prompts run as one batch, as far as memory allows.
 
         Raises:
             InvalidParameterError: names the field, its value and the limit; in this case no prompt was started.
+            AdapterError: likewise, about the files of an adapter.
         """
-        return self.engine.generate(prompts, sampling_params, priority, use_tqdm)
+        return self.engine.generate(prompts, sampling_params, priority, use_tqdm, lora_request=lora_request)
 
     def generate_single(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         priority: int = RequestPriority.NORMAL,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """Complete one prompt and return its output."""
-        return self.engine.generate([prompt], sampling_params, priority)[0]
+        return self.engine.generate([prompt], sampling_params, priority, lora_request=lora_request)[0]
 
     def chat(
         self,
@@ -68,6 +74,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
         use_tqdm: bool = False,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Reply to one conversation or many. Without `sampling_params`, `max_tokens` is the rest of the context.
@@ -83,7 +91,7 @@ class LLM:
         params = (
             self.get_default_sampling_params().replace(max_tokens=None) if sampling_params is None else sampling_params
         )
-        return self.engine.generate(prompts, params, priority, use_tqdm)
+        return self.engine.generate(prompts, params, priority, use_tqdm, lora_request=lora_request)
 
     def generate_multimodal(
         self,
@@ -91,6 +99,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         processor: Any = None,
         use_tqdm: bool = True,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for requests with images, in the order of the requests, all as one batch.
 
@@ -103,7 +113,9 @@ class LLM:
             InvalidParameterError: a malformed request, an unreadable image, images that do not match the placeholders,
                 or a model that takes text only. In this case no request was started.
         """
-        return self.engine.generate_multimodal(requests, sampling_params, processor, use_tqdm)
+        return self.engine.generate_multimodal(
+            requests, sampling_params, processor, use_tqdm, lora_request=lora_request
+        )
 
     def exit(self) -> None:
         """Release the model and its memory. Idempotent; also runs at interpreter exit."""

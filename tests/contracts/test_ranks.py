@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from octavo.contracts.engine import EmbeddingSpan, ExtraInputs, TokenLogprobs
+from octavo.contracts.lora import SlotFill
 from octavo.contracts.ranks import (
     FromRank,
     RankCall,
@@ -49,15 +50,16 @@ ORDER = SchedulerOutput(
             block_ids=[[9], [8]],
             num_computed_tokens=0,
             extra_inputs=ExtraInputs(
-                adapter_id=3,
                 rotary_positions=bytes(24),
                 embedding_spans=[EmbeddingSpan(start=1, num_tokens=1, embeddings=b"\x00\xff\x00\x01")],
             ),
+            adapter_slot=3,
         )
     ],
     scheduled_cached_reqs=CachedRequestData(rows=ints(), block_ids=ints()),
     finished_req_ids=["c"],
     token_masks=TokenMasks(logits_rows=ints(3), words=ints(1, -1, 0, 5).reshape(1, 4)),
+    adapter_fills=(SlotFill(slot=3, content_hash="ab"),),
     scheduled_spec_decode_tokens=SpecDecodeTokens(counts=ints(2, 0), token_ids=ints(8, 9)),
 )
 ANSWER = ModelRunnerOutput(

@@ -2,9 +2,11 @@
 
 import os
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import CheckpointError
@@ -18,6 +20,8 @@ LAST_FAILS_ALONE = 904  # the last rank raises, the others get through
 CRASH = 905  # rank 1 leaves the interpreter, the others wait for it
 
 FOREVER_S = 600.0
+LOAD_S = 0.2  # of an adapter
+THREADS = ThreadPoolExecutor(1)
 LOAD_VARIABLE = "OCTAVO_TEST_LOAD"  # what load_model does: "stuck", "checkpoint" or "bug"; on rank 1 only
 
 
@@ -38,6 +42,18 @@ class WilfulRank(FakeRank):
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return self.place.rank < num_reached_blocks[0]
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        """Takes a while, in a thread. A broken one cannot be loaded on rank 1."""
+
+        def load() -> None:
+            time.sleep(LOAD_S)
+            if adapter.name == "broken" and self.place.rank == 1:
+                raise CheckpointError("lora_A: of another model")
+            loaded = FakeRank.load_adapter(self, adapter)
+            assert loaded.result() is None
+
+        return THREADS.submit(load)
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         words = {int(new.token_ids[0]) for new in scheduler_output.scheduled_new_reqs}

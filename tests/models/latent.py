@@ -42,7 +42,7 @@ class LatentAttention(Qwen3Attention):
         batch = step.batch.of_group(self._kv_group)
         kv_cache.key[batch.slot_mapping, 0] = torch.cat((value[:, 0], key[:, 0]), dim=-1)
         attended = self._attend(query, kv_cache, batch)
-        if self._is_last:
+        if self.is_last:
             attended, residual = (self._kernels.kept_rows(x, batch.kept_indices) for x in (attended, residual))
         return self.out(attended), residual
 

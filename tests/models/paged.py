@@ -20,6 +20,7 @@ from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
 from octavo.loader.base import get_model_loader
 from octavo.models.interfaces import CausalLM
+from octavo.worker.graph import StepGraph
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU = torch.device("cpu")
@@ -72,6 +73,13 @@ class PagedRunner:
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
         self._blocks: dict[int, list[int]] = {}
         self._lens: dict[int, int] = {}
+        self.adapter_slots: dict[int, int] = {}  # of requests with an adapter
+        self._graph: StepGraph | None = None
+
+    def record(self, max_tokens: int) -> None:
+        """Replay steps from now on, of up to `max_tokens` tokens."""
+        self._graph = StepGraph.capture(self._model, self._caches, self._block_size, max_tokens)
+        assert self._graph is not None, "the model cannot be recorded"
 
     def step(self, tokens: dict[int, list[int]]) -> list[torch.Tensor]:
         """Append tokens to requests; return each one's logits, [its new tokens, V]."""
@@ -84,8 +92,12 @@ class PagedRunner:
         if kept is not None:
             batch = replace(batch, logits_indices=torch.tensor(kept), kept_indices=torch.tensor(kept))
         with torch.inference_mode():
-            hidden = self._model.forward(batch, self._caches)  # [W, D]
-            return self._model.compute_logits(batch.of_logits(hidden))
+            if self._graph is not None:
+                assert self._graph.serves(batch)
+                hidden = self._graph.run(batch, None).hidden  # [W, D]
+            else:
+                hidden = self._model.forward(batch, self._caches)
+            return self._model.compute_logits(batch.of_logits(hidden), batch.logits_adapter_ids)
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Decode greedily, all prompts in one batch."""
@@ -107,6 +119,7 @@ class PagedRunner:
             slots += [self._slot(request, position) for position in range(start, start + len(new))]
         starts = [0, *accumulate(len(new) for new in tokens.values())]
         seq_lens = [self._lens[request] for request in tokens]
+        adapters = [self.adapter_slots.get(request, -1) for request, new in tokens.items() for _ in new]
         return ForwardBatch(
             input_ids=torch.tensor([token for new in tokens.values() for token in new]),
             positions=torch.tensor(positions),
@@ -118,6 +131,7 @@ class PagedRunner:
             block_size=self._block_size,
             query_start_loc_list=starts,
             seq_lens_list=seq_lens,
+            adapter_ids=torch.tensor(adapters) if self.adapter_slots else None,
         ).shared_by(self._model.config.kv_groups)
 
     def _grow(self, request: int, length: int) -> None:

@@ -50,7 +50,7 @@ class RecurrentMixer(Qwen3Attention):
         assert isinstance(states, RecurrentStates)
         qkv, residual = self.qkv.of_normed(norm, x, residual)
         mixed = self._mix(qkv, states, step.batch.of_group(self._kv_group))
-        if self._is_last:
+        if self.is_last:
             mixed, residual = (self._kernels.kept_rows(rows, step.batch.kept_indices) for rows in (mixed, residual))
         return self.out(mixed), residual
 

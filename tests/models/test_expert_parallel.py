@@ -78,7 +78,7 @@ def test_a_dealt_mixture_has_the_bits_of_a_whole_one(name: str, dtype: str, num_
                 part
                 for layer in layers
                 if isinstance(layer.mlp, MixtureOfExperts)
-                for part in layer.mlp.forward(layer.mlp_norm, x, residual)
+                for part in layer.mlp.forward(layer.mlp_norm, x, residual, None)
             ]
 
     expected = outputs(alone)

@@ -93,7 +93,7 @@ class Bench:
         return output
 
     def is_idle(self) -> bool:
-        return self.scheduler.only_waits_for_grammars
+        return self.scheduler.only_waits
 
     def run(self) -> dict[str, Any]:
         """Step to the end; return the reports."""

@@ -14,15 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.breadth import pick
+from tests.scheduler.adapters import SlowLoads, adapter_of
 
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.kv_cache import KVGroup
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.engine.adapters import HostAdapters
 from octavo.speculative.rank_drafter import RankDrafter
 from octavo.testing import FakeWorker, KnownDrafter, expected_tokens, make_request, make_scheduler
 
 VOCAB_SIZE = 8
+BROKEN = adapter_of(3)
 MAX_STEPS_TO_THE_END = 3000
 
 
@@ -73,6 +76,10 @@ class Drill:
         groups = tuple(kinds[index] for index in mixes[choices.below(len(mixes))])
         self.has_drafts &= kinds[3] not in groups
         budget = max_num_seqs + choices.below(12)
+        self.has_adapters, num_slots = choices.one_in(2), 1 + choices.below(3)
+        self.loads = SlowLoads(broken=frozenset({BROKEN.content_hash}))
+        self.num_places = num_slots + choices.below(2)
+        self.store = HostAdapters(self.loads, self.num_places)
         peaks = [group.peak_blocks(self.max_model_len, block_size, budget) for group in groups]
         self.scheduler = make_scheduler(
             num_blocks=[min(num_blocks, peak + choices.below(3)) for peak in peaks],
@@ -83,6 +90,8 @@ class Drill:
             max_model_len=self.max_model_len,
             ageing_s=1.0,
             enable_prefix_caching=not choices.one_in(4),
+            adapters=self.store if self.has_adapters else None,
+            num_adapter_slots=num_slots,
             num_batches=self.depth if self.is_pipeline else 1,
             drafter=in_scheduler if self.has_drafts else None,
             clock=lambda: self.now_s,
@@ -93,6 +102,8 @@ class Drill:
             has_first_stage=self.is_pipeline,
             drafter=self.drafter if self.has_drafts and self.drafts_in_ranks else None,
         )
+        self.worker.loaded = self.loads.loaded
+        self.num_refilled = 0
         self.in_flight: deque[Step] = deque()
         self.requests: dict[str, EngineCoreRequest] = {}
         self.token_ids: dict[str, list[int]] = {}
@@ -117,6 +128,7 @@ class Drill:
         """Do one thing, weighted so that most requests live to their end."""
         actions = [self.schedule] * 7 + [self.execute] * 2 + [self.update] * 6 + [self.add] * 5
         actions += [self.abort, self.fail_one, self.fail_step, self.wait, self.reset_prefix_cache]
+        actions += [self.load] * 3 if self.has_adapters else []
         actions[self.choices.below(len(actions))]()
         self.scheduler.check_integrity()
 
@@ -136,7 +148,10 @@ class Drill:
             ignore_eos=below(4) == 3,
             stop_token_ids=[1] if below(4) == 3 else [],
             prompt_logprobs=1 if below(8) == 7 else None,
+            adapter=adapter_of(below(4)) if self.has_adapters and below(4) else None,
         )
+        if request.adapter == BROKEN:
+            self.may_fail.add(request.request_id)
         self.requests[request.request_id] = request
         self.token_ids[request.request_id] = []
         self.scheduler.add_request(request)
@@ -157,6 +172,7 @@ class Drill:
             assert scheduler_output.req_ids or not ahead, "nothing to do is not worth a step"
             self.num_admissions.update(new.request_id for new in scheduler_output.scheduled_new_reqs)
             self.in_flight.append(Step(scheduler_output))
+            self.num_refilled += sum(fill.slot in self.worker.slots for fill in scheduler_output.adapter_fills)
 
     def execute(self) -> None:
         """Carry out the oldest order that still waits for it."""
@@ -199,6 +215,11 @@ class Drill:
         self.has_lost_steps = True
         self.hear(self.scheduler.take_finished())
 
+    def load(self) -> None:
+        """End the loading of an adapter."""
+        if self.loads.under_way:
+            self.loads.finish(self.choices.below(len(self.loads.under_way)))
+
     def wait(self) -> None:
         self.now_s += 1.0
 
@@ -225,7 +246,9 @@ class Drill:
     def run_to_the_end(self) -> None:
         num_steps = 0
         while not self.scheduler.is_finished():
-            for _ in range(self.depth if len(self.scheduler.running) + len(self.scheduler.waiting) else 0):
+            self.load()
+            stats = self.scheduler.stats()
+            for _ in range(self.depth if stats.num_running + stats.num_waiting else 0):
                 self.schedule()
             self.update()
             self.scheduler.check_integrity()
@@ -240,6 +263,9 @@ class Drill:
         assert all(pool.num_free == pool.num_blocks for pool in scheduler.blocks.pools)
         assert (len(scheduler.running), len(scheduler.waiting), scheduler.get_ready_requests()) == (0, 0, [])
         assert self.worker.rows == {}
+        while self.loads.under_way:
+            self.loads.finish()
+        assert all(self.store.begin(adapter_of(10 + place)) for place in range(self.num_places)), "kept for nobody"
         assert self.ends.keys() == self.requests.keys()
         assert all(count == 1 for count in self.num_first_admissions.values())
         for request_id in self.requests:
@@ -285,6 +311,8 @@ def test_the_schedules_are_worth_their_time() -> None:
     stats = [drill.scheduler.stats() for drill in drills]
     reasons = Counter(end.finish_reason for drill in drills for end in drill.ends.values())
     assert sum(stat.num_preemptions_total for stat in stats) > 100
+    assert sum(drill.num_refilled for drill in drills) > 50
+    assert sum(end.error_type == "CheckpointError" for drill in drills for end in drill.ends.values()) > 10
     assert sum(stat.num_prefix_hits_total for stat in stats) > 500
     assert {(drill.depth, drill.has_drafts) for drill in drills} == {(n, it) for n in (1, 2, 3) for it in (True, False)}
     for in_ranks in (True, False):

@@ -20,6 +20,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 from octavo.config.args import EngineArgs
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EmbeddingSpan, EngineCoreRequest, ExtraInputs
+from octavo.contracts.lora import NO_SLOT, AdapterRef
 from octavo.engine.core import EngineCore
 from octavo.executor.base import Executor, make_executor
 from octavo.kernels.native_level import native_kernels
@@ -69,15 +70,19 @@ def span_of(start: int, num_tokens: int, seed: int) -> EmbeddingSpan:
     return EmbeddingSpan(start=start, num_tokens=num_tokens, embeddings=rows.tobytes())
 
 
-def extras(length: int) -> list[ExtraInputs | None]:
+def adapter_of(slot: int) -> AdapterRef:
+    return AdapterRef(name=f"adapter {slot}", path="", content_hash=str(slot), rank=1)
+
+
+def extras(length: int) -> list[tuple[ExtraInputs | None, AdapterRef | None]]:
     grid = grid_positions(3, 2, 4, length).tobytes()
     return [
-        None,
-        ExtraInputs(adapter_id=0),
-        ExtraInputs(adapter_id=1, embedding_spans=[span_of(0, 2, seed=1), span_of(9, 6, seed=2)]),
-        ExtraInputs(rotary_positions=grid),
-        ExtraInputs(embedding_spans=[span_of(3, 8, seed=3)], rotary_positions=grid),
-        ExtraInputs(embedding_spans=[span_of(3, 8, seed=4)], rotary_positions=grid),
+        (None, None),
+        (None, adapter_of(0)),
+        (ExtraInputs(embedding_spans=[span_of(0, 2, seed=1), span_of(9, 6, seed=2)]), adapter_of(1)),
+        (ExtraInputs(rotary_positions=grid), None),
+        (ExtraInputs(embedding_spans=[span_of(3, 8, seed=3)], rotary_positions=grid), None),
+        (ExtraInputs(embedding_spans=[span_of(3, 8, seed=4)], rotary_positions=grid), None),
     ]
 
 
@@ -89,14 +94,21 @@ def requests() -> list[EngineCoreRequest]:
             f"{length}-{at}",
             tokens[:length],
             extra_inputs=extra,
+            adapter=adapter,
             max_tokens=8,
             seed=at % 2,
             logprobs=2,
             ignore_eos=True,
         )
         for length in (30, 21)
-        for at, extra in enumerate(extras(length))
+        for at, (extra, adapter) in enumerate(extras(length))
     ]
+
+
+def add_to(core: EngineCore, request: EngineCoreRequest) -> None:
+    core.add_request(request)
+    [queued] = [each for each in core.scheduler.get_ready_requests() if each.request_id == request.request_id]
+    queued.adapter_slot = int(request.adapter.content_hash) if request.adapter is not None else NO_SLOT
 
 
 def run(executor: Executor, config: EngineConfig, batches: list[list[EngineCoreRequest]]) -> Said:
@@ -104,7 +116,7 @@ def run(executor: Executor, config: EngineConfig, batches: list[list[EngineCoreR
     core, tokens, logprobs = EngineCore(config, executor), dict[str, list[int]](), dict[str, list[Any]]()
     for batch in batches:
         for request in batch:
-            core.add_request(request)
+            add_to(core, request)
         while core.has_work():
             outputs = core.step()
             assert all(report.error is None for report in outputs.finished.values()), outputs.finished
@@ -178,8 +190,11 @@ def test_blocks_are_shared_by_those_alone_who_bring_the_same(folders: dict[str, 
     config = config_of(folders["Llama"].folder)
     core, cached = EngineCore(config, make_executor(config)), []
     for salt in (None, "", "other"):
-        for extra in [*extras(30), *extras(30)]:
-            core.add_request(make_request("r", range(3, 33), max_tokens=1, extra_inputs=extra, cache_salt=salt))
+        for extra, adapter in [*extras(30), *extras(30)]:
+            request = make_request(
+                "r", range(3, 33), max_tokens=1, extra_inputs=extra, adapter=adapter, cache_salt=salt
+            )
+            add_to(core, request)
             while core.has_work():
                 cached += [admitted.num_cached_tokens for admitted in core.step().admitted.values()]
     core.close()
@@ -190,8 +205,8 @@ def test_what_a_model_would_not_read_is_refused(folders: dict[str, Checkpoint]) 
     config = config_of(folders["Qwen2"].folder)
     one_axis = replace(config, model=replace(config.model, rope=replace(config.model.rope, sections=())))
     core = EngineCore(one_axis, make_executor(one_axis))
-    for extra, field in ((ExtraInputs(adapter_id=2), "adapter_id"), (extras(30)[3], "rotary_positions")):
-        core.add_request(make_request("r", range(3, 33), max_tokens=1, extra_inputs=extra))
+    for (extra, adapter), field in ((extras(30)[1], "adapter_slot"), (extras(30)[3], "rotary_positions")):
+        add_to(core, make_request("r", range(3, 33), max_tokens=1, extra_inputs=extra, adapter=adapter))
         assert field in str(core.step().finished["r"].error)
     core.close()
 

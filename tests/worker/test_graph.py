@@ -97,8 +97,10 @@ def sneaky_worker(monkeypatch: pytest.MonkeyPatch, mlp: type[GatedMLP]) -> Worke
 class SneakyMLP(GatedMLP):
     """Doubles by a torch op."""
 
-    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, total = super().forward(norm, x, residual)
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, total = super().forward(norm, x, residual, adapter_ids)
         return out + out, total
 
 

@@ -110,9 +110,21 @@ class ForwardBatch:
     other_groups: tuple[Self, ...] = ()
 
     @property
+    def kept_adapter_ids(self) -> torch.Tensor | None:
+        """The adapters of tokens that are kept after the last layer's attention, [W] or [T]."""
+        if self.adapter_ids is None or self.kept_indices is None:
+            return self.adapter_ids
+        return self.adapter_ids[self.kept_indices]
+
+    @property
+    def logits_adapter_ids(self) -> torch.Tensor | None:
+        """The adapters of the rows that get logits, [L]."""
+        return None if self.adapter_ids is None else self.adapter_ids[self.logits_indices]
+
+    @property
     def has_inputs_inside(self) -> bool:
-        """Whether layers read more of it than x: adapters, or what vision towers add between layers."""
-        return self.adapter_ids is not None or (self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1)
+        """Whether layers read more of it than x and adapters: what vision towers add between layers."""
+        return self.inputs_embeds is not None and self.inputs_embeds.num_outputs > 1
 
     def of_group(self, kv_group: int) -> Self:
         """Return the batch for the layers of a KV group."""
@@ -154,3 +166,9 @@ class AttentionMetadata:
     batch: ForwardBatch
     plans: tuple[Any, ...]  # of the attention backend, one per KV group
     rotary: tuple[RotaryTable, ...]  # indexed by `AttentionLayer.rotary`
+    adapter_ids: torch.Tensor | None = None  # [T] int64, see `ForwardBatch`
+    kept_adapter_ids: torch.Tensor | None = None  # [W] int64, of tokens kept after the last layer's attention
+
+    def adapter_ids_after(self, *, is_last: bool) -> torch.Tensor | None:
+        """Return the adapters of the tokens that are left after a layer's attention."""
+        return self.kept_adapter_ids if is_last else self.adapter_ids

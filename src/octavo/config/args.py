@@ -24,6 +24,7 @@ from octavo.config.engine import (
 from octavo.config.hf import read_model_config
 from octavo.config.hf_quantization import settle_quantization
 from octavo.config.hub import resolve_model
+from octavo.config.lora import LoraConfig
 from octavo.config.model import DType, ModelConfig, QuantizationName
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
@@ -35,6 +36,7 @@ DEFAULT_MODEL = "demo"
 STREAMING_STEP_TARGET_S = 0.25  # default of `step_target_s` when responses are streamed
 _ENCODER_CACHE_TOKENS = 16384  # the largest image of Qwen2-VL
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_LORA_SIZES = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _COUNTS = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -43,6 +45,7 @@ _COUNTS = (
     "num_kv_blocks",
     "encoder_cache_tokens",
     "threads",
+    *_LORA_SIZES,
     *_DEGREES,
 )
 _KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}
@@ -126,6 +129,14 @@ class EngineArgs:
         'speculative decoding, a JSON object: {"method": "ngram"} verifies drafts copied from the prompt and output, '
         '{"model": "folder, GGUF file or Hub id"} those of a smaller model; more keys in docs/speculative.md',
     )
+    enable_lora: bool = option(False, "serve LoRA adapters: requests may name one with lora_request; see docs/lora.md")
+    max_loras: int | None = option(
+        None, "different adapters in one step; each takes device memory for max_lora_rank; default: 4"
+    )
+    max_lora_rank: int | None = option(None, "largest rank of an adapter; default: 16")
+    max_cpu_loras: int | None = option(
+        None, "adapters kept in host memory, at least max_loras; default: four times max_loras"
+    )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
     data_parallel_size: int = option(1, "replicas of the model behind one frontend")
@@ -156,6 +167,7 @@ class EngineArgs:
         self._check_rest()
         if self.speculative_config is not None:
             SpeculativeConfig.parse(self.speculative_config)
+        self._lora()
         if self.engine_process is False and self.data_parallel_size > 1:
             limit = f"true or unset: each of {self.data_parallel_size} replicas (data_parallel_size) is a process"
             raise InvalidParameterError("engine_process", False, limit)
@@ -222,6 +234,7 @@ class EngineArgs:
             deterministic=self.deterministic,
             speculative=speculative,
             draft_model=self._draft_model(speculative, model),
+            lora=self._lora(),
             parallel=ParallelConfig(
                 tensor_parallel_size=self.tensor_parallel_size,
                 pipeline_parallel_size=self.pipeline_parallel_size,
@@ -234,6 +247,15 @@ class EngineArgs:
             use_generation_config=self.generation_config == "auto",
             seed=self.seed,
         )
+
+    def _lora(self) -> LoraConfig | None:
+        sizes = {name: getattr(self, name) for name in _LORA_SIZES}
+        if self.enable_lora:
+            return LoraConfig.of(**sizes)
+        for name, value in sizes.items():
+            if value is not None:
+                raise InvalidParameterError(name, value, "unset: it has no effect without enable_lora")
+        return None
 
     def _encoder_cache_tokens(self, model: ModelConfig) -> int:
         if model.vision is None:

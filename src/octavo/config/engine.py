@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from octavo.config.lora import LoraConfig
 from octavo.config.model import ModelConfig, QuantizationName
 from octavo.config.parallel import ParallelConfig
 from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
@@ -59,6 +60,7 @@ class EngineConfig:
     deterministic: bool = False  # only batch-invariant kernels
     speculative: SpeculativeConfig | None = None
     draft_model: DraftModelConfig | None = None  # of `speculative`, if that is its method
+    lora: LoraConfig | None = None  # None: no adapters
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     tokenizer_path: str
     use_generation_config: bool  # take sampling defaults from the checkpoint

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.contracts.lora import AdapterEvents, AdapterRef
 from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
 from octavo.sampling_params import SamplingParams
 
@@ -39,7 +40,6 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
     With `vision`, rotary positions and whole spans follow from it and the tokens.
     """
 
-    adapter_id: int | None = None
     rotary_positions: bytes | None = None  # [3, prompt] int32: positions for multimodal rotary embeddings
     embedding_spans: list[EmbeddingSpan] = []
     vision: list[VisionInput] = []  # in the order of the prompt
@@ -60,6 +60,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad_words_token_ids: list[list[int]] = []
     cache_salt: str | None = None  # requests with different salts (tenants) never share KV blocks
     extra_inputs: ExtraInputs | None = None
+    adapter: AdapterRef | None = None  # None: the base model
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,4 +111,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stats: SchedulerStats | None = None
     expert_load: ExpertLoad | None = None
     spec_decode: SpecDecodeStats | None = None  # of an engine with a drafter
+    adapter_events: AdapterEvents | None = None
     replica: int = 0  # index of the engine core under data parallelism; set by the client that merges them

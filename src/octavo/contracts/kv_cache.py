@@ -125,4 +125,5 @@ class MemoryReport:
     weights_bytes: int
     activation_bytes: int  # peak of one step beyond the weights
     graph_bytes: int = 0  # of captured graphs
+    adapter_bytes: int = 0  # of slots for adapters, and of their host cache where it is in the same memory
     kv_bytes: int  # left for KV blocks

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 
@@ -19,6 +20,18 @@ class RankCall(msgspec.Struct, frozen=True, kw_only=True):
 
     method: RankMethod
     arguments: list[list[int]] = []
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """Load an adapter into the host cache beside the steps; every rank replies with an `AdapterLoaded` later."""
+
+    adapter: AdapterRef
+
+
+class EvictAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """Drop an adapter from the host cache; not replied to."""
+
+    content_hash: str
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,19 +49,25 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None  # None: a method raised
 
 
-ToRank = SchedulerOutput | RankCall
-FromRank = ModelRunnerOutput | RankResult | RankFailure
+class AdapterLoaded(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter is in the host cache, or could not be loaded."""
+
+    content_hash: str
+    failure: RankFailure | None = None
+
+
+ToRank = SchedulerOutput | RankCall | LoadAdapter | EvictAdapter
+FromRank = ModelRunnerOutput | RankResult | RankFailure | AdapterLoaded
 
 
 def encode_to_rank(message: ToRank) -> bytearray:
-    """Encode a step or a method call."""
-    return _encode(b"s" if isinstance(message, SchedulerOutput) else b"c", message)
+    """Encode a step, a method call, or what is to be done about adapters."""
+    return _encode(_ORDERS[type(message)], message)
 
 
 def decode_to_rank(message: bytes | bytearray) -> ToRank:
-    """Decode a step or a method call; arrays are writable and own their memory."""
-    body = memoryview(message)[1:]
-    decoded: ToRank = _decode_scheduler_output(body) if message[0] == ord("s") else _decode_call(body)
+    """Decode a message to a rank; arrays are writable and own their memory."""
+    decoded: ToRank = _DECODE_ORDER[message[0]](memoryview(message)[1:])
     return decoded
 
 
@@ -104,7 +123,7 @@ def _decoder(cls: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_from_array)
-_decode_scheduler_output = _decoder(SchedulerOutput)
-_decode_call = _decoder(RankCall)
-_KINDS: dict[type, bytes] = {ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f"}
+_ORDERS: dict[type, bytes] = {SchedulerOutput: b"s", RankCall: b"c", LoadAdapter: b"l", EvictAdapter: b"e"}
+_DECODE_ORDER: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _ORDERS.items()}
+_KINDS: dict[type, bytes] = {ModelRunnerOutput: b"a", RankResult: b"r", RankFailure: b"f", AdapterLoaded: b"l"}
 _REPLIES: dict[int, Any] = {kind[0]: _decoder(cls) for cls, kind in _KINDS.items()}

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import ExtraInputs, VisionInput
+from octavo.contracts.lora import NO_SLOT, SlotFill
 from octavo.sampling_params import SamplingParams
 
 Int32Array = NDArray[np.int32]
@@ -32,6 +33,7 @@ class NewRequestData:
     block_ids: list[list[int]]  # of each KV group: its row of the block table, freed columns included
     num_computed_tokens: int  # found in the prefix cache
     extra_inputs: ExtraInputs | None = None  # without patches: those come with the step that encodes them
+    adapter_slot: int = NO_SLOT  # where the ranks have its adapter, until the row is freed
 
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
@@ -105,3 +107,4 @@ class SchedulerOutput:
     scheduled_spec_decode_tokens: SpecDecodeTokens | None = None  # None: no row has drafts
     scheduled_encoder_inputs: list[VisionInput] = field(default_factory=list)  # to encode before the step, and keep
     freed_encoder_outputs: list[str] = field(default_factory=list)  # content hashes to drop first
+    adapter_fills: tuple[SlotFill, ...] = ()  # to do before the step

@@ -10,7 +10,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int = 0
     num_waiting: int = 0
-    num_deferred: int = 0  # of the waiting ones, those whose grammar is being compiled
+    num_deferred: int = (
+        0  # of the waiting ones, those whose grammar is being compiled, or whose adapter has no slot yet
+    )
     num_free_blocks: int = 0
     num_blocks: int = 0  # at least 1 while the core is alive
     num_preemptions_total: int = 0

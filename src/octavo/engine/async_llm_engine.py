@@ -13,13 +13,15 @@ from typing import Any, Self
 
 from octavo.config.args import EngineArgs
 from octavo.contracts.engine import EngineCoreOutputs
+from octavo.contracts.lora import AdapterRef
 from octavo.engine.core_client import CoreMethod
-from octavo.engine.front import EngineFront, ModelName, params_per_prompt, streaming_engine_args
+from octavo.engine.front import EngineFront, ModelName, adapters_per_prompt, params_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import CompletionState, RequestState
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.inputs import as_prompt_list
+from octavo.lora_request import LoRARequest
 from octavo.metrics.collect import EngineMetrics
 from octavo.multimodal.messages import has_images
 from octavo.outputs import RequestOutput
@@ -111,6 +113,7 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the whole output so far whenever it grows; a slow reader gets several steps at once.
 
@@ -118,11 +121,17 @@ class AsyncLLMEngine:
 
         Raises:
             InvalidParameterError: names the field, its value and the limit.
+            AdapterError: the adapter is not supported.
             EngineDeadError: the engine died.
         """
         await self._check_structured_outputs([sampling_params])
         processed = self.front.process(
-            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=await self.read_adapter(lora_request),
         )
         updated = asyncio.Event()
         state = self._start(processed, updated.set)
@@ -157,11 +166,17 @@ class AsyncLLMEngine:
         return self._death
 
     async def generate(
-        self, prompt: object, sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        prompt: object,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        **options: Any,
     ) -> RequestOutput:
         """Generate for one prompt; return its complete output. Options and errors as `stream`."""
         await self._check_structured_outputs([sampling_params])
-        processed = self.front.process(prompt, sampling_params, **options)
+        adapter = await self.read_adapter(lora_request)
+        processed = self.front.process(prompt, sampling_params, adapter=adapter, **options)
         updated = asyncio.Event()
         return await self._finish(self._start(processed, updated.set), updated)
 
@@ -170,6 +185,7 @@ class AsyncLLMEngine:
         prompts: object,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         priority: int = RequestPriority.NORMAL,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or many at once; return outputs in the order of the prompts.
 
@@ -179,13 +195,18 @@ class AsyncLLMEngine:
         prompt_list = as_prompt_list(prompts)
         params_list = params_per_prompt(sampling_params, len(prompt_list))
         await self._check_structured_outputs(params_list)
+        adapters = [await self.read_adapter(one) for one in adapters_per_prompt(lora_request, len(prompt_list))]
         processed = [
-            self.front.process(prompt, params, priority=priority)
-            for prompt, params in zip(prompt_list, params_list, strict=True)
+            self.front.process(prompt, params, priority=priority, adapter=adapter)
+            for prompt, params, adapter in zip(prompt_list, params_list, adapters, strict=True)
         ]
         updated = [asyncio.Event() for _ in processed]
         started = [self._start(request, event.set) for request, event in zip(processed, updated, strict=True)]
         return list(await asyncio.gather(*map(self._finish, started, updated)))
+
+    async def read_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
+        """See `InputProcessor.read_adapter`; the files are read in a thread."""
+        return None if request is None else await asyncio.to_thread(self.front.inputs.read_adapter, request)
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
         """Return a conversation as a prompt, by the model's chat template. Images are prepared in a thread."""

@@ -9,12 +9,15 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import msgspec
+
 from octavo.config.engine import EngineConfig
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest
 from octavo.contracts.kv_cache import capacity_tokens
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
+from octavo.engine.adapters import HostAdapters
 from octavo.engine.grammars import make_grammars
 from octavo.errors import EngineDeadError
 from octavo.executor.base import Executor
@@ -24,7 +27,7 @@ from octavo.speculative.drafters import make_drafter
 
 logger = logging.getLogger(__name__)
 
-_GRAMMAR_WAIT_S = 0.01  # per wait, when idle; messages are read in between
+_READY_WAIT_S = 0.01  # per wait for a grammar or an adapter, when idle; messages are read in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class EngineCore:
             max_model_len=config.model.max_model_len, max_chunk=config.scheduler.max_num_batched_tokens,
         )  # fmt: skip
         self._grammars = make_grammars(config)
+        self._adapters = None if config.lora is None else HostAdapters(executor, config.lora.max_cpu_loras)
         speculative = config.speculative
         self.scheduler = Scheduler(
             config.scheduler,
@@ -56,6 +60,8 @@ class EngineCore:
             config.model.max_model_len,
             epoch=epoch,
             grammars=self._grammars,
+            adapters=self._adapters,
+            num_adapter_slots=0 if config.lora is None else config.lora.max_loras,
             num_batches=config.parallel.pipeline_parallel_size,
             drafter=drafter or make_drafter(config),
             adapts_drafts=speculative is not None and speculative.adaptive,
@@ -84,10 +90,16 @@ class EngineCore:
         """
         if self._finished_outputs:
             return self._finished_outputs.popleft()
-        if self.scheduler.only_waits_for_grammars and not self._pending_steps:
-            self._grammars.wait(_GRAMMAR_WAIT_S)
+        if self.scheduler.only_waits and not self._pending_steps:
+            self._wait_for_ready()
         self._submit_steps()
         return self._finish_oldest()
+
+    def _wait_for_ready(self) -> None:
+        """Wait briefly for what the waiting requests need."""
+        self._grammars.wait(_READY_WAIT_S)
+        if self._adapters is not None:
+            self._adapters.wait(_READY_WAIT_S)
 
     def _submit_steps(self) -> None:
         """Submit steps until enough are in flight, or nothing is left that can be computed now."""
@@ -122,7 +134,9 @@ class EngineCore:
             self._fail(self._pending_steps.popleft(), error)
             return self.scheduler.take_finished()
         self._pending_steps.popleft()
-        return self.scheduler.update_from_output(pending.scheduler_output, model_output)
+        outputs = self.scheduler.update_from_output(pending.scheduler_output, model_output)
+        events = None if self._adapters is None else self._adapters.take_events()
+        return outputs if events is None else msgspec.structs.replace(outputs, adapter_events=events)
 
     def _fail(self, pending: PendingStep, error: BaseException) -> None:
         self.scheduler.fail_step(pending.scheduler_output, f"{type(error).__name__}: {error}")

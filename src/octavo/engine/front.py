@@ -10,12 +10,14 @@ from typing import Any, Self
 
 from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
+from octavo.contracts.lora import AdapterRef
 from octavo.device.collector import collector_at_rest
 from octavo.engine.core_client import EngineCoreClient
 from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import InvalidParameterError
+from octavo.lora_request import LoRARequest
 from octavo.metrics.collect import EngineMetrics
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -56,11 +58,13 @@ class EngineFront:
         except BaseException:
             client.close()
             raise
+        max_loras = None if config.lora is None else config.lora.max_loras
+        metrics = EngineMetrics(args.stats_interval_s, cache_info(config), max_loras)
         return cls(
             config=config,
             tokenizer=tokenizer,
             inputs=InputProcessor(config, tokenizer),
-            outputs=OutputProcessor(tokenizer, EngineMetrics(args.stats_interval_s, cache_info(config))),
+            outputs=OutputProcessor(tokenizer, metrics),
             client=client,
             request_numbers=itertools.count(),
         )
@@ -73,8 +77,9 @@ class EngineFront:
         request_id: str | None = None,
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
+        adapter: AdapterRef | None = None,
     ) -> ProcessedRequest:
-        """Validate one prompt; nothing is started.
+        """Validate one prompt; nothing is started. `adapter` comes from `InputProcessor.read_adapter`.
 
         Raises:
             InvalidParameterError: names the field, its value and the limit.
@@ -83,7 +88,9 @@ class EngineFront:
             request_id = f"request-{next(self.request_numbers)}"
         if request_id in self.outputs:
             raise InvalidParameterError("request_id", request_id, "already in use by an unfinished request")
-        return self.inputs.process(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        return self.inputs.process(
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter
+        )
 
     def close(self) -> None:
         """Shut down the core, which frees its memory, and the helper processes of the input processor."""
@@ -163,3 +170,19 @@ def params_per_prompt(params: object, num_prompts: int) -> list[SamplingParams |
             raise InvalidParameterError("sampling_params", f"a list of {len(params)}", limit)
         return list(params)
     raise InvalidParameterError("sampling_params", params, "SamplingParams, or a list of them")
+
+
+def adapters_per_prompt(lora_request: object, num_prompts: int) -> list[LoRARequest | None]:
+    """Return one `LoRARequest` (or None: the base model) per prompt, from one for all or a list.
+
+    Raises:
+        InvalidParameterError: a list of another length.
+    """
+    if lora_request is None or isinstance(lora_request, LoRARequest):
+        return [lora_request] * num_prompts
+    if isinstance(lora_request, (list, tuple)):
+        if len(lora_request) != num_prompts:
+            limit = f"one LoRARequest, or as many as there are prompts ({num_prompts})"
+            raise InvalidParameterError("lora_request", f"a list of {len(lora_request)}", limit)
+        return list(lora_request)
+    raise InvalidParameterError("lora_request", lora_request, "a LoRARequest, a list of them, or None")

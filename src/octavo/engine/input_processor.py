@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from octavo.config.engine import EngineConfig
 from octavo.contracts.engine import EngineCoreRequest
+from octavo.contracts.lora import AdapterRef
+from octavo.engine.adapter_files import AdapterFiles
 from octavo.errors import InvalidParameterError, PromptTooLongError
 from octavo.inputs import TokensPrompt, parse_prompt
+from octavo.lora_request import LoRARequest
 from octavo.multimodal.messages import has_images
 from octavo.multimodal.processor import MultiModalProcessor
 from octavo.multimodal.prompt import MultiModalPrompt
@@ -27,6 +30,7 @@ class ProcessedRequest:
     prompt_token_ids: list[int]
     params: SamplingParams
     samples: list[EngineCoreRequest]
+    adapter: AdapterRef | None = None
 
 
 class InputProcessor:
@@ -43,6 +47,7 @@ class InputProcessor:
         self._num_seeds_drawn = 0
         self._constraints = StructuredOutputChecker()
         self._multimodal = _multimodal(config, tokenizer)
+        self._adapters = None if config.lora is None else AdapterFiles(config.lora)
 
     def process(
         self,
@@ -52,8 +57,9 @@ class InputProcessor:
         request_id: str,
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
+        adapter: AdapterRef | None = None,
     ) -> ProcessedRequest:
-        """Return the prompt as requests for the core.
+        """Return the prompt as requests for the core; `adapter` is what `read_adapter` returned.
 
         Raises:
             PromptTooLongError: prompt, or prompt and `min_tokens`, exceed the model's context.
@@ -80,12 +86,33 @@ class InputProcessor:
                 bad_words_token_ids=self._bad_words(params),
                 cache_salt=cache_salt,
                 extra_inputs=extra_inputs,
+                adapter=adapter,
             )
             for index in range(params.n)
         ]
         return ProcessedRequest(
-            request_id=request_id, prompt=text, prompt_token_ids=token_ids, params=params, samples=samples
+            request_id=request_id,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            params=params,
+            samples=samples,
+            adapter=adapter,
         )
+
+    def read_adapter(self, request: LoRARequest | None) -> AdapterRef | None:
+        """Return the adapter that a request names, for `process`. Reads its files; callable from any thread.
+
+        Raises:
+            InvalidParameterError: adapters are not enabled, or its rank exceeds `max_lora_rank`.
+            AdapterError, CheckpointError: no adapter that is supported.
+        """
+        if request is None:
+            return None
+        if not isinstance(request, LoRARequest):
+            raise InvalidParameterError("lora_request", request, "a LoRARequest, or None for the base model")
+        if self._adapters is None:
+            raise InvalidParameterError("lora_request", request.name, "requires an engine with enable_lora")
+        return self._adapters.read(request)
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, object]], **template_options: object

@@ -4,12 +4,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.engine.front import EngineFront, ModelName, engine_args, params_per_prompt
+from octavo.engine.front import EngineFront, ModelName, adapters_per_prompt, engine_args, params_per_prompt
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.progress_bar import ProgressBar
 from octavo.engine.request_state import RequestState
 from octavo.errors import InvalidParameterError
 from octavo.inputs import as_prompt_list
+from octavo.lora_request import LoRARequest
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestPriority, SamplingParams
 
@@ -46,14 +47,21 @@ class LLMEngine:
         request_id: str | None = None,
         priority: int = RequestPriority.NORMAL,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> str:
         """Queue one prompt (text or token ids); return its request id.
 
         Raises:
             InvalidParameterError: names the field, its value and the limit; nothing was queued.
+            AdapterError: the adapter is not supported; nothing was queued.
         """
         processed = self.front.process(
-            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=self.front.inputs.read_adapter(lora_request),
         )
         return self._start(processed).request_id
 
@@ -77,6 +85,7 @@ class LLMEngine:
         priority: int = RequestPriority.NORMAL,
         use_tqdm: bool = False,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; return outputs in the order of the prompts.
 
@@ -84,11 +93,14 @@ class LLMEngine:
 
         Raises:
             InvalidParameterError: names the field, its value and the limit.
+            AdapterError: an adapter is not supported.
         """
         prompt_list = as_prompt_list(prompts)
+        params_list = params_per_prompt(sampling_params, len(prompt_list))
+        adapters = map(self.front.inputs.read_adapter, adapters_per_prompt(lora_request, len(prompt_list)))
         processed = [
-            self.front.process(prompt, params, priority=priority, cache_salt=cache_salt)
-            for prompt, params in zip(prompt_list, params_per_prompt(sampling_params, len(prompt_list)), strict=True)
+            self.front.process(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
+            for prompt, params, adapter in zip(prompt_list, params_list, adapters, strict=True)
         ]
         states = [self._start(request) for request in processed]
         try:
@@ -106,12 +118,13 @@ class LLMEngine:
         processor: Any = None,
         use_tqdm: bool = False,
         priority: int = RequestPriority.NORMAL,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for requests with images; see `LLM.generate_multimodal`."""
         if isinstance(requests, (str, Mapping)) or not isinstance(requests, Sequence):
             raise InvalidParameterError("requests", type(requests).__name__, "a list of requests is expected")
         prompts = [self.front.inputs.multimodal.of_request(request, processor) for request in requests]
-        return self.generate(prompts, sampling_params, priority, use_tqdm)
+        return self.generate(prompts, sampling_params, priority, use_tqdm, lora_request=lora_request)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, object]], **template_options: Any) -> object:
         """Return a conversation as a prompt, by the model's chat template."""

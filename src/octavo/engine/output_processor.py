@@ -40,6 +40,8 @@ class OutputProcessor:
         assert processed.request_id not in self._requests
         state = RequestState(processed, self._tokenizer)
         self._requests[state.request_id] = state
+        if state.adapter_name is not None:
+            self.metrics.adapters.record_arrival(state.adapter_name)
         self._samples.update({sample.request_id: (state, sample) for sample in state.samples})
         return state
 
@@ -103,6 +105,8 @@ class OutputProcessor:
         for core_id, admitted in outputs.admitted.items():
             if core_id in self._samples:
                 state, _ = self._samples[core_id]
+                if state.admitted is None and state.adapter_name is not None:
+                    self.metrics.adapters.record_start(state.adapter_name)
                 state.admitted = state.admitted or admitted
         for core_id, entries in outputs.prompt_logprobs.items():
             if core_id in self._samples:
@@ -117,5 +121,7 @@ class OutputProcessor:
             if state.is_finished:
                 state.finished_time_s = now_s
                 del self._requests[state.request_id]
+                if state.adapter_name is not None:
+                    self.metrics.adapters.record_end(state.adapter_name, has_run=state.admitted is not None)
                 samples = [(sample.finish_reason or "", len(sample.token_ids)) for sample in state.samples]
                 self.metrics.record_end(state.times(), state.num_prompt_tokens, samples, state.max_tokens)

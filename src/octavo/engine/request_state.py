@@ -210,6 +210,10 @@ class RequestState:
         return len(self._processed.prompt_token_ids)
 
     @property
+    def adapter_name(self) -> str | None:
+        return None if self._processed.adapter is None else self._processed.adapter.name
+
+    @property
     def max_tokens(self) -> int | None:
         return self._processed.params.max_tokens
 

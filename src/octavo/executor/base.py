@@ -4,13 +4,14 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.lora import AdapterVerbs
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.threads import limit_spinning
 from octavo.errors import InvalidParameterError
 
 
-class Executor(Protocol):
+class Executor(AdapterVerbs, Protocol):
     """Sends one `SchedulerOutput` to every rank and returns one model output."""
 
     @property

@@ -8,10 +8,15 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.ranks import (
+    AdapterLoaded,
+    EvictAdapter,
     FromRank,
+    LoadAdapter,
     RankCall,
     RankFailure,
     RankMethod,
@@ -22,6 +27,7 @@ from octavo.contracts.ranks import (
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import EngineDeadError, OctavoError, named_error
+from octavo.executor.adapter_loads import AdapterLoads, LoadFuture
 from octavo.executor.ranks import Ranks
 from octavo.executor.replies import DeathWatch, Replies
 from octavo.executor.steps import StepFuture, StepsInFlight
@@ -41,6 +47,7 @@ class DistributedExecutor:
         self._ranks: Ranks | None = None
         self._replies: Replies
         self._watch: DeathWatch
+        self._adapter_loads: AdapterLoads
         self._steps = StepsInFlight(config.parallel)
         self._num_stages = config.parallel.pipeline_parallel_size
         self._results: dict[int, FromRank] = {}  # of the current call, by rank
@@ -62,6 +69,7 @@ class DistributedExecutor:
         self._ranks = self._launch()
         self._replies = Replies(self._ranks.replies)
         self._watch = DeathWatch(self._ranks)
+        self._adapter_loads = AdapterLoads(self._num_ranks, _as_error)
         try:
             self.profile = str(self._call("init_worker")[0])
             self._call("load_model")
@@ -98,6 +106,20 @@ class DistributedExecutor:
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return any(self._call("prefault_kv", num_reached_blocks))
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        """See `AdapterVerbs.load_adapter`.
+
+        Raises:
+            EngineDeadError: a rank has died.
+        """
+        load = LoadFuture(adapter, self._receive)
+        self._adapter_loads.add(load)
+        self._broadcast(encode_to_rank(LoadAdapter(adapter=adapter)))
+        return load
+
+    def evict_adapter(self, content_hash: str) -> None:
+        self._broadcast(encode_to_rank(EvictAdapter(content_hash=content_hash)))
 
     def check_health(self) -> None:
         """Raise EngineDeadError if a rank has died, or has failed in a completed step."""
@@ -190,6 +212,8 @@ class DistributedExecutor:
         try:
             if isinstance(message, ModelRunnerOutput):
                 self._steps.complete(message)
+            elif isinstance(message, AdapterLoaded):
+                self._adapter_loads.settle(rank, message)
             elif isinstance(message, RankFailure) and message.step is not None:
                 self._steps.fail(rank, message)
             else:

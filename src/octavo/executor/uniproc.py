@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 
 from octavo.config.engine import EngineConfig
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.worker.worker import Worker
@@ -41,6 +42,12 @@ class UniProcExecutor:
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         return self.worker.prefault_kv(num_reached_blocks)
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        return self.worker.load_adapter(adapter)
+
+    def evict_adapter(self, content_hash: str) -> None:
+        self.worker.evict_adapter(content_hash)
 
     def check_health(self) -> None:
         """No-op: alive as long as this process is."""

@@ -28,6 +28,7 @@ from octavo.kernels.types import (
     Fused,
     KeepsPacked,
     LinearRole,
+    LoraAdapters,
     PackedExperts,
     PackedLinear,
     Routes,
@@ -181,6 +182,45 @@ class NativeKernels(Kernels, KeepsPacked):
         output = self._cpu.Output.GATED if activation.is_gated else self._cpu.Output.SQUARED
         self.native.linear(self._activated_rows(x, activation), _handle(packed), output, out.data_ptr())
         return out
+
+    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        x, out = x.contiguous(), self.empty(len(x), packed.num_outputs)
+        self.native.linear(self._rows(x), _handle(packed), self._cpu.Output.GATES_AND_UPS, out.data_ptr())
+        return out
+
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        x, out = x.contiguous(), self.empty(len(x), x.shape[1] // 2 if activation.is_gated else x.shape[1])
+        self.native.activate(self._activated_rows(x, activation), out.data_ptr())
+        return out
+
+    def empty_lora(
+        self,
+        num_slots: int,
+        max_rank: int,
+        in_size: int,
+        parts: tuple[int, ...],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> LoraAdapters:
+        assert dtype == self.dtype, f"adapters of {dtype} for kernels of {self.dtype}"
+        return LoraAdapters(
+            down=zeros_on_large_pages((num_slots, len(parts) * max_rank, in_size), dtype),
+            up=zeros_on_large_pages((num_slots, max_rank, sum(parts)), dtype),
+            parts=parts,
+            ranks=torch.zeros(num_slots, dtype=torch.int32),
+        )
+
+    def add_lora(
+        self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """In place: `base` is the result, or a copy of it where its rows are not contiguous."""
+        assert base.dtype == x.dtype == adapters.down.dtype == adapters.up.dtype == self.dtype
+        x, base, adapter_ids = x.contiguous(), base.contiguous(), adapter_ids.contiguous()
+        down, up, ranks = (tensor.data_ptr() for tensor in (adapters.down, adapters.up, adapters.ranks))
+        slots = self._cpu.LoraSlots(down, up, ranks, len(adapters.ranks), adapters.max_rank, list(adapters.parts))
+        self.native.add_lora(self._rows(x), slots, adapter_ids.data_ptr(), base.data_ptr())
+        return base
 
     def normed_linear(self, x: torch.Tensor, fused: Fused, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         out = self.empty(len(x), _handle(packed).out_size)

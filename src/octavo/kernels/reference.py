@@ -78,6 +78,10 @@ class Kernels:
         """Like `pack_linear`, for weight [2 * I, K] and bias [2 * I], gates first, of gated activations."""
         return self.pack_linear(weight, bias)
 
+    def gated_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """Apply a linear packed by `pack_gated_linear`, but no activation: x [T, K] to [T, 2 * I], gates first."""
+        return self.linear(x, packed)
+
     def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
         """Apply `linear`, round to the dtype, then `activate`: x [T, K] to [T, I].
 
@@ -175,17 +179,50 @@ class Kernels:
         rows = self.expert_rows(normed, token_ids, routes.expert_ids.flatten(), experts, fused.activation)
         return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total
 
+    def empty_lora(
+        self,
+        num_slots: int,
+        max_rank: int,
+        in_size: int,
+        parts: tuple[int, ...],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> LoraAdapters:
+        """Allocate slots for adapters of a linear [sum of parts, K]; none has an adapter yet. See `LoraAdapters`."""
+        return LoraAdapters(
+            down=torch.zeros(num_slots, len(parts) * max_rank, in_size, dtype=dtype, device=device),
+            up=torch.zeros(num_slots, max_rank, sum(parts), dtype=dtype, device=device),
+            parts=parts,
+            ranks=torch.zeros(num_slots, dtype=torch.int32, device=device),
+        )
+
     def add_lora(
         self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Return base [T, N] plus the output of adapter adapter_ids[t] [T] int64 for row t of x [T, K]; -1: none.
+        """Return base [T, N] plus what slot adapter_ids[t] [T] int64 makes of row t of x [T, K]; -1: nothing.
 
-        base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685); down(x) is rounded to the dtype.
+        base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685), in float32, rounded once. The result may be in the memory
+        of base, which is lost.
         """
-        ids = adapter_ids.clamp(min=0)
-        middle = torch.einsum("tk,trk->tr", x.float(), adapters.down[ids].float()).to(x.dtype)
-        added = torch.einsum("tr,tnr->tn", middle.float(), adapters.up[ids].float())
-        return torch.where((adapter_ids < 0).unsqueeze(1), base, (base.float() + added).to(base.dtype))
+        out = base.clone()
+        for slot in sorted(set(adapter_ids.tolist())):
+            if slot >= 0 and adapters.ranks[slot] > 0:
+                rows = (adapter_ids == slot).nonzero()[:, 0]
+                out[rows] = (base[rows].float() + self._lora(x[rows].float(), adapters, slot)).to(base.dtype)
+        return out
+
+    def _lora(self, x: torch.Tensor, adapters: LoraAdapters, slot: int) -> torch.Tensor:
+        """Return up(down(x)) [T, N] of x [T, K] float32: sums over K, then over ranks in order; each row by itself."""
+        down, up = adapters.down[slot].float(), adapters.up[slot].float()
+        sums = []
+        for part, up_of_part in enumerate(up.split_with_sizes(adapters.parts, dim=1)):
+            total = x.new_zeros(len(x), up_of_part.shape[1])  # [T, outputs of the part]
+            for rank in range(int(adapters.ranks[slot])):
+                middle = (x * down[part * adapters.max_rank + rank]).sum(-1, keepdim=True)  # [T, 1]
+                total += middle * up_of_part[rank]
+            sums.append(total)
+        return torch.cat(sums, dim=1)
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return rows ids [T] of table [V, D]: [T, D]."""

@@ -1,7 +1,7 @@
 """Types shared by kernels and layers: packed weights, routing, adapters. A leaf: it imports no kernels.
 
 Legend: T = tokens, K = input size, N = output size, X = experts, C = experts per token; of adapters:
-A = their number, R = rank.
+S = slots, P = parts of a merged linear, R = the largest rank.
 """
 
 from abc import ABC, abstractmethod
@@ -97,10 +97,20 @@ class Routes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraAdapters:
-    """Low-rank additions to one linear layer, by number; ranks below the largest are padded with zeros."""
+    """Low-rank additions to one merged linear, by slot: of each slot's P * R rows of `down`, part p has p * R and on.
 
-    down: torch.Tensor  # [A, R, K]
-    up: torch.Tensor  # [A, N, R], scaled by alpha / rank
+    Allocated once (`Kernels.empty_lora`) and refilled in place. Ranks from an adapter's own on are never read.
+    """
+
+    down: torch.Tensor  # [S, P * R, K]
+    up: torch.Tensor  # [S, R, N]: of output n, the ranks of its part; scaled by alpha / rank
+    parts: tuple[int, ...]  # [P] outputs of each part, in order; their sum is N
+    ranks: torch.Tensor  # [S] int32, of each slot: the largest rank of the parts; 0: this linear is unchanged
+
+    @property
+    def max_rank(self) -> int:
+        """Return R."""
+        return self.up.shape[1]
 
 
 LinearRole = Literal["plain", "gated", "logits", "router"]  # which packing function a linear went through

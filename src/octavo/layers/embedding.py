@@ -7,6 +7,7 @@ import torch
 
 from octavo.distributed.shares import Share
 from octavo.kernels.types import KeepsPacked, PackedLinear
+from octavo.layers.adapted_vocabulary import EmbeddingAdapter, rows_by_adapter
 from octavo.layers.block_table import BlockTable
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import DENSE, DenseScheme, TensorSpec
@@ -41,6 +42,11 @@ class Embedding(WeightOwner):
         self._is_copied = has_tied_head and (context.kernels.packing_copies or not is_dense)  # for the head
         self._table: torch.Tensor | TableInFile | BlockTable | None = None  # [V, D]
         self.packed: PackedLinear | None = None  # the tied head's weight
+        self.slots: dict[int, EmbeddingAdapter] = {}  # of adapters that change this layer
+
+    @property
+    def hidden_size(self) -> int:
+        return self._shape[1]
 
     @property
     def bytes_in_file(self) -> int:
@@ -117,13 +123,19 @@ class Embedding(WeightOwner):
         stays = self._is_copied or self._blocks is not None
         return TableInFile.from_mapped(table) if stays and self._context.device.type == "cpu" else None
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Look up ids [T] and return [T, D]."""
         if self.ids.is_whole:
-            return self._rows(ids)
-        rows = self._rows((ids - self.ids.start).clamp(0, self.ids.size - 1))
+            return self._adapted_rows(ids, adapter_ids)
+        rows = self._adapted_rows((ids - self.ids.start).clamp(0, self.ids.size - 1), adapter_ids)
         is_elsewhere = (ids < self.ids.start) | (ids >= self.ids.stop)  # [T]
         return self._group.all_reduce(rows.masked_fill_(is_elsewhere.unsqueeze(1), 0.0))
+
+    def _adapted_rows(self, ids: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
+        rows = self._rows(ids)
+        for tokens, adapter in rows_by_adapter(self.slots, adapter_ids):
+            rows[tokens] = adapter.rows(ids[tokens], rows[tokens], self._context.kernels)
+        return rows
 
     def _rows(self, ids: torch.Tensor) -> torch.Tensor:
         kernels = self._context.kernels

@@ -48,7 +48,9 @@ class ExpertParallelMoE(MixtureOfExperts):
         sizes = torch.tensor([share.size for share in self._expert_shares], device=self.load.device)
         return torch.arange(self._ranks.size, device=self.load.device).repeat_interleave(sizes)
 
-    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `MixtureOfExperts.forward`."""
         normed, total = norm.add(x, residual)
         routes = self._kernels.route(normed, self.router.packed, self._routing)

@@ -4,6 +4,9 @@ Under tensor parallelism each rank holds a shard of the outputs (column parallel
 partial sums of the latter are all-reduced. A column-parallel linear followed by a row-parallel one needs no other
 communication.
 
+Adapters (LoRA) add to a linear's rounded output, for the tokens that have one: `adapter_ids` [T] int64 are their slots,
+-1: none; None: no token has an adapter. They are sharded like their linear, so partial sums contain partial additions.
+
 Legend: T = tokens, K = inputs of this rank, N = outputs of this rank, D = all outputs.
 """
 
@@ -17,7 +20,7 @@ from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.blocks import BlockWeight
 from octavo.kernels.quantization import WeightFormat
-from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, PackedLinear
+from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, LoraAdapters, PackedLinear
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import DENSE, TensorSpec, Weight
@@ -39,6 +42,7 @@ class MergedLinear(WeightOwner):
         self.inputs, self.parts, self._has_bias = inputs, dict(parts), has_bias
         self._context = context
         self.scheme = context.scheme(parts, self.role)
+        self.adapters: LoraAdapters | None = None  # of this rank's shard, if the model serves any
         self._loaded: dict[str, torch.Tensor] = {}  # until packed
         self._packed: PackedLinear | CompressedLinear | None = None
 
@@ -152,15 +156,33 @@ class MergedLinear(WeightOwner):
         else:
             self._packed = kernels.adopt_linear(tensors, self._num_outputs, self.inputs.size, self.role, form)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, N], the parts concatenated in order."""
-        return self._context.kernels.linear(x, self.packed)
+        return self.adapted(self._context.kernels.linear(x, self.packed), x, adapter_ids)
 
     def of_normed(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        adapter_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, K] to the residual stream [T, K]; return (the linear of the normalized sum [T, N], the sum)."""
-        return self._context.kernels.normed_linear(x, norm.fused(residual), self.packed)
+        kernels, fused = self._context.kernels, norm.fused(residual)
+        if not self.adapts(adapter_ids):
+            return kernels.normed_linear(x, fused, self.packed)
+        normed, total = kernels.add_rms_norm(x, fused)  # the same bits, and the adapters' input
+        return self.adapted(kernels.linear(normed, self.packed), normed, adapter_ids), total
+
+    def adapts(self, adapter_ids: torch.Tensor | None) -> bool:
+        """Whether an adapter may add to this linear's output in a step, which is then not fused with its neighbors."""
+        return adapter_ids is not None and self.adapters is not None
+
+    def adapted(self, out: torch.Tensor, x: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
+        """Add what adapters make of x [T, K] to the linear's output [T, N], which is lost."""
+        if adapter_ids is None or self.adapters is None:
+            return out
+        return self._context.kernels.add_lora(out, x, self.adapters, adapter_ids)
 
     def _gather_weight(self, loaded: Mapping[str, torch.Tensor]) -> Weight:
         """Stack this rank's shards of the parts: [N, K]."""
@@ -201,9 +223,9 @@ class Linear(MergedLinear):
         super().__init__(inputs, {"": Share.whole(out_size)}, has_bias=has_bias, context=context)
         self._group: Group = SingleRank() if inputs.is_whole else context.groups.tensor
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, D]."""
-        return self.summed(self._context.kernels.linear(x, self.packed))
+        return self.summed(super().forward(x, adapter_ids))
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """All-reduce the ranks' partial sums [T, D]; for ops that fuse this linear with others."""
@@ -224,9 +246,13 @@ class GatedLinear(MergedLinear):
         super().__init__(Share.whole(in_size), parts, has_bias=has_bias, context=context)
         self.outputs, self.activation = outputs, activation
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, I], I being the size of each part."""
-        return self._context.kernels.activated_linear(x, self.packed, self.activation)
+        kernels = self._context.kernels
+        if not self.adapts(adapter_ids):
+            return kernels.activated_linear(x, self.packed, self.activation)
+        both = self.adapted(kernels.gated_linear(x, self.packed), x, adapter_ids)  # [T, 2 * I]
+        return kernels.activate(both, self.activation)
 
 
 def _join(part: str, parameter: str) -> str:

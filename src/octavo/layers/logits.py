@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from octavo.distributed.shares import Share
+from octavo.layers.adapted_vocabulary import LogitsAdapter, rows_by_adapter
 from octavo.layers.context import BuildContext
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
@@ -29,6 +30,7 @@ class LogitsHead(MergedLinear):
         super().__init__(Share.whole(hidden_size), parts, has_bias=False, context=context)
         self._tied_to, self._vocab_size = tied_to, vocab_size
         self._sizes = [ids.size for ids in ranges]  # per rank
+        self.slots: dict[int, LogitsAdapter] = {}  # of adapters that change this layer
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         return {} if self._tied_to is not None else super().checkpoint_tensors()
@@ -61,24 +63,31 @@ class LogitsHead(MergedLinear):
         else:
             super().adopt_packed(tensors)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the logits [L, V] of hidden [L, D], always float32."""
         if hidden.shape[0] <= _SLICE_ROWS:
-            return self._forward_slice(hidden)
+            return self._forward_slice(hidden, adapter_ids)
         logits = hidden.new_empty(hidden.shape[0], self._vocab_size, dtype=torch.float32)
-        for rows, result in zip(torch.split(hidden, _SLICE_ROWS), torch.split(logits, _SLICE_ROWS), strict=True):
-            result.copy_(self._forward_slice(rows))
+        for start in range(0, len(hidden), _SLICE_ROWS):
+            rows = slice(start, start + _SLICE_ROWS)
+            logits[rows] = self._forward_slice(hidden[rows], None if adapter_ids is None else adapter_ids[rows])
         return logits
 
-    def argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest logit of each row of hidden [L, D], [L] float32, and the lowest id that has it, [L]."""
-        if self._group.size > 1:
-            values, ids = self(hidden).max(-1)
+        if self._group.size > 1 or any(rows_by_adapter(self.slots, adapter_ids)):
+            values, ids = self(hidden, adapter_ids).max(-1)
             return values, ids
         if hidden.shape[0] <= _SLICE_ROWS:
             return self._context.kernels.logits_argmax(hidden, self.packed)
         parts = [self._context.kernels.logits_argmax(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
         return torch.cat([values for values, _ in parts]), torch.cat([ids for _, ids in parts])
 
-    def _forward_slice(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._group.all_gather(self._context.kernels.logits_linear(hidden, self.packed), self._sizes)
+    def _forward_slice(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
+        kernels = self._context.kernels
+        logits = kernels.logits_linear(hidden, self.packed)
+        for rows, adapter in rows_by_adapter(self.slots, adapter_ids):
+            logits[rows] = adapter.logits(hidden[rows], logits[rows], kernels)
+        return self._group.all_gather(logits, self._sizes)

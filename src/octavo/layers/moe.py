@@ -142,7 +142,9 @@ class MixtureOfExperts(nn.Module):
             found = ", ".join(names.values())
             raise UnsupportedModelError(f"experts of layer {self.layer} must have one weight format, found: {found}")
 
-    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the experts' output on the sum, the sum)."""
         out, total = self._kernels.moe(
             x,

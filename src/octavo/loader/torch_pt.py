@@ -35,7 +35,7 @@ class TorchLoader(ModelLoader):
             return
         for file_name in SINGLE_FILES:
             if (folder / file_name).is_file():
-                tensors = _load(folder / file_name)
+                tensors = read_state_dict(folder / file_name)
                 yield from ((name, tensors[name]) for name in tensors if name not in elsewhere)
                 return
         raise CheckpointError(f"{folder}: none of {', '.join(SINGLE_FILES)} and {INDEX_FILE}")
@@ -45,15 +45,19 @@ def _read_file(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor
     """Yield the named tensors of one shard."""
     if not path.is_file():
         raise CheckpointError(f"{path}: missing, although {INDEX_FILE} lists it")
-    tensors = _load(path)
+    tensors = read_state_dict(path)
     for name in names:
         if name not in tensors:
             raise CheckpointError(f"{path}: tensor {name!r} is missing, although {INDEX_FILE} lists it here")
         yield name, tensors[name]
 
 
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    """Map a file and return its tensors by name. Only tensors and plain containers are unpickled."""
+def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
+    """Map a file and return its tensors by name. Only tensors and plain containers are unpickled.
+
+    Raises:
+        CheckpointError: damaged, or anything but a dict of tensors.
+    """
     if not is_zipfile(path):
         how = "torch.save(torch.load(path, weights_only=True), path)"
         raise CheckpointError(

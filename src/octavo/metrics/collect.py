@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.contracts.stats import ExpertLoad, SchedulerStats, SpecDecodeStats
+from octavo.metrics.adapters import AdapterMetrics
 from octavo.metrics.buckets import FIRST_TOKEN, REQUEST, SAMPLES, SIZES, STEP, TOKEN
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.log import StatsLog
@@ -17,7 +18,13 @@ from octavo.outputs import RequestMetrics
 class EngineMetrics:
     """Totals since the start. Owned by the thread that processes outputs. Times are in seconds of the wall clock."""
 
-    def __init__(self, stats_interval_s: float = 0.0, cache_info: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        stats_interval_s: float = 0.0,
+        cache_info: Mapping[str, str] | None = None,
+        max_loras: int | None = None,
+    ) -> None:
+        self.max_loras = max_loras  # None: no adapters
         self.cache_info = dict(cache_info or {})  # settings of the KV cache, as text
         self.stats: SchedulerStats | None = None  # as of the latest step, summed over replicas
         self.stats_by_replica: dict[int, SchedulerStats] = {}
@@ -41,6 +48,7 @@ class EngineMetrics:
         self.num_samples = Histogram(*SAMPLES)  # of each request
         self.max_tokens = Histogram(*SIZES)  # allowed to each request
         self.step_tokens = Histogram(*STEP)
+        self.adapters = AdapterMetrics()
         self._log = StatsLog(stats_interval_s)
 
     @property
@@ -60,6 +68,8 @@ class EngineMetrics:
             self.stats = SchedulerStats.sum(self.stats_by_replica.values())
         if outputs.expert_load is not None:
             self.expert_load_by_replica[outputs.replica] = outputs.expert_load
+        if outputs.adapter_events is not None:
+            self.adapters.record_events(outputs.adapter_events)
         if outputs.spec_decode is not None:
             self.spec_decode_by_replica[outputs.replica] = outputs.spec_decode
         if self.stats is not None:

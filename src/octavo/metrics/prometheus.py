@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from octavo._version import __version__
 from octavo.contracts.stats import SchedulerStats
+from octavo.metrics.adapters import about_adapters, about_lora_requests
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.experts import about_experts
 from octavo.metrics.histogram import Histogram
@@ -124,12 +125,14 @@ class _Collector(Collector):
             yield from about_drafts(drafts, "octavo_", {"model_name": self._model_name})
             loads = list(engine.expert_load_by_replica.values())
             yield from about_experts(loads, {"model_name": self._model_name}, with_each_expert=self._with_each_expert)
+            yield from about_adapters(engine.adapters, {"model_name": self._model_name})
             if self._with_vllm_names:
                 labels = {"model_name": self._model_name, "engine": "0"}
                 yield from _about_engine(engine, "vllm:", 1, labels)
                 yield _ends("vllm:request_success", "finished_reason", engine, labels)
                 yield from about_vllm(engine, self._http, labels)
                 yield from about_drafts(drafts, "vllm:", labels)
+                yield from about_lora_requests(engine.adapters, engine.max_loras)
 
     def _about_http(self) -> Iterator[Metric]:
         http = self._http

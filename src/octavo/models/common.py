@@ -59,7 +59,7 @@ class DecoderAttention(nn.Module):
             context=context.at("qkv"),
         )
         self.head_norms, self.sinks = self.build_head_norms(config, context), self.build_sinks(context)
-        self._kernels, self._is_last = context.kernels, layer == config.num_layers - 1
+        self._kernels, self.is_last = context.kernels, layer == config.num_layers - 1
         self.attention = Attention(self.describe(config, layer), context=context)
         heads, has_bias = self.qkv.parts["q"], config.attention_out_bias
         self.out = Linear(heads, config.hidden_size, has_bias=has_bias, context=context.at("out"))
@@ -81,12 +81,12 @@ class DecoderAttention(nn.Module):
         step: AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (attention of the sum, the sum); last layer: [W, D]."""
-        qkv, residual = self.qkv.of_normed(norm, x, residual)
+        qkv, residual = self.qkv.of_normed(norm, x, residual, step.adapter_ids)
         attended = self.attention(qkv, kv_cache, step)
-        if self._is_last:
+        if self.is_last:
             kept = step.batch.kept_indices
             attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
-        return self.out(attended), residual
+        return self.out(attended, step.adapter_ids_after(is_last=self.is_last)), residual
 
     def describe(self, config: ModelConfig, layer: int) -> AttentionLayer:
         """Describe this layer's attention. Models whose layers differ override this: `replace(super()...)`."""
@@ -98,7 +98,7 @@ class DecoderAttention(nn.Module):
             kv_group=config.kv_group_of(layer),
             norms=self.head_norms.values if self.head_norms is not None else None,
             sinks=self.sinks.values if self.sinks is not None else None,
-            computes_kept_only=self._is_last,
+            computes_kept_only=self.is_last,
             index=layer,
         )
 
@@ -110,11 +110,18 @@ class GatedMLP(nn.Module):
         super().__init__()
         self._kernels, self._activation = context.kernels, activation
         size, has_bias = config.intermediate_size, config.mlp_bias
-        self.gate_up = GatedLinear(config.hidden_size, size, has_bias=has_bias, context=context.at("gate_up"))
+        self.gate_up = GatedLinear(
+            config.hidden_size, size, has_bias=has_bias, context=context.at("gate_up"), activation=activation
+        )
         self.down = Linear(self.gate_up.outputs, config.hidden_size, has_bias=has_bias, context=context.at("down"))
 
-    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
+        if self.gate_up.adapts(adapter_ids) or self.down.adapts(adapter_ids):
+            normed, total = norm.add(x, residual)
+            return self.down(self.gate_up(normed, adapter_ids), adapter_ids), total
         fused = norm.fused(residual, self._activation)
         out, total = self._kernels.mlp(x, fused, self.gate_up.packed, self.down.packed)
         return self.down.summed(out), total
@@ -136,7 +143,8 @@ class DecoderLayer(nn.Module):
         The last block returns [W, D].
         """
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
-        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual)
+        adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
+        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, adapter_ids)
         return out
 
 
@@ -149,6 +157,13 @@ class DecoderForCausalLM(CausalLM):
     weight_names = DECODER_WEIGHT_NAMES
     activation: ClassVar[Activation] = SILU  # of MLPs and experts
     norm_offset: ClassVar[float] = 0.0  # 1 if checkpoints store norm weights minus one
+    takes_adapters = True
+    adapted_layers = frozenset(
+        {
+            *(f"layers.{{layer}}.{part}" for part in ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")),
+            *("embedding", "logits_head"),
+        }
+    )
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
@@ -214,12 +229,12 @@ class DecoderForCausalLM(CausalLM):
 
     def embed(self, batch: ForwardBatch) -> torch.Tensor:
         """See `CausalLM.embed`."""
-        x = self.embed_tokens(batch.input_ids)
+        x = self.embed_tokens(batch.input_ids, batch.adapter_ids)
         return x if batch.inputs_embeds is None else batch.inputs_embeds.put_into(x)
 
-    def embed_tokens(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings [T, D] of token ids [T]."""
-        x: torch.Tensor = self.embedding(ids)
+    def embed_tokens(self, ids: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
+        """Return the embeddings [T, D] of token ids [T]; see `ForwardBatch.adapter_ids`."""
+        x: torch.Tensor = self.embedding(ids, adapter_ids)
         return x
 
     def attention_step(self, batch: ForwardBatch) -> AttentionMetadata:
@@ -227,7 +242,13 @@ class DecoderForCausalLM(CausalLM):
         plan = self.context.attention.plan
         plans = tuple(plan(seen) for seen in batch.groups if seen.state_slots is None)
         rotary = tuple(table(batch.rotary_positions) for table in self.rotary)
-        return AttentionMetadata(batch=batch, plans=plans, rotary=rotary)
+        return AttentionMetadata(
+            batch=batch,
+            plans=plans,
+            rotary=rotary,
+            adapter_ids=batch.adapter_ids,
+            kept_adapter_ids=batch.kept_adapter_ids,
+        )
 
     def run_layers(
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
@@ -242,11 +263,13 @@ class DecoderForCausalLM(CausalLM):
         """See `CausalLM.ignores_weight`. Checkpoints often contain a tied head, too; the embedding's table is used."""
         return super().ignores_weight(name) or (self.config.tie_word_embeddings and name == "lm_head.weight")
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """See `CausalLM.compute_logits`."""
-        logits: torch.Tensor = self.logits_head(hidden)
+        logits: torch.Tensor = self.logits_head(hidden, adapter_ids)
         return logits
 
-    def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `CausalLM.logits_argmax`."""
-        return self.logits_head.argmax(hidden)
+        return self.logits_head.argmax(hidden, adapter_ids)

@@ -46,7 +46,8 @@ class SandwichLayer(DecoderLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DecoderLayer.forward`."""
         x, residual = self.attention(self.attention_norm, x, residual, kv_cache, step)
-        x, residual = self.mlp(self.mlp_norm, self.post_attention_norm(x), residual)
+        adapter_ids = step.adapter_ids_after(is_last=bool(self.attention.is_last))
+        x, residual = self.mlp(self.mlp_norm, self.post_attention_norm(x), residual, adapter_ids)
         return self.post_mlp_norm(x), residual
 
 
@@ -88,18 +89,20 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
         local = RotaryEmbedding(config.local_rope, config.head_dim, config.max_model_len, device=self.context.device)
         return [*super().build_rotary_tables(), local]
 
-    def embed_tokens(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed_tokens(self, ids: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
         """Return the scaled embeddings [T, D] of token ids [T]."""
-        return super().embed_tokens(ids) * self._embedding_scale
+        return super().embed_tokens(ids, adapter_ids) * self._embedding_scale
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """See `CausalLM.compute_logits`."""
-        logits, cap = super().compute_logits(hidden), self.config.logits_soft_cap
+        logits, cap = super().compute_logits(hidden, adapter_ids), self.config.logits_soft_cap
         return logits if cap is None else hyperbolic_tangent(logits / cap) * cap
 
-    def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `CausalLM.logits_argmax`. A cap makes distinct logits equal: then they are computed in full."""
         if self.config.logits_soft_cap is None:
-            return super().logits_argmax(hidden)
-        values, ids = self.compute_logits(hidden).max(-1)
+            return super().logits_argmax(hidden, adapter_ids)
+        values, ids = self.compute_logits(hidden, adapter_ids).max(-1)
         return values, ids

@@ -42,6 +42,7 @@ class CausalLM(nn.Module, ABC):
     computed here instead.
     """
 
+    adapted_layers: ClassVar[frozenset[str]] = frozenset()  # paths as in `weight_names` of layers adapters can change
     takes_adapters: ClassVar[bool] = False  # its layers read `ForwardBatch.adapter_ids`
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
@@ -151,10 +152,15 @@ class CausalLM(nn.Module, ABC):
         """
 
     @abstractmethod
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute the logits [L, V] float32 of hidden states [L, D]; in slices if L is large. Last stage only."""
+    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the logits [L, V] float32 of hidden states [L, D]; in slices if L is large. Last stage only.
 
-    def logits_argmax(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        adapter_ids [L] int64 are the slots of the rows' adapters, -1: none; None: no row has one.
+        """
+
+    def logits_argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's largest logit [L] and the lowest id that has it [L], without writing out the logits."""
-        values, ids = self.compute_logits(hidden).max(-1)
+        values, ids = self.compute_logits(hidden, adapter_ids).max(-1)
         return values, ids

@@ -122,7 +122,7 @@ def spelt_as_in_table(
         for numbers in numbers_in(template, model.stage.layers, model.num_experts)
     } | {name: list(parts) for name, parts in model.split_tensors.items()}
     for original, tensor in tensors:
-        name = _renamed(model, original)
+        name = renamed(model, original)
         if name not in others:
             yield name, tensor
         elif "{expert}" in others[name][0]:
@@ -131,7 +131,8 @@ def spelt_as_in_table(
             yield from zip(others[name], tensor.chunk(len(others[name])), strict=True)
 
 
-def _renamed(model: CausalLM, name: str) -> str:
+def renamed(model: CausalLM, name: str) -> str:
+    """Return the name that the model's table has for a checkpoint's tensor or module."""
     for prefix, known in model.renamed_prefixes.items():
         if name.startswith(prefix):
             return known + name.removeprefix(prefix)
@@ -149,7 +150,7 @@ def _unstacked(model: CausalLM, name: str, stack: torch.Tensor, parts: list[str]
 
 def _slots_of_row(model: CausalLM, checkpoint_name: str, target: str) -> Iterator[tuple[str, WeightSlot]]:
     path, _, part = target.partition(":")
-    owner = _find(model, path)
+    owner = find_part(model, path)
     if owner is None:
         return
     assert isinstance(owner, WeightOwner), f"{path} owns no weights"
@@ -159,7 +160,7 @@ def _slots_of_row(model: CausalLM, checkpoint_name: str, target: str) -> Iterato
             yield f"{checkpoint_name}.{parameter}", WeightSlot(owner=owner, name=name, spec=spec)
 
 
-def _find(model: CausalLM, path: str) -> nn.Module | None:
+def find_part(model: CausalLM, path: str) -> nn.Module | None:
     """Return a part of the model, or None: a layer has either a plain MLP or experts."""
     try:
         return model.get_submodule(path)

@@ -32,7 +32,13 @@ def root_hash(extra_keys: Iterable[str] = ()) -> bytes:
 
 
 def request_root(request: EngineCoreRequest) -> bytes:
-    """Return the parent of a request's first block."""
+    """Return the parent of a request's first block: the same for an adapter under two names or from two folders."""
+    if request.adapter is None:
+        return _base_root(request)
+    return root_hash(("adapter", request.adapter.content_hash, _base_root(request).hex()))
+
+
+def _base_root(request: EngineCoreRequest) -> bytes:
     salt, extra = request.cache_salt, request.extra_inputs
     if extra is not None and extra.vision:  # in the keys of its blocks
         extra = msgspec.structs.replace(extra, vision=[])

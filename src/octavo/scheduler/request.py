@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from octavo.contracts.engine import EngineCoreRequest, ExtraInputs, VisionInput
+from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import Int32Array
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.block_hash import NO_KEYS, BlockKeys, request_root
@@ -15,6 +16,7 @@ class RequestStatus(Enum):
     """The state of a request. The last four are final."""
 
     WAITING_FOR_GRAMMAR = "waiting for its grammar"  # not in the queue yet
+    WAITING_FOR_ADAPTER = "waiting for its adapter"  # neither
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"  # waiting again, with output tokens
@@ -27,8 +29,14 @@ class RequestStatus(Enum):
     def is_final(self) -> bool:
         return self in _FINAL
 
+    @property
+    def is_held_back(self) -> bool:
+        return self in _HELD_BACK
+
 
 _FINAL = frozenset({RequestStatus.STOPPED, RequestStatus.LENGTH_CAPPED, RequestStatus.ABORTED, RequestStatus.FAILED})
+
+_HELD_BACK = frozenset({RequestStatus.WAITING_FOR_GRAMMAR, RequestStatus.WAITING_FOR_ADAPTER})
 
 
 class Request:
@@ -38,6 +46,8 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
+        "adapter_slot",
         "aged_class",
         "arrival_index",
         "block_keys",
@@ -75,6 +85,8 @@ class Request:
         self.stop_token_ids = frozenset(message.sampling_params.stop_token_ids) | self.active_eos_token_ids
         self.block_root = request_root(message)
         self.extra_inputs = message.extra_inputs  # as ranks get them
+        self.adapter = message.adapter
+        self.adapter_slot = NO_SLOT  # set by the scheduler before it runs
         self.vision: list[VisionInput] = []
         self.block_keys: BlockKeys = NO_KEYS  # set by the scheduler, which knows the block size
         self.whole_spans = [] if message.extra_inputs is None else message.extra_inputs.whole_spans

@@ -12,7 +12,8 @@ over the batches (`running_scheduler`).
 What lives elsewhere: progress of running requests in `running`, what they compute next in `running_scheduler`, the
 waiting order in `request_queue`, admission in `admission`, images to encode in `encoder_schedule`, blocks in
 `block_manager`, the step being built in `step_builder`, its output in `step_update`, finish conditions in `stop`,
-requests that wait for a grammar or run under one in `constrained`, the two messages in `contracts`.
+requests that wait for a grammar or run under one in `constrained`, those with an adapter in `adapted`, the two messages
+in `contracts`.
 """
 
 import threading
@@ -26,10 +27,12 @@ from octavo.config.engine import SchedulerConfig
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreOutputs, EngineCoreRequest, FinishedRequest
 from octavo.contracts.grammar import Grammars
+from octavo.contracts.lora import AdapterStore
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.stats import SchedulerStats
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import UnsupportedModelError
+from octavo.scheduler.adapted import AdaptedRequests
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_hash import vision_keys
 from octavo.scheduler.block_manager import BlockManager
@@ -63,6 +66,8 @@ class Scheduler:
         epoch: int = 0,
         grammars: Grammars | None = None,
         num_batches: int = 1,
+        adapters: AdapterStore | None = None,
+        num_adapter_slots: int = 0,
         drafter: Drafter | None = None,
         adapts_drafts: bool = False,
         clock: Callable[[], float] = time.time,
@@ -76,6 +81,7 @@ class Scheduler:
         self.waiting = RequestQueue(config.ageing_s)
         self.running = RunningRows(config.max_num_seqs, max_model_len, blocks.block_size, blocks.block_sizes)
         self._constrained = ConstrainedRequests(grammars, self.running)
+        self._adapted = AdaptedRequests(adapters, num_adapter_slots, config.ageing_s) if adapters is not None else None
         self._encoder = EncoderSchedule(self.running, config.max_num_batched_tokens, config.encoder_cache_tokens)
         self._admission = Admission(self.waiting, self.running, blocks, self._encoder, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
@@ -121,6 +127,12 @@ class Scheduler:
         if request.is_constrained:
             self._constrained.hold_back(request)
         else:
+            self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        """Queue a request, unless it must wait for its adapter."""
+        if request.adapter is None or self._known_adapters.admit(request):
+            request.status = RequestStatus.WAITING
             self.waiting.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -136,9 +148,14 @@ class Scheduler:
         return not (self._requests or self._in_flight)
 
     @property
-    def only_waits_for_grammars(self) -> bool:
-        """True if a step would do nothing until a grammar is compiled."""
-        return self._constrained.num_pending > 0 and self._constrained.num_pending == len(self._requests)
+    def only_waits(self) -> bool:
+        """True if a step would do nothing until a grammar is compiled or an adapter loaded."""
+        return 0 < self._num_held_back == len(self._requests)
+
+    @property
+    def _num_held_back(self) -> int:
+        num_parked = 0 if self._adapted is None else self._adapted.num_parked
+        return self._constrained.num_pending + num_parked
 
     def get_ready_requests(self) -> list[Request]:
         """Return the waiting requests in the order in which they would be admitted now."""
@@ -158,6 +175,8 @@ class Scheduler:
     def _plan_step(self) -> StepBuilder:
         self._assert_owner()
         self._queue_compiled()
+        if self._adapted is not None:
+            self._queue_adapted(self._adapted)
         self._encoder.begin_step()
         builder = StepBuilder(self.running, self.blocks, sends_tokens=self._running_scheduler.sends_tokens)
         budget, num_preemptions = self._pace.budget(self.running), self._num_preemptions
@@ -172,7 +191,12 @@ class Scheduler:
         forgotten, self._forgotten_req_ids = self._forgotten_req_ids, []
         self._num_steps += 1
         step = builder.build(
-            self._num_steps, forgotten, self._clock(), self._constrained.token_masks, *self._encoder.take()
+            self._num_steps,
+            forgotten,
+            self._clock(),
+            self._constrained.token_masks,
+            *self._encoder.take(),
+            adapter_fills=() if self._adapted is None else self._adapted.take_fills(),
         )
         self._in_flight.append(step)
         return step.output
@@ -181,10 +205,17 @@ class Scheduler:
         """Queue requests whose grammar has compiled; end those whose grammar failed to."""
         for request, error in self._constrained.take_compiled():
             if error is None:
-                self.waiting.add(request)
-                request.status = RequestStatus.WAITING
+                self._queue(request)
             else:
                 self._fail(request, str(error), type(error).__name__)
+
+    def _queue_adapted(self, adapted: AdaptedRequests) -> None:
+        """Queue requests whose adapter has got a slot; end those whose adapter cannot be loaded."""
+        ready, failures = adapted.take_ready(self._clock())
+        for request in ready:
+            self.waiting.add(request)
+        for request, error in failures:
+            self._fail(request, str(error), type(error).__name__)
 
     def _schedule_running(self, builder: StepBuilder, budget: int) -> None:
         """Schedule running rows and allocate their blocks, preempting the worst until the blocks suffice."""
@@ -237,6 +268,8 @@ class Scheduler:
         self._assert_owner()
         step = self._in_flight.popleft()
         assert step.output is output, "outputs arrive in the order of their steps"
+        if output.adapter_fills:
+            self._known_adapters.confirm(output.adapter_fills)
         took_s = self._pace.record(step.output, step.scheduled_s)
         update = StepUpdate.of(step, model_output, self.running)
         update = update.cut(self._num_until_stop)
@@ -299,10 +332,16 @@ class Scheduler:
                 self.blocks.forget_blocks([block_id], group)
         self._encoder.forget(output.scheduled_encoder_inputs)
         self._forgotten_req_ids += [req_id for req_id in output.finished_req_ids if not self._is_running(req_id)]
+        if output.adapter_fills:
+            self._known_adapters.repeat(output.adapter_fills)
         for request in step.requests(self.running):
             self._fail(request, error)
         for request in self.running.holders(step.hashed_blocks):
             self._preempt(request, is_sound=False)
+        slots = {fill.slot for fill in output.adapter_fills}  # perhaps not filled when later steps ran
+        for request in [self.running.request_at(row) for row in self.running.active.tolist()] if slots else ():
+            if request.adapter_slot in slots:
+                self._preempt(request, is_sound=False)
 
     def _is_running(self, request_id: str) -> bool:
         request = self._requests.get(request_id)
@@ -318,14 +357,16 @@ class Scheduler:
         self._end(request, report, RequestStatus.FAILED)
 
     def _end(self, request: Request, report: FinishedRequest, status: RequestStatus) -> None:
+        before = request.status
         if request.row is not None:
             self._release(request, status, is_sound=status is not RequestStatus.FAILED)
         else:
-            is_queued = request.status is not RequestStatus.WAITING_FOR_GRAMMAR
             request.status = status
-            if is_queued:
+            if not before.is_held_back:
                 self.waiting.remove(request)
         self._constrained.forget(request)
+        if request.adapter is not None:
+            self._known_adapters.forget(request, before)
         if self._speculation is not None:
             self._speculation.forget(request.request_id)
         del self._requests[request.request_id]
@@ -345,8 +386,8 @@ class Scheduler:
         pool = self.blocks.fullest_pool
         return SchedulerStats(
             num_running=len(self.running),
-            num_waiting=len(self.waiting) + self._constrained.num_pending,
-            num_deferred=self._constrained.num_pending,
+            num_waiting=len(self.waiting) + self._num_held_back,
+            num_deferred=self._num_held_back,
             num_free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
             num_preemptions_total=self._num_preemptions,
@@ -364,7 +405,14 @@ class Scheduler:
             for row in self.running.active.tolist():
                 np.add.at(owners, self.running.held_blocks(row)[group], 1)
             assert owners.tolist() == [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
-        assert len(self._requests) == len(self.running) + len(self.waiting) + self._constrained.num_pending
+        if self._adapted is not None:
+            self._adapted.check_integrity()
+        assert len(self._requests) == len(self.running) + len(self.waiting) + self._num_held_back
+
+    @property
+    def _known_adapters(self) -> AdaptedRequests:
+        assert self._adapted is not None, "this scheduler has no adapters"
+        return self._adapted
 
     def _assert_owner(self) -> None:
         """Scheduler and blocks belong to one thread; others send it messages."""

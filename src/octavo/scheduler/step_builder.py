@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.engine import AdmittedRequest, VisionInput
+from octavo.contracts.lora import SlotFill
 from octavo.contracts.schedule import (
     BoolArray,
     CachedRequestData,
@@ -142,6 +143,8 @@ class StepBuilder:
         make_masks: Callable[[RowIndices, BoolArray, Trials | None], TokenMasks | None],
         encoder_inputs: list[VisionInput],
         freed_encoder_outputs: list[str],
+        *,
+        adapter_fills: tuple[SlotFill, ...],
     ) -> StepInFlight:
         """Finish the step: build the scheduler output, and count its tokens as computed.
 
@@ -177,6 +180,7 @@ class StepBuilder:
             token_masks=make_masks(rows, samples, trials),
             scheduled_encoder_inputs=encoder_inputs,
             freed_encoder_outputs=freed_encoder_outputs,
+            adapter_fills=adapter_fills,
             scheduled_spec_decode_tokens=drafts,
         )
         return StepInFlight(
@@ -223,6 +227,7 @@ class StepBuilder:
             block_ids=[list(tables[row]) for tables in self._running.block_ids],
             num_computed_tokens=int(self._running.num_computed[row]),
             extra_inputs=request.extra_inputs,
+            adapter_slot=request.adapter_slot,
         )
 
     def _admissions(self, now_s: float) -> dict[str, AdmittedRequest]:

@@ -59,6 +59,15 @@ class ServerArgs:
     tool_call_parser: ToolCallParserName = option("auto", "format of tool calls; auto: detect from the chat template")
     reasoning_parser: ReasoningParserName = option("auto", "format of reasoning; auto: detect from the chat template")
 
+    # adapters
+    lora_modules: tuple[str, ...] = option(
+        (), 'adapter to serve: name=path, or {"name": ..., "path": ..., "base_model_name": ...}; may be repeated'
+    )
+    allow_runtime_lora: bool = option(
+        False, "offer /v1/load_lora_adapter and /v1/unload_lora_adapter, for adapters below lora_root"
+    )
+    lora_root: str | None = option(None, "folder below which adapters may be loaded over HTTP")
+
     # limits
     max_waiting: int = option(1024, "maximum samples in the queue; above it, requests get 429")
     max_body_bytes: int = option(32 * 2**20, "maximum size of a request body; larger ones get 413")
@@ -91,6 +100,8 @@ class ServerArgs:
             check_type(spec.name, spec.type, getattr(self, spec.name))
         self._check_numbers()
         self._check_texts()
+        if self.allow_runtime_lora and self.lora_root is None:
+            raise InvalidParameterError("allow_runtime_lora", True, "requires lora_root")
         if self.is_open_to_all and self.auth:
             limit = "listening beyond loopback requires an API key (api_key, api_key_file), or --no-auth"
             raise InvalidParameterError("host", self.host, limit)

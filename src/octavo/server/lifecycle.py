@@ -64,7 +64,9 @@ class EngineLifecycle:
         """Wait for the engine, serve with it until it dies, then call `on_end`."""
         try:
             self._engine = await asyncio.wrap_future(self._loading)
-            self._service = self._make_service(self._engine)
+            service = self._make_service(self._engine)
+            await service.adapters.add_modules(self._server_args.lora_modules)
+            self._service = service
             self.status = "ready"
             _calm_collector()
             self.on_ready(self._summary(self._engine))

@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from octavo.server.errors import ErrorReply
 from octavo.server.information import ServerInfo, TokenizerInfo
+from octavo.server.openai.adapters import AdapterReply, LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.openai.models import ModelCard, ModelList
 from octavo.server.openai.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from octavo.server.openai.replies import ChatCompletion, Completion, DetokenizeReply, TokenizeReply
@@ -22,12 +23,16 @@ _BODIES: dict[str, type] = {
     "/v1/completions": CompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/load_lora_adapter": LoadAdapterRequest,
+    "/v1/unload_lora_adapter": UnloadAdapterRequest,
 }
 _REPLIES: dict[str, type] = {
     "/v1/chat/completions": ChatCompletion,
     "/v1/completions": Completion,
     "/tokenize": TokenizeReply,
     "/detokenize": DetokenizeReply,
+    "/v1/load_lora_adapter": AdapterReply,
+    "/v1/unload_lora_adapter": AdapterReply,
     "/models": ModelList,
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
@@ -60,6 +65,8 @@ _EXAMPLES: dict[str, Page] = {
         "chat": {"messages": [{"role": "user", "content": "Hello!"}]},
     },
     "/detokenize": {"tokens": {"tokens": [72, 105]}},
+    "/v1/load_lora_adapter": {"below --lora-root": {"lora_name": "support", "lora_path": "support-v2"}},
+    "/v1/unload_lora_adapter": {"by name": {"lora_name": "support"}},
 }
 _SECURITY_SCHEMES: Page = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The server's API key, if it has one."},

@@ -15,6 +15,7 @@ from octavo.server.errors import ApiError, as_api_error
 from octavo.server.information import tokenizer_info
 from octavo.server.lifecycle import EngineLifecycle
 from octavo.server.middleware.exchange import Exchange
+from octavo.server.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.openai.models import ModelList
 from octavo.server.openai.protocol import (
     ChatCompletionRequest,
@@ -64,6 +65,12 @@ class Routes:
             ("/detokenize", self.detokenize, post),
         ):
             app.add_api_route(path, handler, methods=methods, response_model=None)
+        if self._args.allow_runtime_lora:
+            for path, handler in (
+                ("/v1/load_lora_adapter", self.load_lora_adapter),
+                ("/v1/unload_lora_adapter", self.unload_lora_adapter),
+            ):
+                app.add_api_route(path, handler, methods=post, response_model=None)
         app.add_api_route("/ping", self.health, methods=post, response_model=None, include_in_schema=False)
 
     async def health(self) -> Response:
@@ -120,6 +127,16 @@ class Routes:
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         return await self._answer(request, DetokenizeRequest, self._lifecycle.service.detokenize)
+
+    async def load_lora_adapter(self, request: Request) -> Response:
+        """Serve a LoRA adapter below the server's root under a name of its own."""
+        wire = decode(await request.body(), LoadAdapterRequest)
+        return json_response(await self._lifecycle.service.adapters.load(wire))
+
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        """No longer serve a LoRA adapter; answers when its running requests have ended."""
+        wire = decode(await request.body(), UnloadAdapterRequest)
+        return json_response(await self._lifecycle.service.adapters.unload(wire))
 
     async def _answer(self, request: Request, kind: type[T], answer: Callable[..., Awaitable[Reply]]) -> Response:
         """Decode the body, call `answer`, encode the reply. Cancelled when the client disconnects."""

@@ -81,11 +81,12 @@ def resolve_settings(flags: Mapping[str, Any], environ: Mapping[str, str], confi
         name = "model" if field_name == "model_name" else field_name
         values[name] = tuple(value) if isinstance(value, list) else value
         origins[name] = f"--{name.replace('_', '-')}"
-    return Settings(
-        engine=_build(EngineArgs, for_streaming({"engine_process": True, **values}), origins),
-        server=_build(ServerArgs, values, origins),
-        origins=origins,
-    )
+    engine = _build(EngineArgs, for_streaming({"engine_process": True, **values}), origins)
+    server = _build(ServerArgs, values, origins)
+    for name in ("lora_modules", "allow_runtime_lora"):
+        if getattr(server, name) and not engine.enable_lora:
+            raise InvalidParameterError(name, getattr(server, name), "requires enable_lora")
+    return Settings(engine=engine, server=server, origins=origins)
 
 
 def _build(kind: type[_ArgsT], values: Mapping[str, Any], origins: Mapping[str, str]) -> _ArgsT:

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
 from octavo.contracts.engine import EngineCoreOutputs
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.distributed.rendezvous import Rendezvous
@@ -60,6 +61,12 @@ class FakeExecutor:
         """No-op: there are no keys and values."""
         return False
 
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        return self.worker.load_adapter(adapter)
+
+    def evict_adapter(self, content_hash: str) -> None:
+        self.worker.evict_adapter(content_hash)
+
     def check_health(self) -> None:
         """Always healthy."""
 
@@ -87,6 +94,17 @@ class FakeRank:
         cache, vocab_size = self._config.cache, self._config.model.vocab_size
         self._worker = FakeWorker(num_blocks=num_blocks, block_size=cache.block_size, vocab_size=vocab_size)
 
+    @property
+    def worker(self) -> FakeWorker:
+        assert self._worker is not None, "initialize_kv_cache must be called first"
+        return self._worker
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        return self.worker.load_adapter(adapter)
+
+    def evict_adapter(self, content_hash: str) -> None:
+        self.worker.evict_adapter(content_hash)
+
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         done = Future[ModelRunnerOutput]()
         done.set_result(self.execute(scheduler_output))
@@ -94,8 +112,7 @@ class FakeRank:
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute a step. Override this to do something else."""
-        assert self._worker is not None, "initialize_kv_cache must be called first"
-        return self._worker.execute(scheduler_output)
+        return self.worker.execute(scheduler_output)
 
     def warmup(self) -> None:
         """No-op: nothing is initialized lazily."""

@@ -1,26 +1,32 @@
 """A worker without a model, which checks every read of its KV cache."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.kv_cache import KVGroup
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.schedule import DRAWN_IN_RANKS, NewRequestData, SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.scheduler.block_manager import FULL_ATTENTION
 from octavo.scheduler.scheduler import Scheduler
-from octavo.testing.requests import ROOT, context_hash, next_token
+from octavo.testing.requests import adapter_root, context_hash, next_token
 
 _NOTHING_WRITTEN, _LOST = -1, -2
+_LOST_ADAPTER = "0"  # in a slot that a failed step did not fill
 
 
 class FakeRow:
     """A worker's state of one request, built only from `SchedulerOutput`s."""
 
-    def __init__(self, new: NewRequestData) -> None:
+    def __init__(self, new: NewRequestData, adapter: str | None) -> None:
         self.request_id = new.request_id
+        self.adapter_slot = new.adapter_slot
+        self.adapter = adapter  # what its slot holds, and must hold until the row is freed
+        self.root = adapter_root(adapter)
         self.seed = new.sampling_params.seed
         self.block_ids = [list(table) for table in new.block_ids]  # by KV group
         self.num_tokens = 0
@@ -29,11 +35,12 @@ class FakeRow:
         for token_id in new.token_ids.tolist():
             self.append(token_id)
         self.num_told = self.num_tokens  # tokens sent to a rank that does not sample
-        self.is_lost = False  # depends on KV that a failed step did not write: its samples must never be read
+        # Depends on what a failed step did not write: its samples must never be read.
+        self.is_lost = self.adapter == _LOST_ADAPTER
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
-        self.contexts.append(context_hash(self.contexts[-1] if self.contexts else ROOT, token_id))
+        self.contexts.append(context_hash(self.contexts[-1] if self.contexts else self.root, token_id))
         self.num_tokens += 1
 
     def truncate(self, num_tokens: int) -> None:
@@ -44,7 +51,7 @@ class FakeRow:
 
     def hear(self, position: int, token_id: int) -> None:
         """Receive a token from the scheduler; a rank that samples already knows it."""
-        before = self.contexts[position - 1] if position else ROOT
+        before = self.contexts[position - 1] if position else self.root
         is_right = self.contexts[position] == context_hash(before, token_id)
         assert is_right or self.is_lost, f"{self.request_id}: not the sampled token"
         assert position <= self.num_told, f"{self.request_id}: token {self.num_told} was never sent"
@@ -79,6 +86,8 @@ class FakeWorker:
         self._has_first_stage = has_first_stage  # must receive every token before it can compute it
         self.num_tokens_computed = 0
         self.rows: dict[int, FakeRow] = {}
+        self.loaded: set[str] = set()  # adapters in the host cache
+        self.slots: dict[int, str] = {}  # adapters on the device
         self._block_size = block_size
         self._groups = groups
         self._recurrent = [index for index, group in enumerate(groups) if group.kind == "recurrent"]
@@ -111,6 +120,7 @@ class FakeWorker:
 
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Update the rows, write and read all keys and values, and sample."""
+        self._fill_slots(scheduler_output)
         self.update_rows(scheduler_output)
         drafts = self._try_drafts(scheduler_output)
         held = tuple(self.rows[row].request_id for row in scheduler_output.rows.tolist())
@@ -123,6 +133,8 @@ class FakeWorker:
             for row, start, count in zip(scheduler_output.rows.tolist(), starts, counts, strict=True)
         ]
         self.num_tokens_computed += scheduler_output.total_num_scheduled_tokens
+        for row, *_ in spans:
+            assert row.is_lost or self.slots.get(row.adapter_slot) == row.adapter, f"{row.request_id}: wrong adapter"
         for row, start, _ in spans:  # read all states before writing any: rows come in any order
             self._read_states(row, start)
         for row, start, end in spans:
@@ -136,7 +148,8 @@ class FakeWorker:
         return _answer_of(scheduler_output, sampled)
 
     def lose(self, scheduler_output: SchedulerOutput) -> None:
-        """Fail a step: update the rows but write nothing. Later steps may already be in flight."""
+        """Fail a step: update the rows but write nothing, no slot either. Later steps may already be in flight."""
+        self.slots |= dict.fromkeys([fill.slot for fill in scheduler_output.adapter_fills], _LOST_ADAPTER)
         self.update_rows(scheduler_output)
         drafts = self._try_drafts(scheduler_output)
         ends = scheduler_output.num_computed_tokens + scheduler_output.num_scheduled_tokens  # [R]
@@ -146,13 +159,29 @@ class FakeWorker:
             self._write(state, int(scheduler_output.num_computed_tokens[index]), int(ends[index]))
             self._sample(state, int(ends[index]), drafts[index])
 
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        """Add an adapter to the host cache at once."""
+        self.loaded.add(adapter.content_hash)
+        done = Future[None]()
+        done.set_result(None)
+        return done
+
+    def evict_adapter(self, content_hash: str) -> None:
+        """Drop an adapter from the host cache."""
+        self.loaded.discard(content_hash)
+
+    def _fill_slots(self, scheduler_output: SchedulerOutput) -> None:
+        for fill in scheduler_output.adapter_fills:
+            assert fill.content_hash in self.loaded, f"slot {fill.slot}: its adapter is not in the host cache"
+            self.slots[fill.slot] = fill.content_hash
+
     def update_rows(self, scheduler_output: SchedulerOutput) -> None:
         """Apply the diffs of a step to the rows, as every worker does before computing."""
         ended = set(scheduler_output.finished_req_ids)
         self.rows = {row: state for row, state in self.rows.items() if state.request_id not in ended}
         for new in scheduler_output.scheduled_new_reqs:
             assert new.row not in self.rows, f"row {new.row} is taken by {self.rows[new.row].request_id}"
-            self.rows[new.row] = FakeRow(new)
+            self.rows[new.row] = FakeRow(new, self.slots.get(new.adapter_slot))
         diffs = scheduler_output.scheduled_cached_reqs
         for change in zip(
             *(x.tolist() for x in (diffs.rows, diffs.groups, diffs.columns, diffs.block_ids)), strict=True

@@ -7,6 +7,7 @@ from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.contracts.drafter import Drafter
 from octavo.contracts.engine import EngineCoreRequest, ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
+from octavo.contracts.lora import AdapterRef, AdapterStore
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.scheduler.block_manager import FULL_ATTENTION, BlockManager
 from octavo.scheduler.scheduler import Scheduler
@@ -23,6 +24,7 @@ def make_request(
     eos_token_ids: Iterable[int] = (),
     cache_salt: str | None = None,
     extra_inputs: ExtraInputs | None = None,
+    adapter: AdapterRef | None = None,
     **params: Any,
 ) -> EngineCoreRequest:
     """Build a request as the input processor would; `params` are those of `SamplingParams`."""
@@ -35,6 +37,7 @@ def make_request(
         eos_token_ids=list(eos_token_ids),
         cache_salt=cache_salt,
         extra_inputs=extra_inputs,
+        adapter=adapter,
     )
 
 
@@ -50,6 +53,8 @@ def make_scheduler(
     encoder_cache_tokens: int = 0,
     enable_prefix_caching: bool = True,
     num_batches: int = 1,
+    adapters: AdapterStore | None = None,
+    num_adapter_slots: int = 0,
     groups: tuple[KVGroup, ...] = FULL_ATTENTION,
     drafter: Drafter | None = None,
     adapts_drafts: bool = False,
@@ -76,10 +81,17 @@ def make_scheduler(
         blocks,
         max_model_len,
         num_batches=num_batches,
+        adapters=adapters,
+        num_adapter_slots=num_adapter_slots,
         drafter=drafter,
         adapts_drafts=adapts_drafts,
         clock=clock,
     )
+
+
+def adapter_root(content_hash: str | None) -> int:
+    """Return the hash of the empty context under an adapter, by its content hash in hex."""
+    return ROOT if content_hash is None else context_hash(ROOT, int(content_hash, 16))
 
 
 def context_hash(context: int, token_id: int) -> int:
@@ -94,7 +106,8 @@ def next_token(context: int, seed: int | None, vocab_size: int) -> int:
 
 def expected_tokens(request: EngineCoreRequest, max_model_len: int, vocab_size: int) -> tuple[list[int], str]:
     """Return the output tokens and the finish reason of `request`, computed alone."""
-    params, context = request.sampling_params, ROOT
+    params = request.sampling_params
+    context = adapter_root(None if request.adapter is None else request.adapter.content_hash)
     for token_id in request.prompt_token_ids:
         context = context_hash(context, token_id)
     room = max_model_len - len(request.prompt_token_ids)

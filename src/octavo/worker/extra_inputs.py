@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from octavo.attention.metadata import InputEmbeds
 from octavo.contracts.engine import ExtraInputs, VisionInput
+from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 
 
@@ -21,7 +22,7 @@ from octavo.contracts.schedule import Int32Array, SchedulerOutput
 class _RowInputs:
     """The extra inputs of one row."""
 
-    adapter_id: int | None
+    adapter_slot: int
     rotary: Int32Array | None  # [3, P]
     shift: int  # of positions past the prompt, so that they follow the largest
     spans: list[tuple[int, torch.Tensor]]  # first position, and embeddings [., outputs * D] float32
@@ -64,8 +65,8 @@ class ExtraRows:
     def __bool__(self) -> bool:
         return bool(self._rows)
 
-    def add(self, row: int, extra: ExtraInputs) -> None:
-        """Store a request's extra inputs."""
+    def add(self, row: int, extra: ExtraInputs, adapter_slot: int) -> None:
+        """Store a request's extra inputs and the slot of its adapter."""
         rotary, shift, spans = None, 0, []
         if extra.rotary_positions is not None:
             rotary = np.frombuffer(extra.rotary_positions, dtype=np.int32).reshape(3, -1)
@@ -75,7 +76,7 @@ class ExtraRows:
             embeds = embeds.view(span.num_tokens, -1)  # nothing to add in layers
             spans.append((span.start, pad(embeds, (0, (self._num_outputs - 1) * embeds.shape[1]))))
         self._rows[row] = _RowInputs(
-            adapter_id=extra.adapter_id,
+            adapter_slot=adapter_slot,
             rotary=rotary,
             shift=shift,
             spans=spans,
@@ -94,7 +95,7 @@ class ExtraRows:
     def concern_decoding(self, rows: Int32Array) -> bool:
         """Return whether a pure decode step of `rows` [R] depends on any of their extra inputs."""
         found = [self._rows[row] for row in rows.tolist() if row in self._rows]
-        return any(each.adapter_id is not None or each.rotary is not None for each in found)
+        return any(each.adapter_slot != NO_SLOT or each.rotary is not None for each in found)
 
     def of_step(self, scheduler_output: SchedulerOutput, starts: Int32Array, positions: NDArray[Any]) -> dict[str, Any]:
         """Return the fields of `ForwardBatch` that the step needs.
@@ -107,10 +108,10 @@ class ExtraRows:
             if row in self._rows
         ]
         fields: dict[str, Any] = {}
-        if any(of.adapter_id is not None for of, _ in parts):
-            adapter_ids = np.full(len(positions), -1, dtype=np.int64)
+        if any(of.adapter_slot != NO_SLOT for of, _ in parts):
+            adapter_ids = np.full(len(positions), NO_SLOT, dtype=np.int64)
             for of, tokens in parts:
-                adapter_ids[tokens] = -1 if of.adapter_id is None else of.adapter_id
+                adapter_ids[tokens] = of.adapter_slot
             [fields["adapter_ids"]] = self._send(adapter_ids)
         if any(of.rotary is not None for of, _ in parts):
             rotary = np.tile(positions.astype(np.int64), (3, 1))

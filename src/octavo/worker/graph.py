@@ -8,6 +8,7 @@ Legend: T = tokens of the step, D = hidden size.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -20,26 +21,61 @@ from octavo.contracts.kv_cache import KVGroup
 from octavo.errors import RecordingError
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
+from octavo.layers.linear import MergedLinear
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 logger = logging.getLogger(__name__)
 
 
-class StepGraph:
-    """Replays `model.run_stage` for up to `max_tokens` tokens, with the same bits."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepAdapters:
+    """Where a recording reads the adapters of a step's tokens. See `AttentionMetadata`."""
 
-    def __init__(
-        self,
-        model: CausalLM,
-        tape: Tape,
-        x: torch.Tensor,  # [max_tokens, D] input of the first call
-        residual: torch.Tensor | None,  # [max_tokens, D] residual stream from the previous stage
-        result: IntermediateTensors,  # [max_tokens, D] each, output of the last call
-    ) -> None:
-        self._model, self._tape = model, tape
-        self._x, self._residual, self._result = x, residual, result
-        self._attention = model.context.attention
-        self._group_size = model.heads.group_size
+    ids: torch.Tensor  # [max_tokens] int64
+    kept_ids: torch.Tensor  # [max_tokens] int64
+
+    @classmethod
+    def empty(cls, max_tokens: int) -> Self:
+        """Allocate them."""
+        ids, kept_ids = (torch.empty(max_tokens, dtype=torch.int64) for _ in range(2))
+        return cls(ids=ids, kept_ids=kept_ids)
+
+    def set(self, batch: ForwardBatch) -> None:
+        """Copy the adapters of a batch whose tokens have some."""
+        for to, ids in ((self.ids, batch.adapter_ids), (self.kept_ids, batch.kept_adapter_ids)):
+            assert ids is not None, "a step without adapters has a recording of its own"
+            to[: len(ids)] = ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Recording:
+    """The layers as native calls, and the tensors that these read and write; a replay uses the first rows of each."""
+
+    tape: Tape
+    result: IntermediateTensors  # [max_tokens, D] each, output of the last call
+    adapters: StepAdapters | None  # None: of steps in which no token has an adapter
+
+
+class StepGraph:
+    """Replays `model.run_stage` for up to `max_tokens` tokens, with the same bits.
+
+    Where layers have slots for adapters, there are two recordings: linears that adapters change are not fused with
+    their neighbors, and steps without adapters do not pay for that.
+    """
+
+    def __init__(self, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> None:
+        self._model, self._kv_caches, self._block_size = model, kv_caches, block_size
+        attention = model.context.attention
+        assert isinstance(attention, NativeAttention), "only this backend is recorded"
+        self._attention, self._group_size = attention, model.heads.group_size
+        self._x = torch.empty(
+            max_tokens, model.config.hidden_size, dtype=model.context.dtype
+        )  # input of the first call
+        # [max_tokens, D] residual stream from the previous stage
+        self._residual = None if model.stage.is_first else torch.empty_like(self._x)
+        self._plain = self._record(None)
+        has_adapters = any(isinstance(layer, MergedLinear) and layer.adapters is not None for layer in model.modules())
+        self._adapted = self._record(StepAdapters.empty(max_tokens)) if has_adapters else None
 
     @classmethod
     def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
@@ -51,35 +87,49 @@ class StepGraph:
         if (obstacle := model.recording_obstacle) is not None:
             logger.info("steps run op by op: %s", obstacle)
             return None
-        kernels, attention = model.context.kernels, model.context.attention
-        assert isinstance(kernels, NativeKernels), "only these kernels record"
-        assert isinstance(attention, NativeAttention), "only this backend is recorded"
-        x = torch.empty(max_tokens, model.config.hidden_size, dtype=model.context.dtype)
-        residual = None if model.stage.is_first else torch.empty_like(x)
-        with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
-            step = _blank_step(attention, block_size, model.config.kv_groups)
-            result = model.run_layers(x, residual, kv_caches, step)
-        return cls(model, tape, x, residual, result)
+        return cls(model, kv_caches, block_size, max_tokens)
+
+    def serves(self, batch: ForwardBatch) -> bool:
+        """Return whether a replay reads everything that this batch gives to layers."""
+        return not batch.has_inputs_inside and (batch.adapter_ids is None or self._adapted is not None)
 
     def run(self, batch: ForwardBatch, incoming: IntermediateTensors | None) -> IntermediateTensors:
         """Run the stage and return its output; the next run overwrites it."""
-        num_tokens = len(batch.input_ids)
+        recording, num_tokens = self._prepared(batch), len(batch.input_ids)
         if incoming is None:
             self._x[:num_tokens] = self._model.embed(batch)
         else:
             assert self._residual is not None, "the first stage has no incoming tensors"
             self._x[:num_tokens], self._residual[:num_tokens] = incoming.hidden, incoming.residual
-        step = self._model.attention_step(batch)
-        assert isinstance(self._attention, NativeAttention)
-        make_step = self._attention.make_step
-        self._tape.replay(num_tokens, [make_step(plan, step.rotary, self._group_size) for plan in step.plans])
+        step, make_step = self._model.attention_step(batch), self._attention.make_step
+        recording.tape.replay(num_tokens, [make_step(plan, step.rotary, self._group_size) for plan in step.plans])
         num_rows = num_tokens
         if self._model.stage.is_last and batch.kept_indices is not None:
             num_rows = len(batch.kept_indices)
-        return IntermediateTensors(self._result.hidden[:num_rows], self._result.residual[:num_rows])
+        return IntermediateTensors(recording.result.hidden[:num_rows], recording.result.residual[:num_rows])
+
+    def _record(self, adapters: StepAdapters | None) -> _Recording:
+        model, kernels = self._model, self._model.context.kernels
+        assert isinstance(kernels, NativeKernels), "only these kernels record"
+        with torch.inference_mode(), refuse_torch_ops(model), kernels.recording() as tape:
+            step = _blank_step(self._attention, self._block_size, model.config.kv_groups, adapters)
+            result = model.run_layers(self._x, self._residual, self._kv_caches, step)
+        return _Recording(tape=tape, result=result, adapters=adapters)
+
+    def _prepared(self, batch: ForwardBatch) -> _Recording:
+        """Return the recording for a batch; it knows the adapters by now."""
+        if batch.adapter_ids is None:
+            return self._plain
+        recording = self._adapted
+        assert recording is not None, "this step is not recorded"
+        assert recording.adapters is not None, "recorded with adapters"
+        recording.adapters.set(batch)
+        return recording
 
 
-def _blank_step(attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...]) -> AttentionMetadata:
+def _blank_step(
+    attention: NativeAttention, block_size: int, groups: tuple[KVGroup, ...], adapters: StepAdapters | None
+) -> AttentionMetadata:
     """Return a step without tokens, for recording: each replay supplies its own."""
     nothing = torch.empty(0, dtype=torch.int64)
     batch = ForwardBatch(
@@ -96,7 +146,13 @@ def _blank_step(attention: NativeAttention, block_size: int, groups: tuple[KVGro
     ).shared_by(groups)
     plan = NativePlan(batch)
     plan.step = attention.make_step(plan, (), 1)
-    return AttentionMetadata(batch=batch, plans=(plan,) * len(groups), rotary=())
+    return AttentionMetadata(
+        batch=batch,
+        plans=(plan,) * len(groups),
+        rotary=(),
+        adapter_ids=None if adapters is None else adapters.ids,
+        kept_adapter_ids=None if adapters is None else adapters.kept_ids,
+    )
 
 
 @contextmanager

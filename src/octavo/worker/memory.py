@@ -20,6 +20,7 @@ from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
+from octavo.lora.pool import slot_bytes
 from octavo.models.interfaces import CausalLM
 from octavo.worker.parameters import num_weights, weights_bytes
 
@@ -218,7 +219,19 @@ class RankMemory:
             InsufficientMemoryError: with both numbers.
         """
         counts, sizes = (sum(map(measure, models)) for measure in (num_weights, weights_bytes))
-        check_weights_fit(self._part, counts, sizes, self._budget_bytes)
+        check_weights_fit(self._part, counts, sizes, self._budget_bytes - self.adapter_bytes(models[0]))
+
+    def adapter_bytes(self, model: CausalLM) -> int:
+        """The memory of slots for adapters, and of the host cache where it is the same memory.
+
+        Raises:
+            UnsupportedModelError: adapters cannot change this model.
+        """
+        lora = self._config.lora
+        if lora is None:
+            return 0
+        is_host_memory = self._devices.device.type == "cpu"
+        return slot_bytes(model, lora.max_lora_rank) * (lora.max_loras + lora.max_cpu_loras * is_host_memory)
 
     @property
     def total_bytes(self) -> int:
@@ -246,22 +259,24 @@ class RankMemory:
 
         `activations`, `graphs` and `scratch`, the KV blocks of padding, are in bytes.
         """
-        budget, memory = self._budget_bytes, self._device_memory
+        budget, memory, adapters = self._budget_bytes, self._device_memory, self.adapter_bytes(models[0])
         weights = sum(weights_bytes(model) - model.bytes_in_file for model in models)
         free = memory.free_bytes - sum(model.mapped_bytes for model in models)
-        kv_bytes = kv_budget(budget, free, weights, activations + graphs) - scratch
+        kv_bytes = kv_budget(budget, free, weights, activations + graphs + adapters) - scratch
         report = MemoryReport(
             total_bytes=memory.total_bytes,
             budget_bytes=budget,
             weights_bytes=weights,
             activation_bytes=activations,
             graph_bytes=graphs,
+            adapter_bytes=adapters,
             kv_bytes=max(0, kv_bytes),
         )
         logger.info(
-            "memory: %s total, %s for Octavo: weights %s, activations %s%s, KV up to %s",
+            "memory: %s total, %s for Octavo: weights %s, activations %s%s%s, KV up to %s",
             *map(gib, (memory.total_bytes, budget, weights, activations)),
             f", graphs {gib(graphs)}" if graphs else "",
+            f", adapters {gib(adapters)}" if adapters else "",
             gib(report.kv_bytes),
         )
         return report

@@ -16,9 +16,11 @@ import torch
 
 from octavo.attention.metadata import ForwardBatch, LayerCache
 from octavo.contracts.engine import ExtraInputs
+from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import InvalidParameterError
+from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
@@ -47,6 +49,7 @@ class RankModelRunner:
         links: StageLinks | None = None,
         expert_loads: ExpertLoads | None = None,
         draft_model: DraftModel | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.model = model
         self.draft_model = draft_model
@@ -54,6 +57,7 @@ class RankModelRunner:
         self.kv_caches = kv_caches
         self.rows = rows
         self.expert_loads = expert_loads
+        self.adapters = adapters
         self._links = links
         self.encoder = EncoderRunner(model.encoder, rows)
         self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
@@ -85,12 +89,12 @@ class RankModelRunner:
                 return empty_output()
             hidden = self._run_stage(batch).hidden  # [T, D], or the kept rows
             if not self._prompt_logprobs.are_due:
-                return self._sample(scheduler_output, batch.of_logits(hidden), PromptLogprobsUpdate())
+                return self._sample(scheduler_output, batch, hidden, PromptLogprobsUpdate())
         prompts = self._prompt_logprobs.of_step(
             scheduler_output, batch, hidden
         )  # covers the whole vocabulary: uses all threads
         with self._torch_threads():
-            return self._sample(scheduler_output, batch.of_logits(hidden), prompts)
+            return self._sample(scheduler_output, batch, hidden, prompts)
 
     def _torch_threads(self) -> AbstractContextManager[None]:
         return nullcontext() if self.graph is None else one_torch_thread()
@@ -104,15 +108,21 @@ class RankModelRunner:
         for new in scheduler_output.scheduled_new_reqs:
             if new.extra_inputs is not None:
                 self._check_extra(new.extra_inputs)
+            if new.adapter_slot != NO_SLOT and not self.model.takes_adapters:
+                raise InvalidParameterError("adapter_slot", new.adapter_slot, "this model takes no adapters")
 
     def _check_extra(self, extra: ExtraInputs) -> None:
-        if extra.adapter_id is not None and not self.model.takes_adapters:
-            raise InvalidParameterError("adapter_id", extra.adapter_id, "this model takes no adapters")
         if extra.vision and self.model.config.vision is None:
             raise InvalidParameterError("vision", f"{len(extra.vision)} images", "this model takes no images")
         if extra.rotary_positions is not None and not self.model.config.rope.sections:
             limit = "this model's rotary embedding has one axis"
             raise InvalidParameterError("rotary_positions", "positions of three axes", limit)
+
+    def _fill_slots(self, scheduler_output: SchedulerOutput) -> None:
+        """Copy adapters to their slots. First of all: the scheduler takes it as done even if the step fails."""
+        if scheduler_output.adapter_fills:
+            assert self.adapters is not None, "fills come with enable_lora only"
+            self.adapters.fill(scheduler_output.adapter_fills)
 
     def _hand_on(self, scheduler_output: SchedulerOutput, links: StageLinks) -> ModelRunnerOutput:
         """Run this stage of a step. The next stage waits for it, so failures are passed on, too."""
@@ -132,6 +142,7 @@ class RankModelRunner:
         The scheduler output is returned with its drafts drawn.
         """
         try:
+            self._fill_slots(scheduler_output)
             self.check(scheduler_output)
             self.encoder.run(scheduler_output)
             self.rows.apply(scheduler_output)
@@ -149,18 +160,22 @@ class RankModelRunner:
 
     def _run_stage(self, batch: ForwardBatch) -> IntermediateTensors:
         incoming = self._links.receive(len(batch.input_ids)) if self._links else None
-        if self.graph is not None and not batch.has_inputs_inside:  # a recording reads x alone
+        if self.graph is not None and self.graph.serves(batch):
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
 
     def _sample(
-        self, scheduler_output: SchedulerOutput, hidden: torch.Tensor, prompts: PromptLogprobsUpdate
+        self,
+        scheduler_output: SchedulerOutput,
+        batch: ForwardBatch,
+        hidden: torch.Tensor,
+        prompts: PromptLogprobsUpdate,
     ) -> ModelRunnerOutput:
-        """Sample from `hidden` [L, D] and return the step's output."""
+        """Sample from the rows of `hidden` [T, D] that get logits, and return the step's output."""
         logits_rows = LogitsRows.of(scheduler_output)
         if not len(logits_rows.rows):
             return logits_rows.model_output(scheduler_output, np.zeros(0, dtype=np.int32), {}, {}, prompts)
-        result = self._choose(scheduler_output, logits_rows, hidden)
+        result = self._choose(scheduler_output, logits_rows, batch.of_logits(hidden), batch.logits_adapter_ids)
         token_ids = result.token_ids.cpu().numpy().astype(np.int32)
         model_output = logits_rows.model_output(scheduler_output, token_ids, result.logprobs, result.errors, prompts)
         rows, ends, chosen = logits_rows.rows, logits_rows.ends, result.token_ids
@@ -171,13 +186,17 @@ class RankModelRunner:
         return model_output
 
     def _choose(
-        self, scheduler_output: SchedulerOutput, logits_rows: LogitsRows, hidden: torch.Tensor
+        self,
+        scheduler_output: SchedulerOutput,
+        logits_rows: LogitsRows,
+        hidden: torch.Tensor,
+        adapter_ids: torch.Tensor | None,
     ) -> SamplerOutput:
-        """Sample the next token for each of `hidden` [L, D]."""
+        """Sample the next token for each of `hidden` [L, D], with the adapters [L]."""
         rows = logits_rows.rows
         if self._sampler.needs_argmax_only(rows, scheduler_output.token_masks):
-            return self._sampler.take_argmax(*self.model.logits_argmax(hidden))
-        logits = self.model.compute_logits(hidden)  # [L, V]
+            return self._sampler.take_argmax(*self.model.logits_argmax(hidden, adapter_ids))
+        logits = self.model.compute_logits(hidden, adapter_ids)  # [L, V]
         output_indices = logits_rows.ends - self.rows.num_prompt_tokens[rows]
         return self._sampler.sample(
             logits, rows, output_indices, scheduler_output.token_masks, logits_rows.drafts_before

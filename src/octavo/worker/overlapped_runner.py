@@ -18,6 +18,7 @@ from octavo.attention.metadata import LayerCache
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.device.device_queue import DeviceQueue
+from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.worker.decode_graphs import ARGMAX
 from octavo.worker.device_sampling import Sampled, SampledOnHost, StepSamplingMetadata, context_on_device, sample
@@ -65,8 +66,9 @@ class OverlappedRunner(RankModelRunner):
         graphs: GraphedDecoding | None = None,
         expert_loads: ExpertLoads | None = None,
         draft_model: DraftModel | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
-        super().__init__(model, kv_caches, rows, expert_loads=expert_loads, draft_model=draft_model)
+        super().__init__(model, kv_caches, rows, expert_loads=expert_loads, draft_model=draft_model, adapters=adapters)
         self.graphs = graphs  # of pure decoding
         self._queue = queue
 
@@ -82,6 +84,7 @@ class OverlappedRunner(RankModelRunner):
         return DeferredOutput(lambda: msgspec.structs.replace(wait(), expert_load=totals()))
 
     def _launch(self, scheduler_output: SchedulerOutput) -> _Wait:
+        self._fill_slots(scheduler_output)
         self.check(scheduler_output)
         self.encoder.run(scheduler_output)
         self.rows.apply_requests(scheduler_output)
@@ -112,22 +115,26 @@ class OverlappedRunner(RankModelRunner):
         self.rows.apply_tables(scheduler_output)
         batch = make_forward_batch(scheduler_output, self.rows)
         hidden = self._run_stage(batch).hidden  # [T, D], or the kept rows
-        sampled = self._sample_on_device(logits_rows, metadata, batch.of_logits(hidden))
+        sampled = self._sample_on_device(logits_rows, metadata, batch.of_logits(hidden), batch.logits_adapter_ids)
         # After a rejected draft, this writes tokens that are overwritten before they are read.
         self.rows.write_sampled(logits_rows.rows, logits_rows.ends, sampled.token_ids)
         prompts = self._prompt_logprobs.of_step(scheduler_output, batch, hidden)
         return self._read_later(scheduler_output, logits_rows, metadata, sampled.results(), sampled.ratings, prompts)
 
     def _sample_on_device(
-        self, logits_rows: LogitsRows, metadata: StepSamplingMetadata, hidden: torch.Tensor
+        self,
+        logits_rows: LogitsRows,
+        metadata: StepSamplingMetadata,
+        hidden: torch.Tensor,
+        adapter_ids: torch.Tensor | None,
     ) -> Sampled:
-        """Sample from hidden [L, D]."""
+        """Sample from hidden [L, D], with the adapters [L]."""
         if not len(hidden):
             return Sampled.of_argmax(hidden.new_zeros(0), torch.zeros(0, dtype=torch.int64, device=hidden.device))
         if metadata.ending == ARGMAX:
-            return Sampled.of_argmax(*self.model.logits_argmax(hidden))
+            return Sampled.of_argmax(*self.model.logits_argmax(hidden, adapter_ids))
         context, processors = context_on_device(logits_rows, self.rows), metadata.processors_on_device(self.rows)
-        logits = self.model.compute_logits(hidden)
+        logits = self.model.compute_logits(hidden, adapter_ids)
         return sample(logits, metadata.metadata_on_device(self.rows), metadata.ending, context, processors)
 
     def _read_later(

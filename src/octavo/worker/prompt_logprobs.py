@@ -18,6 +18,8 @@ from octavo.worker.request_rows import PromptLogprobsJob, RequestRows
 # Positions whose logits are materialized at once: 64 rows of 152k float32 are 39 MB.
 _SLICE = 64
 
+ComputeLogits = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # `CausalLM.compute_logits`
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsUpdate:
@@ -30,7 +32,7 @@ class PromptLogprobsUpdate:
 class PromptLogprobs:
     """Costs nothing in steps where no row requested them."""
 
-    def __init__(self, rows: RequestRows, compute_logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, rows: RequestRows, compute_logits: ComputeLogits) -> None:
         self._rows = rows
         self._compute_logits = compute_logits
         self._gathered: dict[int, list[TokenLogprobs | None]] = {}  # by row
@@ -56,7 +58,8 @@ class PromptLogprobs:
                 self._gathered[row] = [None]  # nothing precedes the first token
             query = slice(batch.query_start_loc_list[index], batch.query_start_loc_list[index + 1])
             try:
-                self._gathered[row] += self._judge(job, row, start, hidden[query])
+                adapter_ids = None if batch.adapter_ids is None else batch.adapter_ids[query]
+                self._gathered[row] += self._judge(job, row, start, hidden[query], adapter_ids)
             except RequestError as error:  # this prompt's logits are not finite; others' may be
                 update.errors[scheduler_output.req_ids[index]] = str(error)
                 continue
@@ -65,13 +68,21 @@ class PromptLogprobs:
                 del self._rows.prompt_logprobs[row]
         return update
 
-    def _judge(self, job: PromptLogprobsJob, row: int, start: int, hidden: torch.Tensor) -> list[TokenLogprobs]:
-        """Return the entries for prompt tokens from start + 1 on, for all of `hidden` [P, D]."""
+    def _judge(
+        self,
+        job: PromptLogprobsJob,
+        row: int,
+        start: int,
+        hidden: torch.Tensor,
+        adapter_ids: torch.Tensor | None,
+    ) -> list[TokenLogprobs]:
+        """Return the entries for prompt tokens from start + 1 on, for all of `hidden` [P, D], with adapters [P]."""
         end = min(start + len(hidden), job.num_prompt_tokens - 1)
         entries: list[TokenLogprobs] = []
         for first in range(start, end, _SLICE):
             last = min(first + _SLICE, end)
-            logits = self._compute_logits(hidden[first - start : last - start])  # [P, V]
+            rows = slice(first - start, last - start)
+            logits = self._compute_logits(hidden[rows], None if adapter_ids is None else adapter_ids[rows])  # [P, V]
             targets = self._rows.token_ids[row, first + 1 : last + 1].to(torch.int64)
             entries += prompt_logprobs(logits, targets, job.num_logprobs)
         return entries

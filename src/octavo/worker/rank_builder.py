@@ -22,6 +22,7 @@ from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import settle_schemes
 from octavo.loader.base import get_model_loader
+from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.sampling.rows import SamplingRows
@@ -71,6 +72,7 @@ class RankBuilder:
         self._draft_model: CausalLM | None = None
         self._memory = RankMemory(config, self.devices, self._part, self._stage, self._dtype)
         self.queue = self.devices.queue() if self._stage.is_whole else None
+        self._adapters: AdapterPool | None = None  # if adapters are served
 
     @property
     def profile(self) -> str:
@@ -121,6 +123,8 @@ class RankBuilder:
         if self._draft is not None and draft_model is not None:
             self._draft_model = self._draft.load(draft_model)
         give_back_freed_memory()  # that no step will use again
+        if (lora := self._config.lora) is not None:
+            self._adapters = AdapterPool(loaded, lora.max_loras, lora.max_lora_rank, self._config.load)
         logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
         return loaded
 
@@ -178,9 +182,11 @@ class RankBuilder:
         loads = ExpertLoads.of(model) if self._place.returns_output else None  # before steps are recorded
         if self.queue is None:
             graph = self._capture_graph(model, kv_caches)
-            return RankModelRunner(model, kv_caches, rows, graph, self._links(), loads, draft_model), prefaults
+            links = self._links()
+            return RankModelRunner(model, kv_caches, rows, graph, links, loads, draft_model, self._adapters), prefaults
         graphs = self._decode_graphs(self.queue, model, rows, kv_caches, num_blocks, loads)
-        return OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads, draft_model), prefaults
+        runner = OverlappedRunner(model, kv_caches, rows, self.queue, graphs, loads, draft_model, self._adapters)
+        return runner, prefaults
 
     def _decode_graphs(
         self,

@@ -3,6 +3,7 @@
 Independent of the transport: `worker_proc` on this host, `remote_rank` on another.
 """
 
+import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,8 +14,12 @@ import msgspec
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.ranks import (
+    AdapterLoaded,
+    EvictAdapter,
     FromRank,
+    LoadAdapter,
     RankCall,
     RankFailure,
     RankResult,
@@ -45,6 +50,10 @@ class RankWorker(Protocol):
     def warmup(self) -> None: ...
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool: ...
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]: ...
+
+    def evict_adapter(self, content_hash: str) -> None: ...
 
 
 class RankSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +86,10 @@ class WorkerWrapperBase:
 
 
 class RankLoop:
-    """All ranks reply to a call. One rank (`RankPlace.returns_output`) replies to a step, any rank to its failure."""
+    """All ranks reply to a call. One rank (`RankPlace.returns_output`) replies to a step, any rank to its failure.
+
+    The thread that has loaded an adapter replies itself.
+    """
 
     def __init__(
         self,
@@ -87,15 +99,21 @@ class RankLoop:
     ) -> None:
         self._wrapper = wrapper
         self._receive, self._send = receive, send
+        self._send_lock = threading.Lock()
 
     def run(self) -> None:
         """Serve until the executor disconnects: then `receive` raises EOFError, or this process has exited."""
         while True:
             message = decode_to_rank(self._receive())
-            if isinstance(message, SchedulerOutput):
-                self._step(message)
-            else:
-                self._reply(self._call(message))
+            match message:
+                case SchedulerOutput():
+                    self._step(message)
+                case RankCall():
+                    self._reply(self._call(message))
+                case LoadAdapter():
+                    self._load_adapter(message.adapter)
+                case EvictAdapter():
+                    self._wrapper.worker.evict_adapter(message.content_hash)
 
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         try:
@@ -113,11 +131,21 @@ class RankLoop:
         except Exception as error:  # noqa: BLE001 - reported to the caller
             return _failure(error, None)
 
+    def _load_adapter(self, adapter: AdapterRef) -> None:
+        def reply(loading: Future[None]) -> None:
+            error = loading.exception()
+            failure = _failure(error, None) if error is not None else None
+            self._reply(AdapterLoaded(content_hash=adapter.content_hash, failure=failure))
+
+        self._wrapper.worker.load_adapter(adapter).add_done_callback(reply)
+
     def _reply(self, message: FromRank) -> None:
-        self._send(encode_from_rank(message))
+        encoded = encode_from_rank(message)
+        with self._send_lock:
+            self._send(encoded)
 
 
-def _failure(error: Exception, step: int | None) -> RankFailure:
+def _failure(error: BaseException, step: int | None) -> RankFailure:
     return RankFailure(
         error_type=type(error).__name__,
         message=str(error),

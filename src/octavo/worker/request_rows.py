@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from octavo.contracts.engine import ExtraInputs
 from octavo.contracts.kv_cache import KVGroup
+from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
 from octavo.device.device_queue import DeviceQueue
 from octavo.sampling.rows import SamplingRows
@@ -105,8 +107,8 @@ class RequestRows:
             token_ids=request.token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
         )
-        if request.extra_inputs is not None:
-            self.extra.add(row, request.extra_inputs)
+        if request.extra_inputs is not None or request.adapter_slot != NO_SLOT:
+            self.extra.add(row, request.extra_inputs or ExtraInputs(), request.adapter_slot)
         num_logprobs = request.sampling_params.prompt_logprobs
         if num_logprobs is not None and len(request.token_ids) == request.num_prompt_tokens:
             self.prompt_logprobs[row] = PromptLogprobsJob(

@@ -1,12 +1,14 @@
 """The worker: one rank from start to end. A `RankBuilder` builds its parts; its runner executes every step."""
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import ALONE, RankPlace
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.distributed.rendezvous import Rendezvous
+from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.worker.kv_cache import KVPrefault
 from octavo.worker.model_runner import RankModelRunner
@@ -30,6 +32,7 @@ class Worker:
         self.profile = self.builder.profile
         self._model: CausalLM | None = None
         self._runner: RankModelRunner | None = None
+        self._adapter_loads: ThreadPoolExecutor | None = None  # one thread, with the first adapter
         self._kv_prefaults: list[tuple[int, KVPrefault]] = []  # with their KV group
 
     @property
@@ -82,6 +85,24 @@ class Worker:
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Begin one step; see `RankModelRunner.begin`."""
         return self.runner.begin(scheduler_output)
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        """Read, check and shard an adapter into the host cache, in a thread, while steps go on.
+
+        The future raises CheckpointError or AdapterError if the files are damaged or do not fit the model.
+        """
+        if self._adapter_loads is None:
+            self._adapter_loads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-adapters")
+        return self._adapter_loads.submit(self.adapters.load, adapter)
+
+    def evict_adapter(self, content_hash: str) -> None:
+        """Drop an adapter from the host cache. Slots keep their copies."""
+        self.adapters.evict(content_hash)
+
+    @property
+    def adapters(self) -> AdapterPool:
+        assert self.runner.adapters is not None, "adapters are served with enable_lora only"
+        return self.runner.adapters
 
     def prefault_kv(self, num_reached_blocks: list[int]) -> bool:
         """Prefault some KV memory after the blocks in use, for a few ms; False if enough of it is present."""

@@ -6,12 +6,13 @@ import torch
 
 from octavo.kernels.quantization import Float8Format, IntegerFormat, PlainFormat
 from octavo.kernels.quantize import quantize
+from octavo.kernels.reference import Kernels
 from octavo.kernels.triton.integer_rows import activated_integer_rows, normed_integer_rows
 from octavo.kernels.triton.lora import add_lora
 from octavo.kernels.triton.low_bit_experts import expert_rows, pack_experts
 from octavo.kernels.triton.low_bit_matmul import integer_linear, weight_only_linear
 from octavo.kernels.triton.low_bit_weight import LowBitLinear, pack
-from octavo.kernels.types import SILU, Fused, LoraAdapters
+from octavo.kernels.types import SILU, Fused
 
 _INT8 = IntegerFormat(bits=8, group_size=None, rotation="row")
 _INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, rotation="blocks")
@@ -63,6 +64,7 @@ def _launch_experts(form: PlainFormat, num_pairs: int, sizes: list[int], dtype: 
 
 
 def _launch_lora(rank: int, dtype: torch.dtype) -> None:
-    down, up = torch.zeros(4, rank, 1024, dtype=dtype), torch.zeros(4, 2048, rank, dtype=dtype)
+    device = torch.get_default_device()
+    adapters = Kernels().empty_lora(4, rank, 1024, (1024, 512, 512), dtype=dtype, device=device)
     base, x = torch.zeros(3, 2048, dtype=dtype), torch.zeros(3, 1024, dtype=dtype)
-    add_lora(base, x, LoraAdapters(down=down, up=up), torch.zeros(3, dtype=torch.int64))
+    add_lora(base, x, adapters, torch.zeros(3, dtype=torch.int64))

@@ -138,6 +138,15 @@ inline PackedWeight make_packed(std::int64_t out_size, std::uintptr_t weight, st
   return {out_size, at<void>(weight), at<const float>(bias), {}};
 }
 
+inline LoraSlots make_lora_slots(std::uintptr_t down, std::uintptr_t up, std::uintptr_t ranks, std::int64_t count,
+                                 std::int64_t max_rank, const std::vector<std::int64_t>& parts) {
+  if (parts.size() > LoraSlots::kMaxParts) throw std::invalid_argument("a linear with adapters has too many parts");
+  LoraSlots slots = {at<const void>(down), at<const void>(up), at<const std::int32_t>(ranks), count, max_rank,
+                     static_cast<std::int64_t>(parts.size()), {}};
+  std::copy(parts.begin(), parts.end(), slots.parts);
+  return slots;
+}
+
 // The weights of a layer's experts; must outlive the result of `experts()`.
 class ExpertWeights {
  public:

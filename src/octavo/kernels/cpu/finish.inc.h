@@ -15,6 +15,14 @@
   }
 }
 
+// Stores 32 gates of a row and their ups.
+[[gnu::noinline, gnu::cold]] static void store_gates_and_ups(const Destination& to, std::int64_t row, std::int64_t pair,
+                                                             const f32x16* values, std::int64_t count) {
+  bf16* out = static_cast<bf16*>(to.out) + row * 2 * to.out_size + pair * 32;
+  const u16x32 lines[2] = {narrow_both(values[0], values[2]), narrow_both(values[1], values[3])};
+  for (int i = 0; i < 2; ++i) __builtin_memcpy(out + i * to.out_size, &lines[i], static_cast<std::size_t>(count) * sizeof(bf16));
+}
+
 // Stores one row's results of a pair of panels [2][2][16], bias added.
 [[gnu::always_inline]] static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
@@ -40,6 +48,8 @@
     lines[0] = narrow_both(squared(rounded(values[0])), squared(rounded(values[1])));
     lines[1] = narrow_both(squared(rounded(values[2])), squared(rounded(values[3])));
     if (to.out_left) return put_left_pair(to, row, pair, reinterpret_cast<const bf16*>(lines));
+  } else if (to.output == Output::gates_and_ups) {
+    return store_gates_and_ups(to, row, pair, values, count);
   } else {
     lines[0] = narrow_both(values[0], values[1]), lines[1] = narrow_both(values[2], values[3]);
   }

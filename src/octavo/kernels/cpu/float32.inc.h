@@ -49,6 +49,9 @@ constexpr std::int64_t kExpertChunksPerThread = 32;  // for all experts together
 #include "moe_pairs.inc.h"
 #include "experts.inc.h"
 #include "moe.inc.h"
+#include "activate.inc.h"
+#include "lora_rows.inc.h"
+#include "lora.inc.h"
 
 }  // namespace
 }  // namespace octavo::OCTAVO_LEVEL
@@ -60,6 +63,8 @@ const LayerOps OCTAVO_JOIN(float32_ops_, OCTAVO_LEVEL) = {
     .linear = OCTAVO_LEVEL::linear,
     .argmax = OCTAVO_LEVEL::argmax,
     .mlp = OCTAVO_LEVEL::mlp,
+    .activate = OCTAVO_LEVEL::activate,
+    .add_lora = OCTAVO_LEVEL::add_lora,
     .route = OCTAVO_LEVEL::route,
     .expert_rows = OCTAVO_LEVEL::expert_rows_by<OCTAVO_LEVEL::PlainExperts>,
     .combine_experts = OCTAVO_LEVEL::combine_experts,

@@ -17,6 +17,15 @@ template <std::int64_t kCount>
     store_values<32>(to.left_line(row, pair * 2 + i), of + i * 2, 32, false);
 }
 
+// Stores 32 gates of a row and their ups.
+[[gnu::noinline, gnu::cold]] static void store_gates_and_ups(const Destination& to, std::int64_t row, std::int64_t pair,
+                                                             const f32x16* values, std::int64_t count) {
+  float* out = static_cast<float*>(to.out) + row * 2 * to.out_size + pair * 32;
+  const f32x16 gates[2] = {values[0], values[2]}, ups[2] = {values[1], values[3]};
+  store_values<32>(out, gates, count, false);
+  store_values<32>(out + to.out_size, ups, count, false);
+}
+
 // Stores one row's results of a pair of panels [2][2][16], bias added.
 static inline void store_row(const Destination& to, std::int64_t row, std::int64_t pair, const f32x16* values,
                              bool streams) {
@@ -24,6 +33,7 @@ static inline void store_row(const Destination& to, std::int64_t row, std::int64
   const std::int64_t count = smaller(width, to.out_size - column);
   float* out = static_cast<float*>(to.out) + row * to.out_size + column;
   if (to.output == Output::squared) return store_squared(to, row, pair, values, count);
+  if (to.output == Output::gates_and_ups) return store_gates_and_ups(to, row, pair, values, count);
   if (to.output != Output::gated) return store_values<64>(out, values, count, streams);
   const f32x16 joined[2] = {gated(to.activation, values[0], values[1]), gated(to.activation, values[2], values[3])};
   to.out_left ? store_values<32>(to.left_line(row, pair), joined, 32, false) : store_values<32>(out, joined, count, streams);

@@ -75,6 +75,14 @@ class Kernels {
     run(layer_ops_.mlp, MlpArgs{rows, up, down, at<void>(out)});
   }
 
+  void activate(const RowsArgs& rows, std::uintptr_t out) {
+    run(layer_ops_.activate, ActivateArgs{rows, at<void>(out)});
+  }
+
+  void add_lora(const RowsArgs& rows, const LoraSlots& slots, std::uintptr_t adapter_ids, std::uintptr_t base) {
+    run(layer_ops_.add_lora, AddLoraArgs{rows, slots, at<const std::int64_t>(adapter_ids), at<void>(base)});
+  }
+
   void route(const RowsArgs& rows, const PackedWeight& router, const Routing& routing, std::uintptr_t expert_ids,
              std::uintptr_t weights) {
     run_now(layer_ops_.route, RouteArgs{rows, router, routing, at<std::int64_t>(expert_ids), at<float>(weights)});

@@ -84,6 +84,9 @@ constexpr std::int64_t kIntegerLeftBytes = 768 << 10;        // activations kept
 #include "moe_pairs.inc.h"
 #include "experts.inc.h"
 #include "moe.inc.h"
+#include "activate.inc.h"
+#include "lora_rows.inc.h"
+#include "lora.inc.h"
 #include "integer_two_level.inc.h"
 #include "integer_rotation.inc.h"
 #include "integer_pack.inc.h"
@@ -145,6 +148,8 @@ const Ops OCTAVO_JOIN(ops_, OCTAVO_LEVEL) = {
             .linear = OCTAVO_LEVEL::linear_of_any_weight,
             .argmax = OCTAVO_LEVEL::argmax_of_any_weight,
             .mlp = OCTAVO_LEVEL::mlp_of_any_weights,
+            .activate = OCTAVO_LEVEL::activate,
+            .add_lora = OCTAVO_LEVEL::add_lora,
             .route = OCTAVO_LEVEL::route,
             .expert_rows = OCTAVO_LEVEL::expert_rows_of_any_weights,
             .combine_experts = OCTAVO_LEVEL::combine_experts,

@@ -59,7 +59,8 @@ NB_MODULE(_cpu, m) {
       .value("PLAIN", Output::plain)
       .value("FLOAT32", Output::float32)
       .value("GATED", Output::gated)
-      .value("SQUARED", Output::squared);
+      .value("SQUARED", Output::squared)
+      .value("GATES_AND_UPS", Output::gates_and_ups);
   nb::class_<AttentionLayer>(m, "AttentionLayer")
       .def(nb::new_(&make_layer), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a, "sliding_window"_a,
            "query_norm"_a, "key_norm"_a, "sinks"_a, "norm_eps"_a, "scale"_a, "soft_cap"_a, "rotary"_a, "is_float32"_a,
@@ -79,6 +80,8 @@ NB_MODULE(_cpu, m) {
       .def_static("of_integers", &make_packed_integers)
       .def_static("of_blocks", &make_packed_blocks)
       .def_ro("out_size", &PackedWeight::out_size);
+  nb::class_<LoraSlots>(m, "LoraSlots")
+      .def(nb::new_(&make_lora_slots), "down"_a, "up"_a, "ranks"_a, "count"_a, "max_rank"_a, "parts"_a);
   nb::class_<PackIntegersArgs>(m, "Integers")
       .def(nb::new_(&make_integers), "bits"_a, "group_size"_a, "is_two_level"_a, "is_rotated"_a, "mixes_blocks"_a, "in_size"_a,
            "out_size"_a, "is_gated"_a)
@@ -112,6 +115,8 @@ NB_MODULE(_cpu, m) {
       .def("linear", &Kernels::linear)
       .def("argmax", &Kernels::argmax)
       .def("mlp", &Kernels::mlp)
+      .def("activate", &Kernels::activate)
+      .def("add_lora", &Kernels::add_lora)
       .def("route", &Kernels::route)
       .def("expert_rows", &Kernels::expert_rows)
       .def("combine_experts", &Kernels::combine_experts)

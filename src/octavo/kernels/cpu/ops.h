@@ -72,8 +72,8 @@ struct PackedWeight {
 };
 
 // plain: in the dtype of the rows. gated: panels hold 16 gates and their 16 ups, which the activation combines.
-// squared: plain with relu2.
-enum class Output { plain, float32, gated, squared };
+// squared: plain with relu2. gates_and_ups: what `gated` would combine, [T, 2 * I], gates first.
+enum class Output { plain, float32, gated, squared, gates_and_ups };
 
 inline Output activated_output(const Activation& activation) {
   return activation.kind == ActivationKind::relu2 ? Output::squared : Output::gated;
@@ -90,6 +90,38 @@ struct LinearArgs {
 struct Argmax {
   float value;
   std::int32_t output;
+};
+
+// An activation by itself: [T, 2 * I] to [T, I], gates first, or [T, I] to [T, I]; `rows` names it.
+struct ActivateArgs {
+  RowsArgs rows;
+  void* out;
+};
+
+// Adapters (LoRA) of a merged linear [N, K], by slot: `LoraAdapters` of kernels/types.py.
+struct LoraSlots {
+  static constexpr std::size_t kMaxParts = 4;
+
+  const void* down;           // [S, P * R, K]
+  const void* up;             // [S, R, N]
+  const std::int32_t* ranks;  // [S], at most R; 0: the linear is unchanged
+  std::int64_t count, max_rank;        // S, R
+  std::int64_t num_parts;              // P
+  std::int64_t parts[kMaxParts];       // outputs of each
+
+  std::int64_t num_outputs() const {
+    std::int64_t sum = 0;
+    for (std::int64_t part = 0; part < num_parts; ++part) sum += parts[part];
+    return sum;
+  }
+};
+
+// base += up(down(x)), for rows that have an adapter.
+struct AddLoraArgs {
+  RowsArgs rows;
+  LoraSlots slots;
+  const std::int64_t* adapter_ids;  // [T] slots; -1: none
+  void* base;                       // [T, N]
 };
 
 struct ArgmaxArgs {
@@ -229,6 +261,8 @@ struct LayerOps {
   void (*linear)(const LinearArgs&, Pool&);
   void (*argmax)(const ArgmaxArgs&, Pool&);
   void (*mlp)(const MlpArgs&, Pool&);
+  void (*activate)(const ActivateArgs&, Pool&);
+  void (*add_lora)(const AddLoraArgs&, Pool&);
   void (*route)(const RouteArgs&, Pool&);
   void (*expert_rows)(const ExpertRowsArgs&, Pool&);
   void (*combine_experts)(const CombineArgs&, Pool&);

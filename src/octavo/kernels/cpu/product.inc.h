@@ -4,12 +4,12 @@
 struct Destination {
   Output output;
   std::int64_t out_size;  // N
-  void* out;              // [T, N]; or, with an activation:
+  void* out;              // [T, N] or, for gates and ups, [T, 2 * N]; or, with an activation:
   LeftElement* out_left;  // left tiles of the next linear [row tiles][ceil(N / 32)][16][32], instead of `out`
   Activation activation = {};
   Leader* leaders = nullptr;  // [T], a chunk's own; results go to these instead of memory
 
-  std::int64_t outputs_per_panel() const { return output == Output::gated ? 16 : 32; }
+  std::int64_t outputs_per_panel() const { return output == Output::gated || output == Output::gates_and_ups ? 16 : 32; }
   std::int64_t num_panels() const { return ceil_div(out_size, outputs_per_panel()); }
   LeftElement* left_line(std::int64_t row, std::int64_t line) const {
     return out_left + (row / 16 * ceil_div(out_size, 32) + line) * kTileElements + row % 16 * 32;

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from octavo.contracts.lora import AdapterRef
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import EngineFront
 from octavo.engine.request_state import CompletionDelta
@@ -51,6 +52,7 @@ def plan_chat(
     formats: AnswerFormats,
     images: ImageReader | None,
     warn: Warn,
+    adapter: AdapterRef | None = None,
 ) -> ChatPlan:
     """Render, tokenize and validate. May take a while for long conversations, and for images.
 
@@ -68,7 +70,7 @@ def plan_chat(
     answers = answers.after(token_ids_of(prompt))
     return ChatPlan(
         head=head,
-        prompts=[process_prompt(front, request, prompt, answers.params, warn)],
+        prompts=[process_prompt(front, request, prompt, answers.params, warn, adapter)],
         options=options,
         names=TokenNames(front.tokenizer, as_ids=options.tokens_as_ids),
         num_top=(request.top_logprobs or 0) if request.logprobs else None,

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from octavo.contracts.lora import AdapterRef
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
@@ -36,7 +37,13 @@ class CompletionPlan(ReplyPlan):
 
 
 def plan_completion(
-    request: CompletionRequest, head: ReplyHead, front: EngineFront, warn: Warn, *, max_prompts: int
+    request: CompletionRequest,
+    head: ReplyHead,
+    front: EngineFront,
+    warn: Warn,
+    *,
+    max_prompts: int,
+    adapter: AdapterRef | None = None,
 ) -> CompletionPlan:
     """Tokenize and validate all prompts. May take a while for long ones.
 
@@ -47,7 +54,7 @@ def plan_completion(
     params = completion_params(request, front.inputs.default_params)
     options = ResponseOptions.of(request)
     prompts = [
-        process_prompt(front, request, _with_ids(prompt, front, request), params, warn)
+        process_prompt(front, request, _with_ids(prompt, front, request), params, warn, adapter)
         for prompt in split_prompts(request.prompt, max_prompts)
     ]
     return CompletionPlan(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from octavo.contracts.lora import AdapterRef
 from octavo.engine.front import EngineFront
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.errors import InvalidParameterError
@@ -206,10 +207,11 @@ def process_prompt(
     prompt: Prompt | MultiModalPrompt,
     params: SamplingParams,
     warn: Warn,
+    adapter: AdapterRef | None = None,
 ) -> ProcessedRequest:
     """Validate one prompt of a request; warn if the context has no room for all tokens asked for. Raises UserError."""
     priority = RequestPriority.NORMAL if request.priority is None else request.priority
-    processed = front.process(prompt, params, priority=priority, cache_salt=request.cache_salt)
+    processed = front.process(prompt, params, priority=priority, cache_salt=request.cache_salt, adapter=adapter)
     name = wire_names(request).get("max_tokens", "max_tokens")
     cap, room = getattr(request, name), processed.params.max_tokens
     if cap is not None and room is not None and cap > room:

@@ -14,6 +14,7 @@ from octavo.engine.front import EngineFront
 from octavo.errors import UserError
 from octavo.server.args import ServerArgs
 from octavo.server.errors import as_api_error, bad_request
+from octavo.server.openai.adapters import ServedAdapters
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.chat import ChatStream, plan_chat
 from octavo.server.openai.completion import CompletionStream, plan_completion
@@ -49,6 +50,7 @@ class OpenAICompatibleService:
 
     def __init__(self, engine: AsyncLLMEngine, models: ModelNames, args: ServerArgs) -> None:
         self.models = models
+        self.adapters = ServedAdapters(engine, models, args.lora_root)
         self._engine = engine
         self._args = args
         self._image_reader = ImageReader.of(args)
@@ -68,7 +70,16 @@ class OpenAICompatibleService:
     ) -> ChatCompletion | ChatStream:
         """Complete a conversation: a complete reply, or a stream that has not started."""
         head = self._begin(request, "chatcmpl")
-        work = partial(plan_chat, request, head, self._engine.front, self._formats, self._images, warn)
+        work = partial(
+            plan_chat,
+            request,
+            head,
+            self._engine.front,
+            self._formats,
+            self._images,
+            warn,
+            self.models.adapter(request.model),
+        )
         plan = await _settle(work, request, is_large)
         stream = ChatStream(self._engine, plan)
         return stream if request.stream else await stream.whole()
@@ -79,7 +90,15 @@ class OpenAICompatibleService:
         """Complete one prompt or many: a complete reply, or a stream that has not started."""
         head = self._begin(request, "cmpl")
         is_large = is_large or (isinstance(request.prompt, list) and len(request.prompt) > _MANY_PROMPTS)
-        work = partial(plan_completion, request, head, self._engine.front, warn, max_prompts=self._args.max_prompts)
+        work = partial(
+            plan_completion,
+            request,
+            head,
+            self._engine.front,
+            warn,
+            max_prompts=self._args.max_prompts,
+            adapter=self.models.adapter(request.model),
+        )
         plan = await _settle(work, request, is_large)
         stream = CompletionStream(self._engine, plan)
         return stream if request.stream else await stream.whole()

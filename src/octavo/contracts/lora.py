@@ -1,0 +1,78 @@
+"""What crosses borders about LoRA adapters: which one a request wants, where it lies on the ranks, who loads it.
+
+An adapter's identity is the hash of its files' contents. Names and paths only mean something at the front.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import msgspec
+
+from octavo.errors import OctavoError
+
+NO_SLOT = -1  # the slot of a request without an adapter
+
+
+class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The adapter of a request. Its configuration has been read and checked against `max_lora_rank`."""
+
+    name: str  # for messages to people
+    path: str  # a folder in PEFT's format, on every host that has ranks
+    content_hash: str  # SHA-256 of the configuration's and the weights' bytes, in hex
+    rank: int  # the largest of any of its layers
+
+
+class SlotFill(msgspec.Struct, frozen=True, kw_only=True):
+    """Before the step, copy an adapter from the rank's host cache to this slot; what was there is no longer needed."""
+
+    slot: int
+    content_hash: str
+
+
+class AdapterEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """What has happened in the host caches since the last report, by the adapters' names."""
+
+    loads: dict[str, int] = {}
+    evictions: dict[str, int] = {}
+
+
+class AdapterVerbs(Protocol):
+    """What every rank can do with adapters besides steps, through its executor."""
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        """Read, check and shard an adapter into the host cache, in a thread, while steps go on.
+
+        The future raises CheckpointError or UnsupportedModelError where the files do not fit the model, naming the
+        tensor. Ranks that did not fail may have it then, until `evict_adapter`.
+        """
+        ...
+
+    def evict_adapter(self, content_hash: str) -> None:
+        """Drop an adapter from the host cache; no-op on ranks that do not have it. Slots keep their copies."""
+        ...
+
+
+class AdapterStore(Protocol):
+    """The adapters in the ranks' host caches, by content hash. Owned by the scheduler's thread."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `begin` finds a place for an adapter that is not there."""
+        ...
+
+    def begin(self, adapter: AdapterRef) -> bool:
+        """Load an adapter unless it is there, and keep it; False while all places are taken by others that are kept."""
+        ...
+
+    def has(self, content_hash: str) -> bool:
+        """Return whether the adapter is loaded on all ranks."""
+        ...
+
+    def release(self, content_hash: str) -> None:
+        """No longer keep an adapter. It stays until its place is needed."""
+        ...
+
+    def take_failed(self) -> Sequence[tuple[str, OctavoError]]:
+        """Return the adapters, among those to keep, whose loading has failed since the last call, with the error."""
+        ...

@@ -1,0 +1,120 @@
+"""The adapters in the host caches of all ranks: which ones, and which go when another needs the place."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from octavo.contracts.lora import AdapterEvents, AdapterRef, AdapterVerbs
+from octavo.errors import EngineDeadError, EngineError, OctavoError
+
+
+@dataclass(slots=True)
+class _Place:
+    """An adapter that is loaded, or being loaded."""
+
+    adapter: AdapterRef
+    loading: Future[None]
+    is_kept: bool = True
+
+    @property
+    def is_loaded(self) -> bool:
+        return self.loading.done() and self.loading.exception() is None
+
+
+class HostAdapters:
+    """Implements `contracts.lora.AdapterStore`. Loading goes on in the ranks, beside the steps."""
+
+    def __init__(self, verbs: AdapterVerbs, capacity: int) -> None:
+        self._verbs = verbs
+        self._capacity = capacity
+        self._places: OrderedDict[str, _Place] = OrderedDict()  # by content hash, the least recently kept first
+        self._loading: set[str] = set()
+        self._loads: Counter[str] = Counter()  # by name, since the last report
+        self._evictions: Counter[str] = Counter()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._places) < self._capacity or self._dispensable is not None
+
+    def begin(self, adapter: AdapterRef) -> bool:
+        place = self._places.get(adapter.content_hash)
+        if place is not None:
+            place.is_kept = True
+            self._places.move_to_end(adapter.content_hash)
+            return True
+        if len(self._places) >= self._capacity:
+            if (last_kept := self._dispensable) is None:
+                return False
+            self._evict(last_kept)
+        self._places[adapter.content_hash] = _Place(adapter, self._verbs.load_adapter(adapter))
+        self._loading.add(adapter.content_hash)
+        return True
+
+    def has(self, content_hash: str) -> bool:
+        place = self._places.get(content_hash)
+        return place is not None and place.is_loaded
+
+    def release(self, content_hash: str) -> None:
+        self._places[content_hash].is_kept = False
+
+    def take_failed(self) -> Sequence[tuple[str, OctavoError]]:
+        failed: list[tuple[str, OctavoError]] = []
+        for content_hash in [name for name in self._loading if self._places[name].loading.done()]:
+            self._loading.discard(content_hash)
+            place = self._places[content_hash]
+            error = place.loading.exception()
+            if error is None:
+                self._loads[place.adapter.name] += 1
+                continue
+            self._verbs.evict_adapter(content_hash)  # other ranks may have succeeded
+            self._drop(content_hash)
+            if place.is_kept:
+                failed.append((content_hash, _as_octavo_error(place.adapter, error)))
+        return failed
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until an adapter is loaded, or `timeout_s`; at once if none is being loaded.
+
+        Raises:
+            EngineDeadError: a rank has died.
+        """
+        loading = next((self._places[name].loading for name in self._loading), None)
+        if loading is None:
+            return
+        try:
+            error = loading.exception(timeout_s)  # on ranks in other processes, this is what receives
+        except TimeoutError:
+            return
+        if isinstance(error, EngineDeadError):
+            raise error
+
+    def take_events(self) -> AdapterEvents | None:
+        """Return what has happened since the last call; None: nothing."""
+        if not (self._loads or self._evictions):
+            return None
+        events = AdapterEvents(loads=dict(self._loads), evictions=dict(self._evictions))
+        self._loads.clear()
+        self._evictions.clear()
+        return events
+
+    @property
+    def _dispensable(self) -> str | None:
+        """The adapter to evict next: not being loaded, kept for nobody, for the longest time."""
+        return next((name for name, place in self._places.items() if not place.is_kept and place.loading.done()), None)
+
+    def _evict(self, content_hash: str) -> None:
+        self._verbs.evict_adapter(content_hash)
+        place = self._places[content_hash]
+        self._evictions[place.adapter.name] += place.is_loaded
+        self._drop(content_hash)
+
+    def _drop(self, content_hash: str) -> None:
+        del self._places[content_hash]
+        self._loading.discard(content_hash)
+
+
+def _as_octavo_error(adapter: AdapterRef, error: BaseException) -> OctavoError:
+    if isinstance(error, OctavoError):
+        return error
+    return EngineError(f"adapter {adapter.name!r} cannot be loaded: {type(error).__name__}: {error}")

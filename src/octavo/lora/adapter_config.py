@@ -1,0 +1,159 @@
+"""Reads an adapter's `adapter_config.json`, as PEFT writes it, without torch.
+
+An adapter is read as it was trained or rejected: a setting that changes the result and that is not supported is an
+error that names the file, the key and the value.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from octavo.config.json_fields import JsonFields
+from octavo.errors import AdapterError
+
+CONFIG_FILE = "adapter_config.json"
+
+# Keys that change the result if set (neither null, false nor empty), and what they ask for.
+_REFUSED_KEYS = {
+    "use_dora": "DoRA: magnitudes apart from directions (arXiv:2402.09353)",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "lora_bias": "biases of lora_B",
+    "layer_replication": "repeated layers",
+    "trainable_token_indices": "single trained rows of the embedding",
+    "alora_invocation_tokens": "activated LoRA",
+    "arrow_config": "routing between adapters",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+    "velora_config": "VeLoRA",
+}
+# Keys that say how an adapter was trained or where it is from, not what it computes.
+_IGNORED_KEYS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "peft_version", "revision", "task_type"),
+        *("target_modules", "target_parameters", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "lora_dropout", "inference_mode"),
+        *("fan_in_fan_out", "ensure_weight_tying", "megatron_config", "megatron_core", "qalora_group_size"),
+        "runtime_config",
+    }
+)
+_USED_KEYS = frozenset(
+    {
+        *(
+            "alpha_pattern",
+            "bias",
+            "init_lora_weights",
+            "lora_alpha",
+            "modules_to_save",
+            "peft_type",
+            "r",
+            "rank_pattern",
+        ),
+        "use_rslora",
+    }
+)
+# Initializations that leave the base model as it is. The others subtract the adapter's start from the base's weights.
+_PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+# Expressions of patterns: names with dots, and a few repetitions. More could keep a hostile expression busy for hours.
+_EXPRESSION = re.compile(r"[\w.\-\\^$|()\[\]*+]{1,512}")
+_MAX_REPETITIONS, _MAX_REPETITIONS_OF_ONE = 64, 2
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterConfig:
+    """The settings of one adapter. Module names are those of the base model's checkpoint, without ".weight"."""
+
+    path: str  # the adapter's folder
+    rank: int  # where no pattern applies
+    alpha: float
+    rank_pattern: Mapping[str, int]  # by a regular expression for the end of a module's name
+    alpha_pattern: Mapping[str, float]
+    uses_rslora: bool  # rank-stabilized: divided by the root of the rank (Kalajdzievski 2023, arXiv:2312.03732)
+    modules_to_save: tuple[str, ...]  # the last parts of names of modules that are replaced as a whole
+
+    @property
+    def largest_rank(self) -> int:
+        """The rank that every layer's fits into."""
+        return max([self.rank, *self.rank_pattern.values()])
+
+    def rank_of(self, module: str) -> int:
+        """Return the rank of the adapter of one module."""
+        return _of_pattern(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """Return the factor of what the adapter adds to one module's output."""
+        rank, alpha = self.rank_of(module), _of_pattern(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.uses_rslora else rank)
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Read `adapter_config.json` in an adapter's folder.
+
+    Raises:
+        CheckpointError: the file is missing or malformed.
+        AdapterError: it describes no LoRA adapter, or one of a kind that is not supported.
+    """
+    fields = JsonFields.read(folder / CONFIG_FILE)
+    _refuse_unsupported(fields)
+    return AdapterConfig(
+        path=str(folder),
+        rank=fields.integer("r", 8),
+        alpha=fields.number("lora_alpha", 8, can_be_zero=True),
+        rank_pattern=_pattern(fields, "rank_pattern", JsonFields.integer),
+        alpha_pattern=_pattern(fields, "alpha_pattern", _alpha),
+        uses_rslora=fields.flag("use_rslora", False),
+        modules_to_save=tuple(fields.texts("modules_to_save")) if "modules_to_save" in fields else (),
+    )
+
+
+def _refuse_unsupported(fields: JsonFields) -> None:
+    if (kind := fields.text("peft_type")) != "LORA":
+        raise AdapterError(f"{fields.origin}: peft_type={kind!r} is not supported; known: LORA")
+    for key, value in fields.values.items():
+        if key in _USED_KEYS or key in _IGNORED_KEYS or value in (False, "", [], {}):
+            continue
+        what = _REFUSED_KEYS.get(key, "unknown, and it may change what the adapter computes")
+        raise AdapterError(f"{fields.origin}: {key}={value!r} is not supported: {what}")
+    if (bias := fields.text("bias", "none")) != "none":
+        raise AdapterError(f"{fields.origin}: bias={bias!r} is not supported: only 'none' is, no trained biases")
+    start = fields.values.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        how = "save it with path_initial_model_for_weight_conversion, which makes a plain adapter of it"
+        raise AdapterError(f"{fields.origin}: init_lora_weights={start!r} changes the base model's weights; {how}")
+
+
+def _alpha(fields: JsonFields, key: str) -> float:
+    return fields.number(key, can_be_zero=True)
+
+
+def _pattern(fields: JsonFields, key: str, read: Callable[[JsonFields, str], _Value]) -> dict[str, _Value]:
+    """Return the values of a pattern's keys, which are regular expressions."""
+    patterns = fields.nested(key)
+    repetitions = [len(re.findall(r"[*+]", expression)) for expression in patterns.values]
+    if sum(repetitions) > _MAX_REPETITIONS:
+        raise AdapterError(f"{patterns.origin}: more than {_MAX_REPETITIONS} repetitions (* and +) in its expressions")
+    for expression, count in zip(patterns.values, repetitions, strict=True):
+        _check_expression(patterns.origin, expression, count)
+    return {expression: read(patterns, expression) for expression in patterns.values}
+
+
+def _check_expression(origin: str, expression: str, repetitions: int) -> None:
+    is_plain = _EXPRESSION.fullmatch(expression) and not re.search(r"\)[*+]", expression)
+    if not is_plain or repetitions > _MAX_REPETITIONS_OF_ONE:
+        limit = f"names of modules with at most {_MAX_REPETITIONS_OF_ONE} of * and +, not after a bracket, are"
+        raise AdapterError(f"{origin}: the expression {expression[:80]!r} is not supported: {limit}")
+    try:
+        re.compile(expression)
+    except re.error as error:
+        raise AdapterError(f"{origin}: {expression[:80]!r} is no regular expression: {error}") from error
+
+
+def _of_pattern(pattern: Mapping[str, _Value], module: str, default: _Value) -> _Value:
+    """Return the value of the first expression that matches the end of a module's name."""
+    found = (value for expression, value in pattern.items() if re.match(rf"(.*\.)?({expression})$", module))
+    return next(found, default)

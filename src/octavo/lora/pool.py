@@ -1,0 +1,106 @@
+"""The adapters of one rank: a host cache of those that were read, and slots of every layer that steps compute with.
+
+Legend: S = slots, R = the largest rank.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from octavo.config.engine import LoadConfig
+from octavo.contracts.lora import AdapterRef, SlotFill
+from octavo.errors import AdapterError, UnsupportedModelError
+from octavo.kernels.types import LoraAdapters
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import MergedLinear
+from octavo.layers.logits import LogitsHead
+from octavo.lora.base_weights import BaseWeights
+from octavo.lora.folder import content_hash
+from octavo.lora.rank_adapter import LayerAdapter, RankAdapter
+from octavo.lora.read import AdapterReader
+from octavo.lora.targets import AdapterTargets
+from octavo.models.interfaces import CausalLM
+
+
+def slot_bytes(model: CausalLM, max_rank: int) -> int:
+    """Return the memory of one slot on this rank, which is also the most that an adapter of linears takes on the host.
+
+    Raises:
+        UnsupportedModelError: adapters cannot change this model.
+    """
+    if not model.takes_adapters:
+        raise UnsupportedModelError(f"{model.config.architecture} takes no adapters; leave enable_lora off")
+    layers = _pooled(AdapterTargets(model)).values()
+    sizes = (len(layer.parts) * layer.inputs.size + sum(of.size for of in layer.parts.values()) for layer in layers)
+    return sum(sizes) * max_rank * model.context.dtype.itemsize
+
+
+class AdapterPool:
+    """Gives every layer that adapters can change `num_slots` slots of `max_rank`, allocated once, refilled in place."""
+
+    def __init__(self, model: CausalLM, num_slots: int, max_rank: int, load: LoadConfig) -> None:
+        self._context, targets = model.context, AdapterTargets(model)
+        context, self._layers = self._context, _pooled(targets)
+        self._embeddings = {path: layer for path, layer in targets.layers.items() if isinstance(layer, Embedding)}
+        self._heads = {path: layer for path, layer in targets.layers.items() if isinstance(layer, LogitsHead)}
+        self._reader = AdapterReader(targets, BaseWeights(model, load), max_rank, context.dtype)
+        self._host: dict[str, RankAdapter] = {}  # by content hash
+        for layer in self._layers.values():
+            layer.adapters = context.kernels.empty_lora(
+                num_slots,
+                max_rank,
+                layer.inputs.size,
+                tuple(share.size for share in layer.parts.values()),
+                dtype=context.dtype,
+                device=context.device,
+            )
+
+    def load(self, adapter: AdapterRef) -> None:
+        """Read an adapter into the host cache. Runs beside steps, in any thread.
+
+        Raises:
+            CheckpointError, AdapterError: see `AdapterReader.read`; or the files are no longer those of the reference.
+        """
+        read = self._reader.read(Path(adapter.path))
+        if content_hash(Path(adapter.path)) != adapter.content_hash:
+            raise AdapterError(f"{adapter.path}: the files have changed since {adapter.name!r} was registered")
+        self._host[adapter.content_hash] = read
+
+    def evict(self, content_hash: str) -> None:
+        """Drop an adapter from the host cache, if it is there. Slots keep their copies."""
+        self._host.pop(content_hash, None)
+
+    def fill(self, fills: Iterable[SlotFill]) -> None:
+        """Copy adapters from the host cache to slots, between steps."""
+        for fill in fills:
+            adapter = self._host[fill.content_hash]
+            for path, layer in self._layers.items():
+                assert layer.adapters is not None
+                _put(layer.adapters, fill.slot, adapter.layers.get(path))
+            self._put_vocabulary(fill.slot, adapter)
+
+    def _put_vocabulary(self, slot: int, adapter: RankAdapter) -> None:
+        """Let the embedding and the logits head, if they are on this stage, use the adapter for a slot."""
+        for path, embedding in self._embeddings.items():
+            embedding.slots.pop(slot, None)
+            if path in adapter.embeddings:
+                embedding.slots[slot] = adapter.embeddings[path].to(self._context.device)
+        for path, head in self._heads.items():
+            head.slots.pop(slot, None)
+            if path in adapter.heads:
+                head.slots[slot] = adapter.heads[path].on_device(self._context)
+
+
+def _pooled(targets: AdapterTargets) -> dict[str, MergedLinear]:
+    """Return the layers whose adapters are in the pool."""
+    linears = {path: layer for path, layer in targets.layers.items() if isinstance(layer, MergedLinear)}
+    return {path: layer for path, layer in linears.items() if not isinstance(layer, LogitsHead)}
+
+
+def _put(slots: LoraAdapters, slot: int, adapter: LayerAdapter | None) -> None:
+    """Overwrite a slot; None: its tokens get the layer's own output."""
+    rank = 0 if adapter is None else adapter.rank
+    if adapter is not None:
+        by_part = slots.down[slot].view(len(slots.parts), slots.max_rank, -1)  # [P, R, K]
+        by_part[:, :rank] = adapter.down
+        slots.up[slot, :rank] = adapter.up
+    slots.ranks[slot] = rank

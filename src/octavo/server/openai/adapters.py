@@ -1,0 +1,169 @@
+"""Adapters under names that clients may ask for: listed at start-up, or loaded and unloaded over HTTP."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from octavo.contracts.lora import AdapterRef
+from octavo.engine.async_llm_engine import AsyncLLMEngine
+from octavo.errors import InvalidParameterError, UserError, named_error
+from octavo.lora.adapter_config import CONFIG_FILE
+from octavo.lora.folder import WEIGHTS_FILES
+from octavo.lora_request import LoRARequest
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError, as_api_error, bad_request
+from octavo.server.openai.models import ModelNames
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
+_NAME_LIMIT = "1 to 128 letters, digits and . _ : / @ -, beginning with a letter or digit"
+_UNLOAD_POLL_S = 0.02
+
+
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """`POST /v1/load_lora_adapter`."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False  # replace an adapter of this name
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
+    lora_int_id: int | None = None  # vLLM's; names are enough
+
+
+class AdapterReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What has been done."""
+
+    message: str
+    lora_name: str
+    object: str = "lora_adapter"
+
+
+class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of `lora_modules`: `name=path`, or vLLM's JSON form."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None  # shown as the parent
+
+    @classmethod
+    def parse(cls, text: str) -> "AdapterModule":
+        """Parse one value.
+
+        Raises:
+            InvalidParameterError: it has neither form.
+        """
+        try:
+            module = msgspec.convert(json.loads(text), cls) if text.lstrip().startswith("{") else cls._of_pair(text)
+        except (ValueError, msgspec.ValidationError) as error:
+            limit = f'name=path, or {{"name": ..., "path": ..., "base_model_name": ...}}: {error}'
+            raise InvalidParameterError("lora_modules", text, limit) from None
+        if not _NAME.fullmatch(module.name):
+            raise InvalidParameterError("lora_modules", module.name, f"a name is {_NAME_LIMIT}")
+        return module
+
+    @classmethod
+    def _of_pair(cls, text: str) -> "AdapterModule":
+        name, separator, path = text.partition("=")
+        if not separator or not path:
+            raise ValueError("no path")
+        return cls(name=name, path=path)
+
+
+class ServedAdapters:
+    """Owned by the event loop. An adapter is listed once the engine has computed a token with it."""
+
+    def __init__(self, engine: AsyncLLMEngine, models: ModelNames, root: str | None) -> None:
+        self._engine, self._models = engine, models
+        self._root = None if root is None else Path(root).resolve()
+        self._changing = asyncio.Lock()
+
+    async def add_modules(self, modules: Sequence[str]) -> None:
+        """Serve what the server's options name.
+
+        Raises:
+            UserError: an adapter cannot be served; names it.
+        """
+        for module in map(AdapterModule.parse, modules):
+            if self._models.is_taken(module.name):
+                raise InvalidParameterError("lora_modules", module.name, "another model has this name")
+            ref = await self._try_out(module.name, module.path)
+            self._models.add_adapter(ref, module.base_model_name)
+
+    async def load(self, request: LoadAdapterRequest) -> AdapterReply:
+        """Serve an adapter below the server's root from now on.
+
+        Raises:
+            ApiError: 400; its name, its path or its files.
+        """
+        name = request.lora_name
+        if not _NAME.fullmatch(name):
+            raise bad_request(f"lora_name must be {_NAME_LIMIT}.", "lora_name")
+        folder = self._below_root(request.lora_path)
+        async with self._changing:
+            is_adapter = self._models.adapter(name) is not None
+            if self._models.is_taken(name) and not (is_adapter and request.load_inplace):
+                what = "has already been loaded" if is_adapter else "is the name of a model"
+                raise bad_request(f"The LoRA adapter '{name}' {what}.", "lora_name", "already_exists")
+            try:
+                ref = await self._try_out(name, str(folder))
+            except UserError as error:
+                raise as_api_error(error, {"lora_request": "lora_path"}) from error
+            self._models.add_adapter(ref)
+        return AdapterReply(message=f"Success: LoRA adapter '{name}' added successfully.", lora_name=name)
+
+    async def unload(self, request: UnloadAdapterRequest) -> AdapterReply:
+        """No longer serve an adapter; return when its running requests have ended.
+
+        Raises:
+            ApiError: 404; there is none of this name.
+        """
+        name = request.lora_name
+        async with self._changing:
+            if self._models.adapter(name) is None:
+                raise ApiError(
+                    404, f"The LoRA adapter '{name[:128]}' is not loaded.", param="lora_name", code="not_found"
+                )
+            self._models.remove_adapter(name)
+        while self._engine.metrics.adapters.num_unfinished(name):
+            await asyncio.sleep(_UNLOAD_POLL_S)
+        return AdapterReply(message=f"Success: LoRA adapter '{name}' removed successfully.", lora_name=name)
+
+    async def _try_out(self, name: str, path: str) -> AdapterRef:
+        """Read an adapter and compute a token with it, so that the ranks have checked its tensors.
+
+        Raises:
+            OctavoError: it cannot be served.
+        """
+        request = LoRARequest(name, 1, path)
+        ref = await self._engine.read_adapter(request)
+        assert ref is not None
+        params = SamplingParams(max_tokens=1, temperature=0.0)
+        output = (await self._engine.generate({"prompt_token_ids": [0]}, params, lora_request=request)).outputs[0]
+        if output.finish_reason == "error":
+            raise named_error(output.error_type or "EngineError", output.error or "the adapter cannot be used")
+        return ref
+
+    def _below_root(self, path: str) -> Path:
+        """Return the folder of an adapter, which with its files must be below the root, symbolic links resolved.
+
+        Raises:
+            ApiError: 400.
+        """
+        assert self._root is not None
+        refusal = bad_request("lora_path must be the folder of an adapter below the server's --lora-root.", "lora_path")
+        try:
+            folder = (self._root / path).resolve()
+            files = [(folder / name).resolve() for name in (CONFIG_FILE, *WEIGHTS_FILES)]
+        except (OSError, ValueError, RuntimeError):
+            raise refusal from None
+        if not all(each.is_relative_to(self._root) for each in (folder, *files)):
+            raise refusal
+        return folder
