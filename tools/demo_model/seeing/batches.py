@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tools.demo_model.seeing.conversations import Row, blind_question, questions, row
-from tools.demo_model.seeing.drawing import RATIOS, Mark, Size, draw, random_size
-from tools.demo_model.seeing.scenes import COLOURS, MAX_THINGS, SHAPES, scene
+from tools.demo_model.seeing.drawing import Mark, Size, draw, random_size
+from tools.demo_model.seeing.scenes import COLOURS, MAX_THINGS, SHAPES, Scene, scene
 from torch import Tensor
 
 from octavo.multimodal.patches import ImageProcessor, Patches
@@ -45,16 +45,14 @@ class Batches:
         self.tokenizer, self.processor, self.seed, self.num_rows = tokenizer, processor, seed, num_rows
 
     def batch(self, step: int, max_things: int = MAX_THINGS) -> Batch:
-        """Return a step's batch; the pictures of a step have one grid."""
+        """Return a step's batch; all pictures have one grid."""
         rng = random.Random(f"{self.seed} {step}")
         if step % BLIND_EVERY == BLIND_EVERY - 1:
             rows = [row(self.tokenizer, [blind_question(rng)], 0) for _ in range(self.num_rows)]
             return self._packed(rows, None, (0, 0, 0), torch.zeros(0, 2, dtype=torch.long))
-        ratio = RATIOS[0] if rng.random() < 0.4 else rng.choice(RATIOS)
-        wanted = self.processor.target_size(ratio[0] * 100, ratio[1] * 100, "picture")
         rows, pictures, seen = [], [], []
         for _ in range(self.num_rows):
-            drawn, marks, patches = self._picture(rng, ratio, wanted, max_things)
+            drawn, marks, patches = self._picture(rng, max_things)
             grid = patches.grid
             num_tokens = grid[1] * grid[2] // self.processor.merge_size**2
             rows.append(row(self.tokenizer, questions(drawn, rng), num_tokens))
@@ -62,13 +60,10 @@ class Batches:
             seen.append(_labels(marks, (grid[2] // self.processor.merge_size, grid[1] // self.processor.merge_size)))
         return self._packed(rows, torch.cat(pictures), grid, torch.cat(seen))
 
-    def _picture(self, rng: random.Random, ratio: Size, wanted: Size, max_things: int):  # type: ignore[no-untyped-def]
-        """Draw a picture that is resized as `wanted`: the size is drawn again where rounding says otherwise."""
-        size = random_size(rng, ratio)
-        while self.processor.target_size(*size, "picture") != wanted:
-            size = random_size(rng, ratio)
+    def _picture(self, rng: random.Random, max_things: int) -> tuple[Scene, list[Mark], Patches]:
+        """Draw a scene that is not held out; return what is where, and the patches."""
         drawn = scene(rng, held_out=False, max_things=max_things)
-        picture, marks = draw(drawn, size, rng)
+        picture, marks = draw(drawn, random_size(rng), rng)
         return drawn, marks, self.processor.process([picture], "picture")
 
     def _packed(self, rows: Sequence[Row], patches: Tensor | None, grid: tuple[int, int, int], seen: Tensor) -> Batch:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tools.demo_model.bpe import token_id, train_bpe
-from tools.demo_model.seeing.questions import PHRASINGS, Question, question, tasks
+from tools.demo_model.seeing.questions import PHRASINGS, Question, question
 from tools.demo_model.seeing.scenes import PLACES, Scene, random_scene
 
 VOCAB_SIZE = 640
@@ -36,7 +36,7 @@ class Row:
 
 def questions(scene: Scene, rng: random.Random) -> list[Question]:
     """Return some questions about a scene, in random order."""
-    kinds = list(tasks(scene))
+    kinds = list(scene.tasks)
     asked = [question(scene, kind, rng) for kind in rng.sample(kinds, len(kinds))]
     found = [each for each in asked if each is not None]
     found += [each for each in (question(scene, rng.choice(kinds), rng) for _ in range(QUESTIONS)) if each is not None]

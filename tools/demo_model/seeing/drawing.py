@@ -10,9 +10,7 @@ from tools.demo_model.seeing.scenes import COLOURS, Scene
 
 Size = tuple[int, int]
 Colour = tuple[int, ...]
-# Of pictures, width by height: what cameras, screens and people prefer.
-RATIOS = ((1, 1), (4, 3), (3, 4), (3, 2), (2, 3), (16, 9), (9, 16))
-SHORT_SIDE = (120, 300)  # pixels
+SIDE = (100, 300)  # pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +23,10 @@ class Mark:
     colour: str
 
 
-def random_size(rng: random.Random, ratio: Size) -> Size:
-    """Return the size of a picture of this ratio."""
-    unit = rng.randint(*SHORT_SIDE) / min(ratio)
-    return round(ratio[0] * unit), round(ratio[1] * unit)
+def random_size(rng: random.Random) -> Size:
+    """Return the size of a picture; its sides differ by less than a third."""
+    width, ratio = rng.randint(*SIDE), rng.uniform(1.0, 1.3)
+    return width, round(width * rng.choice((ratio, 1 / ratio)))
 
 
 def draw(scene: Scene, size: Size, rng: random.Random) -> tuple[Image.Image, list[Mark]]:
@@ -91,15 +89,15 @@ def _font() -> ImageFont.FreeTypeFont:
 
 
 def _draw_number(pen: ImageDraw.ImageDraw, scene: Scene, size: Size, rng: random.Random) -> list[Mark]:
-    """Draw the number as large as three quarters of the picture, or down to half of that, somewhere inside."""
+    """Draw the number in the middle, up to a twentieth off it, filling most of the picture or a little less."""
     width, height = size
     font = _font()
     left, top, right, bottom = font.getbbox(scene.number)
-    scale = rng.uniform(0.55, 1.0) * min(0.85 * width / (right - left), 0.6 * height / (bottom - top))
+    scale = rng.uniform(0.8, 1.0) * min(0.8 * width / (right - left), 0.65 * height / (bottom - top))
     font = font.font_variant(size=100 * scale)
     left, top, right, bottom = font.getbbox(scene.number)
-    x = rng.uniform(0.06 * width, 0.94 * width - (right - left)) - left
-    y = rng.uniform(0.06 * height, 0.94 * height - (bottom - top)) - top
+    x = (0.5 + rng.uniform(-0.05, 0.05)) * width - (left + right) / 2
+    y = (0.5 + rng.uniform(-0.05, 0.05)) * height - (top + bottom) / 2
     colour = _tinted(scene.colour, rng)
     pen.text((x, y), scene.number, font=font, fill=colour, stroke_width=rng.uniform(0, 4) * scale, stroke_fill=colour)
     middle = (y + (top + bottom) / 2) / height

@@ -17,8 +17,8 @@ from octavo.multimodal.patches import ImageProcessor
 
 MAX_LENGTH = 2048
 PATCH, MERGE = 14, 2
-# A picture becomes 9 to 16 tokens of 28 x 28 pixels.
-MIN_PIXELS, MAX_PIXELS = (3 * PATCH * MERGE) ** 2, (4 * PATCH * MERGE) ** 2
+# A picture whose sides differ by less than a third is resized to 84 x 84 pixels: 9 tokens, one for each place.
+MIN_PIXELS, MAX_PIXELS = 84 * 84, 9400
 MEAN = (0.5, 0.5, 0.5)
 TEMPLATE_PATH = Path(__file__).with_name("chat_template.jinja")
 
@@ -29,11 +29,11 @@ def model_config(tokenizer: Tokenizer) -> Qwen2_5_VLConfig:
     return Qwen2_5_VLConfig(
         text_config={
             "vocab_size": tokenizer.get_vocab_size(),
-            "hidden_size": 160,
-            "intermediate_size": 448,
+            "hidden_size": 128,
+            "intermediate_size": 384,
             "num_hidden_layers": 4,
-            "num_attention_heads": 5,
-            "num_key_value_heads": 5,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
             "max_position_embeddings": MAX_LENGTH,
             "bos_token_id": None,
             "eos_token_id": end_of_turn,
@@ -42,16 +42,16 @@ def model_config(tokenizer: Tokenizer) -> Qwen2_5_VLConfig:
             "tie_word_embeddings": True,
         },
         vision_config={
-            "depth": 4,
+            "depth": 3,
             "hidden_size": 128,
-            "out_hidden_size": 160,
+            "out_hidden_size": 128,
             "intermediate_size": 320,
             "num_heads": 4,
             "patch_size": PATCH,
             "spatial_merge_size": MERGE,
             "temporal_patch_size": 2,
-            "window_size": 4 * PATCH * MERGE,
-            "fullatt_block_indexes": [1, 3],
+            "window_size": 2 * PATCH * MERGE,
+            "fullatt_block_indexes": [0, 1, 2],
         },
         image_token_id=token_id(tokenizer, "<|image_pad|>"),
         video_token_id=token_id(tokenizer, "<|video_pad|>"),

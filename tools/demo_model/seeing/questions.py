@@ -47,13 +47,6 @@ def question(scene: Scene, task: str, rng: random.Random) -> Question | None:
     return Question(task=task, text=rng.choice(PHRASINGS[task]).format(subject), answer=answer)
 
 
-def tasks(scene: Scene) -> tuple[str, ...]:
-    """Return the tasks of this kind of scene."""
-    if scene.number:
-        return ("number", "colour", "describe")
-    return ("count", "colour", "shape", "where", "what", "exists", "describe")
-
-
 Subjects = Iterator[tuple[str, str]]  # what is asked about, and the answer
 
 

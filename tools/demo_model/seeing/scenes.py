@@ -1,4 +1,4 @@
-"""What is in a picture: up to five shapes on a grid of nine places, or a number. Some scenes are never trained on."""
+"""What is in a picture: up to four shapes on a grid of nine places, or a number. Some scenes are never trained on."""
 
 import random
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ PLACES = (
     "at the bottom",
     "at the bottom right",
 )
-MAX_THINGS = 5
-MAX_NUMBER = 999
+MAX_THINGS = 4
+MAX_NUMBER = 99
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -57,17 +57,24 @@ class Scene:
     colour: str = ""
 
     @property
-    def is_held_out(self) -> bool:
-        """Whether no training picture shows it, at any size. A number of several digits is held out in all colours."""
+    def tasks(self) -> tuple[str, ...]:
+        """What can be asked about it."""
         if self.number:
-            return is_held_out("number", self.number if len(self.number) > 1 else f"{self.number} {self.colour}")
+            return ("number", "colour", "describe")
+        return ("count", "colour", "shape", "where", "what", "exists", "describe")
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether no training picture shows it, at any size."""
+        if self.number:
+            return is_held_out("number", f"{self.number} {self.colour}")
         return is_held_out("shapes", " ".join(f"{thing.name} {thing.place}" for thing in self.things))
 
 
 def random_scene(rng: random.Random, max_things: int = MAX_THINGS) -> Scene:
     """Draw a scene; a third of them are numbers."""
     if rng.random() < 1 / 3:
-        number = rng.randrange(rng.choice((10, 100, MAX_NUMBER + 1, MAX_NUMBER + 1)))
+        number = rng.randrange(rng.choice((10, MAX_NUMBER + 1, MAX_NUMBER + 1)))
         return Scene(number=str(number), colour=rng.choice(list(COLOURS)))
     places = sorted(rng.sample(range(len(PLACES)), rng.randint(1, max_things)))
     # Few colours and few shapes, so that some occur several times.

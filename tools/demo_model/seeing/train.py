@@ -26,11 +26,11 @@ class Plan:
 
     steps: int
     seed: int = 1
-    rows: int = 48
+    rows: int = 32
     peak_rate: float = 2e-3
     warmup_steps: int = 100
     decay_share: float = 0.35  # of the steps: at the end, the rate falls to zero
-    easy_steps: int = 400  # with pictures of at most two things
+    easy_steps: int = 200  # with pictures of at most two things
     reading_weight: float = 0.5
     weight_decay: float = 0.05
     log_every: int = 25
@@ -138,7 +138,7 @@ def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the state file and the checkpoint")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
