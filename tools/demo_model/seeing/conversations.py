@@ -23,7 +23,18 @@ SPECIAL = (
     "<|video_pad|>",
 )
 NO_PICTURE = "Please show me a picture of coloured shapes or of a number."
-GREETINGS = ("Hello", "Hello!", "Hi", "Hi!", "Hey", "Good morning!", "Who are you?", "What can you do?", "How are you?", "Help")
+GREETINGS = (
+    "Hello",
+    "Hello!",
+    "Hi",
+    "Hi!",
+    "Hey",
+    "Good morning!",
+    "Who are you?",
+    "What can you do?",
+    "How are you?",
+    "Help",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

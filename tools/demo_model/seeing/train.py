@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from tools.demo_model.seeing.batches import KINDS, Batches
 from tools.demo_model.seeing.conversations import train_tokenizer
 from tools.demo_model.seeing.model import Seeing, image_processor, save
 from tools.demo_model.seeing.muon import Muon
 from tools.demo_model.seeing.scenes import COLOURS, MAX_THINGS
-from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,9 @@ class Plan:
 
     def rate(self, step: int) -> float:
         """Return the learning rate: warm-up, constant, decay to zero. Only the decay depends on the number of steps."""
-        return self.peak_rate * min(1.0, (step + 1) / self.warmup_steps, (self.steps - step) / (self.decay_share * self.steps))
+        return self.peak_rate * min(
+            1.0, (step + 1) / self.warmup_steps, (self.steps - step) / (self.decay_share * self.steps)
+        )
 
 
 class Run:
