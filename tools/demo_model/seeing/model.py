@@ -38,7 +38,8 @@ def model_config(tokenizer: Tokenizer) -> Qwen2_5_VLConfig:
             "bos_token_id": None,
             "eos_token_id": end_of_turn,
             "pad_token_id": end_of_text,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]},
+            # A small base: rows and columns turn the later, slower frequencies, which must tell neighbors apart.
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10.0, "mrope_section": [4, 6, 6]},
             "tie_word_embeddings": True,
         },
         vision_config={
@@ -124,6 +125,7 @@ def save(model: Seeing, tokenizer: Tokenizer, folder: Path) -> None:
     weights = {name: value.clone() for name, value in network.state_dict().items()}
     network.to(torch.bfloat16).save_pretrained(folder)
     network.float().load_state_dict(weights)
+    (folder / "model.safetensors").chmod(0o644)
     save_tokenizer(tokenizer, folder, SPECIAL, TEMPLATE_PATH)
     _write(folder / "preprocessor_config.json", processor_settings())
     _write(folder / "generation_config.json", {**generation_config(*end_tokens(tokenizer)), "do_sample": False})
