@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.breadth import pick
 from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
 
@@ -97,7 +98,7 @@ def test_mixed_requests_with_aborts_leave_nothing_behind(open_llm: OpenLLM) -> N
         [expected[index]] = answers(llm, [request])
     started: dict[str, int] = {}
     finished: dict[str, RequestOutput] = {}
-    for _ in range(60):
+    for _ in range(pick(60, 200)):
         index = chance.randrange(len(REQUESTS))
         prompt = engine.front.inputs.multimodal.of_request(REQUESTS[index])
         started[engine.add_request(prompt, PARAMS)] = index

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, trainers
@@ -20,20 +21,26 @@ PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Learn the merges from the start of the document stream. Every byte is in the alphabet, so nothing is unknown."""
+    """Learn the merges from the start of the document stream."""
+    tokenizer = train_bpe(itertools.islice(documents(seed), NUM_DOCUMENTS), VOCAB_SIZE, (*SPECIAL, *MARKS))
+    return with_visible_marks(tokenizer)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> Tokenizer:
+    """Learn a tokenizer from texts. Every byte is in the alphabet, so nothing is unknown."""
     tokenizer = Tokenizer(BPE(byte_fallback=False))
     split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=[*SPECIAL, *MARKS],
+        vocab_size=vocab_size,
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(itertools.islice(documents(seed), NUM_DOCUMENTS), trainer)
-    return with_visible_marks(tokenizer)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
@@ -44,7 +51,7 @@ def with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(state))
 
 
-def tokenizer_config(tokenizer: Tokenizer) -> dict[str, object]:
+def tokenizer_config(tokenizer: Tokenizer, marks: Sequence[str], template: str) -> dict[str, object]:
     """Return `tokenizer_config.json`: the chat template and special tokens."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -54,8 +61,8 @@ def tokenizer_config(tokenizer: Tokenizer) -> dict[str, object]:
         "pad_token": "<|endoftext|>",
         "unk_token": None,
         "clean_up_tokenization_spaces": False,
-        "added_tokens_decoder": {str(token_id(tokenizer, mark)): added(mark) for mark in (*SPECIAL, *MARKS)},
-        "chat_template": TEMPLATE_PATH.read_text(),
+        "added_tokens_decoder": {str(token_id(tokenizer, mark)): added(mark) for mark in marks},
+        "chat_template": template,
     }
 
 
@@ -69,13 +76,15 @@ def token_id(tokenizer: Tokenizer, mark: str) -> int:
 
 def added(mark: str) -> dict[str, object]:
     """Return one entry of `added_tokens_decoder`."""
-    token = AddedToken(mark, special=mark in SPECIAL, normalized=False)
+    token = AddedToken(mark, special=mark not in MARKS, normalized=False)
     fields = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     return {field: getattr(token, field) for field in fields}
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the tokenizer files of a checkpoint."""
+def save_tokenizer(
+    tokenizer: Tokenizer, folder: Path, marks: Sequence[str] = (*SPECIAL, *MARKS), template_path: Path = TEMPLATE_PATH
+) -> None:
+    """Write the tokenizer files of a checkpoint; `marks` are its added tokens."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = tokenizer_config(tokenizer)
+    config = tokenizer_config(tokenizer, marks, template_path.read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

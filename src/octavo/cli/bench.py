@@ -1,5 +1,7 @@
 """`octavo bench throughput|latency`: offline speed of a model, with random prompts and outputs of fixed length.
 
+With `--num-images`, each prompt is a message with that many random pictures before its text.
+
 `octavo bench serve`, which measures a server from outside, is in `octavo.cli.load`.
 
 Speed at given lengths does not depend on the generated text, so dummy weights will do: `octavo bench latency --model
@@ -12,24 +14,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli.bench_prompts import Prompts, RandomPictures, RandomPrompts, Run
 from octavo.cli.load.command import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
 from octavo.cli.report import Report, print_reports, spread
 from octavo.errors import RequestError
 
 if TYPE_CHECKING:
-    from octavo.inputs import TokensPrompt
     from octavo.llm import LLM
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
-PROMPT_SEED = 0
 WARM_UP_TOKENS = 2  # per prompt, before throughput is measured: the first run allocates memory that later ones reuse
 
 app = typer.Typer(**{**TYPER_SETTINGS, "no_args_is_help": True})
 
 InputLen = Annotated[int, typer.Option("--input-len", help="tokens per prompt", min=1)]
 OutputLen = Annotated[int, typer.Option("--output-len", help="tokens to generate per prompt", min=1)]
+NumImages = Annotated[int, typer.Option("--num-images", help="random pictures per prompt, beside its tokens", min=0)]
+ImageSize = Annotated[
+    str, typer.Option("--image-size", help="their width and height in pixels", metavar="<width>x<height>")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -47,16 +52,18 @@ def throughput(
     num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests, all submitted at once", min=1)] = 64,
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
+    num_images: NumImages = 0,
+    image_size: ImageSize = "448x448",
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
-    """Tokens per second when many requests are submitted at once."""
-    llm = _open(engine)
-    prompts = RandomPrompts(llm, input_len)
-    _timed(llm, prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
-    outputs, elapsed_s = _timed(llm, prompts.take(num_prompts), output_len)
+    """Tokens per second, and images, when many requests are submitted at once."""
+    prompts = _prompts(_open(engine), input_len, num_images, image_size)
+    _timed(prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
+    outputs, elapsed_s = _timed(prompts.take(num_prompts), output_len)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    num_tokens = num_output_tokens + sum(len(output.prompt_token_ids) for output in outputs)
     report: Report = {
         "num_prompts": num_prompts,
         "input_len": input_len,
@@ -64,7 +71,8 @@ def throughput(
         "elapsed_s": elapsed_s,
         "requests_per_s": num_prompts / elapsed_s,
         "output_tokens_per_s": num_output_tokens / elapsed_s,
-        "total_tokens_per_s": (num_output_tokens + num_prompts * input_len) / elapsed_s,
+        "total_tokens_per_s": num_tokens / elapsed_s,
+        **_images(prompts, num_prompts / elapsed_s),
         **request_times(outputs),
         **drafts(outputs),
     }
@@ -82,23 +90,22 @@ def latency(
     output_len: OutputLen = 64,
     num_iters: Annotated[int, typer.Option("--num-iters", help="measured runs per batch size", min=1)] = 5,
     num_warmup: Annotated[int, typer.Option("--num-warmup", help="warm-up runs before those", min=0)] = 1,
+    num_images: NumImages = 0,
+    image_size: ImageSize = "448x448",
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
     """Seconds that a batch takes from the first prompt token to the last output token."""
-    llm = _open(engine)
-    prompts = RandomPrompts(llm, input_len)
+    prompts = _prompts(_open(engine), input_len, num_images, image_size)
     sizes = batch_size or [1]
-    print_reports([_latency(llm, prompts, size, output_len, num_iters, num_warmup) for size in sizes], as_json=json)
+    print_reports([_latency(prompts, size, output_len, num_iters, num_warmup) for size in sizes], as_json=json)
 
 
-def _latency(
-    llm: "LLM", prompts: "RandomPrompts", size: int, output_len: int, num_iters: int, num_warmup: int
-) -> Report:
+def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_warmup: int) -> Report:
     for _ in range(num_warmup):
-        _timed(llm, prompts.take(size), output_len)
-    runs = [_timed(llm, prompts.take(size), output_len) for _ in range(num_iters)]
+        _timed(prompts.take(size), output_len)
+    runs = [_timed(prompts.take(size), output_len) for _ in range(num_iters)]
     outputs = [output for batch, _ in runs for output in batch]
     elapsed_s = [seconds for _, seconds in runs]
     return {
@@ -108,24 +115,10 @@ def _latency(
         "num_iters": num_iters,
         **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
         "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
+        **_images(prompts, size * num_iters / sum(elapsed_s)),
         **request_times(outputs),
         **drafts(outputs),
     }
-
-
-class RandomPrompts:
-    """Prompts of random ordinary tokens, never the same twice, so that the prefix cache never hits."""
-
-    def __init__(self, llm: "LLM", length: int) -> None:
-        import random
-
-        tokenizer = llm.get_tokenizer()
-        self.length = length
-        self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
-        self._random = random.Random(PROMPT_SEED)
-
-    def take(self, count: int) -> "list[TokensPrompt]":
-        return [{"prompt_token_ids": self._random.choices(self._ids, k=self.length)} for _ in range(count)]
 
 
 def request_times(outputs: "Sequence[RequestOutput]") -> Report:
@@ -156,10 +149,21 @@ def _open(engine: EngineOptions) -> "LLM":
     return LLM(**engine)
 
 
-def _timed(llm: "LLM", prompts: "list[TokensPrompt]", output_len: int) -> "tuple[list[RequestOutput], float]":
+def _prompts(llm: "LLM", input_len: int, num_images: int, image_size: str) -> Prompts:
+    return RandomPictures(llm, input_len, num_images, image_size) if num_images else RandomPrompts(llm, input_len)
+
+
+def _images(prompts: Prompts, requests_per_s: float) -> Report:
+    """Return what a report says of images: nothing where there are none."""
+    if not isinstance(prompts, RandomPictures):
+        return {}
+    return {"num_images": prompts.num_images, "images_per_s": prompts.num_images * requests_per_s}
+
+
+def _timed(run: Run, output_len: int) -> "tuple[list[RequestOutput], float]":
     params = _params(output_len)
     started_s = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    outputs = run(params)
     elapsed_s = time.perf_counter() - started_s
     for output in outputs:
         if len(output.outputs[0].token_ids) != output_len:

@@ -17,7 +17,7 @@ app = typer.Typer(**TYPER_SETTINGS)
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2` or `demo`")],
+    source: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2`, `demo` or `demo-vl`")],
     out: Annotated[Path, typer.Argument(help="folder to create; of gguf, the file")],
     to: Annotated[
         str,

@@ -35,7 +35,7 @@ class StoredTensor:
 
 @app.command()
 def inspect(
-    model: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2` or `demo`")],
+    model: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2`, `demo` or `demo-vl`")],
     dtype: Annotated[str, typer.Option("--dtype", help="what memory is computed for", metavar="<str>")] = "auto",
     tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,

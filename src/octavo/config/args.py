@@ -73,7 +73,7 @@ class EngineArgs:
     model_name: str = option(
         DEFAULT_MODEL,
         "checkpoint folder, GGUF file, Hub id (org/name, or org/name:Q4_K_M for one of several GGUF files), `smollm2`, "
-        "or `demo`, the bundled model",
+        "`demo`, the bundled model, or `demo-vl`, the bundled model that sees",
     )
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")

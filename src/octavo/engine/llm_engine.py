@@ -173,4 +173,4 @@ class LLMEngine:
                         self._unseen[state.request_id] = state.snapshot()
                     elif state.is_finished:
                         num_left -= 1
-                        progress.finish_one(state.num_prompt_tokens, state.num_output_tokens)
+                        progress.finish_one(state.num_prompt_tokens, state.num_output_tokens, state.num_images)

@@ -214,6 +214,12 @@ class RequestState:
         return None if self._processed.adapter is None else self._processed.adapter.name
 
     @property
+    def num_images(self) -> int:
+        """Images and videos in the prompt."""
+        extra = self._processed.samples[0].extra_inputs
+        return 0 if extra is None else len(extra.vision) + len(extra.embedding_spans)
+
+    @property
     def max_tokens(self) -> int | None:
         return self._processed.params.max_tokens
 

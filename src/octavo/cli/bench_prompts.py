@@ -1,0 +1,75 @@
+"""Prompts of `octavo bench`: random, and never the same twice, so that no cache ever hits."""
+
+import random
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from octavo.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from octavo.inputs import TokensPrompt
+    from octavo.llm import LLM
+    from octavo.outputs import RequestOutput
+    from octavo.sampling_params import SamplingParams
+
+SEED = 0
+_SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
+
+Run = Callable[["SamplingParams"], "list[RequestOutput]"]
+
+
+class Prompts(Protocol):
+    """Prompts of one length."""
+
+    length: int
+
+    def take(self, count: int) -> Run:
+        """Make so many prompts; return what runs them as one batch."""
+        ...
+
+
+class RandomPrompts:
+    """Prompts of random ordinary tokens."""
+
+    def __init__(self, llm: "LLM", length: int) -> None:
+        tokenizer = llm.get_tokenizer()
+        self.length = length
+        self._llm = llm
+        self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
+        self._random = random.Random(SEED)
+
+    def take(self, count: int) -> Run:
+        prompts: list[TokensPrompt] = [{"prompt_token_ids": self.tokens()} for _ in range(count)]
+        return lambda params: self._llm.generate(prompts, params, use_tqdm=False)
+
+    def tokens(self) -> list[int]:
+        """Return the tokens of one prompt."""
+        return self._random.choices(self._ids, k=self.length)
+
+
+class RandomPictures:
+    """Messages with pictures of random pixels before random text, of about `length` tokens."""
+
+    def __init__(self, llm: "LLM", length: int, num_images: int, size: str) -> None:
+        """Raises InvalidParameterError: `size` is not like "448x448"."""
+        import numpy as np
+
+        found = _SIZE.fullmatch(size)
+        self._width, self._height = map(int, found.groups()) if found else (0, 0)
+        if not self._width * self._height:
+            raise InvalidParameterError("image_size", size, "a width and a height in pixels, such as 448x448")
+        self.length, self.num_images = length, num_images
+        self._llm, self._text = llm, RandomPrompts(llm, length)
+        self._pixels = np.random.default_rng(SEED)
+
+    def take(self, count: int) -> Run:
+        requests = [{"messages": [{"role": "user", "content": self._content()}]} for _ in range(count)]
+        return lambda params: self._llm.generate_multimodal(requests, params, use_tqdm=False)
+
+    def _content(self) -> list[dict[str, object]]:
+        text = self._llm.get_tokenizer().decode(self._text.tokens())
+        pictures = [
+            self._pixels.integers(0, 256, (self._height, self._width, 3), "uint8") for _ in range(self.num_images)
+        ]
+        return [*({"type": "image", "image": picture} for picture in pictures), {"type": "text", "text": text}]

@@ -1,0 +1,105 @@
+"""The pictures and rows of one step. They depend only on (seed, step), so a run can be resumed.
+
+Legend: B = rows, T = tokens of a row, P = patches of all pictures, M = tokens of a picture.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tools.demo_model.seeing.conversations import Row, blind_question, questions, row
+from tools.demo_model.seeing.drawing import Mark, Size, draw, random_size
+from tools.demo_model.seeing.scenes import COLOURS, MAX_THINGS, SHAPES, Scene, scene
+from torch import Tensor
+
+from octavo.multimodal.patches import ImageProcessor, Patches
+from octavo.multimodal.positions import VisionSpan, rotary_positions
+
+KINDS = (*SHAPES, *"0123456789")
+_SEEN = {kind: index for index, kind in enumerate(KINDS, 1)}
+_COLOUR = {colour: index for index, colour in enumerate(COLOURS, 1)}
+IMAGE_START = 3  # tokens of a row before its picture: start of the turn, "user", newline, then the vision start
+BLIND_EVERY = 16  # steps: one has no pictures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One step."""
+
+    ids: Tensor  # [B, T] int64
+    targets: Tensor  # [B, T] int64
+    has_loss: Tensor  # [B, T] bool
+    positions: Tensor  # [3, T] int64: the same in all rows
+    patches: Tensor | None  # [P, values] float32
+    grid: tuple[int, int, int]  # of every picture
+    seen: Tensor  # [B * M, 2] int64: the kind and the colour of what has its middle in a picture's token; 0: nothing
+
+
+class Batches:
+    """Draws and packs."""
+
+    def __init__(self, tokenizer: Tokenizer, processor: ImageProcessor, seed: int, num_rows: int) -> None:
+        self.tokenizer, self.processor, self.seed, self.num_rows = tokenizer, processor, seed, num_rows
+
+    def batch(self, step: int, max_things: int = MAX_THINGS) -> Batch:
+        """Return a step's batch; all pictures have one grid."""
+        rng = random.Random(f"{self.seed} {step}")
+        if step % BLIND_EVERY == BLIND_EVERY - 1:
+            rows = [row(self.tokenizer, [blind_question(rng)], 0) for _ in range(self.num_rows)]
+            return self._packed(rows, None, (0, 0, 0), torch.zeros(0, 2, dtype=torch.long))
+        rows, pictures, seen = [], [], []
+        for _ in range(self.num_rows):
+            drawn, marks, patches = self._picture(rng, max_things)
+            grid = patches.grid
+            num_tokens = grid[1] * grid[2] // self.processor.merge_size**2
+            rows.append(row(self.tokenizer, questions(drawn, rng), num_tokens))
+            pictures.append(normalized(patches))
+            seen.append(_labels(marks, (grid[2] // self.processor.merge_size, grid[1] // self.processor.merge_size)))
+        return self._packed(rows, torch.cat(pictures), grid, torch.cat(seen))
+
+    def _picture(self, rng: random.Random, max_things: int) -> tuple[Scene, list[Mark], Patches]:
+        """Draw a scene that is not held out; return what is where, and the patches."""
+        drawn = scene(rng, held_out=False, max_things=max_things)
+        picture, marks = draw(drawn, random_size(rng), rng)
+        return drawn, marks, self.processor.process([picture], "picture")
+
+    def _packed(self, rows: Sequence[Row], patches: Tensor | None, grid: tuple[int, int, int], seen: Tensor) -> Batch:
+        length = max(len(each.ids) for each in rows)
+        ids = torch.zeros(len(rows), length, dtype=torch.long)
+        has_loss = torch.zeros(len(rows), length, dtype=torch.bool)
+        for at, each in enumerate(rows):
+            ids[at, : len(each.ids)] = torch.tensor(each.ids)
+            has_loss[at, : len(each.ids)] = torch.tensor(each.is_answer)
+        merge = self.processor.merge_size
+        spans = [VisionSpan(start=IMAGE_START + 1, frames=1, rows=grid[1] // merge, columns=grid[2] // merge)]
+        positions = torch.from_numpy(rotary_positions(length, spans if patches is not None else [])).long()
+        return Batch(
+            ids=ids[:, :-1],
+            targets=ids[:, 1:],
+            has_loss=has_loss[:, 1:],
+            positions=positions[:, :-1],
+            patches=patches,
+            grid=grid,
+            seen=seen,
+        )
+
+
+def normalized(patches: Patches) -> Tensor:
+    """Return the numbers of a picture's patches [P, values], as the model reads them."""
+    assert patches.levels is not None
+    channels, values = len(patches.levels), patches.values
+    by_channel = values.reshape(len(values), channels, -1)
+    levels = [patches.levels[channel][by_channel[:, channel]] for channel in range(channels)]
+    return torch.from_numpy(np.stack(levels, axis=1).reshape(values.shape))
+
+
+def _labels(marks: Sequence[Mark], size: Size) -> Tensor:
+    """Return what has its middle in each token of a picture [M, 2], row by row."""
+    width, height = size
+    labels = torch.zeros(height, width, 2, dtype=torch.long)
+    for mark in marks:
+        labels[int(mark.y * height), int(mark.x * width)] = torch.tensor([_SEEN[mark.kind], _COLOUR[mark.colour]])
+    return labels.flatten(0, 1)

@@ -1,0 +1,97 @@
+"""A scene and questions about it as one row of tokens, and the tokenizer whose texts these are."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+from tools.demo_model.bpe import token_id, train_bpe
+from tools.demo_model.seeing.questions import PHRASINGS, Question, question
+from tools.demo_model.seeing.scenes import PLACES, Scene, random_scene
+
+VOCAB_SIZE = 640
+NUM_SCENES = 4000  # whose texts the tokenizer learns from
+QUESTIONS = 4  # of a row
+# Special tokens are removed when decoding.
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+NO_PICTURE = "Please show me a picture of coloured shapes or of a number."
+GREETINGS = (
+    "Hello",
+    "Hello!",
+    "Hi",
+    "Hi!",
+    "Hey",
+    "Good morning!",
+    "Who are you?",
+    "What can you do?",
+    "How are you?",
+    "Help",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Tokens of a conversation."""
+
+    ids: list[int]
+    is_answer: list[bool]  # of each token, whether the model writes it
+
+
+def questions(scene: Scene, rng: random.Random) -> list[Question]:
+    """Return some questions about a scene, in random order."""
+    kinds = list(scene.tasks)
+    asked = [question(scene, kind, rng) for kind in rng.sample(kinds, len(kinds))]
+    found = [each for each in asked if each is not None]
+    found += [each for each in (question(scene, rng.choice(kinds), rng) for _ in range(QUESTIONS)) if each is not None]
+    return found[:QUESTIONS]
+
+
+def blind_question(rng: random.Random) -> Question:
+    """Return a question without a picture."""
+    if rng.random() < 0.3:
+        return Question(task="blind", text=rng.choice(GREETINGS), answer=NO_PICTURE)
+    asked = questions(random_scene(rng), rng)[0]
+    return Question(task="blind", text=asked.text, answer=NO_PICTURE)
+
+
+def row(tokenizer: Tokenizer, asked: Sequence[Question], num_image_tokens: int) -> Row:
+    """Return a conversation whose first message has a picture of so many tokens (0: none) before its text."""
+    ids: list[int] = []
+    is_answer: list[bool] = []
+    image = f"<|vision_start|>{'<|image_pad|>' * num_image_tokens}<|vision_end|>" if num_image_tokens else ""
+    for each in asked:
+        prompt = f"<|im_start|>user\n{image}{each.text}<|im_end|>\n<|im_start|>assistant\n"
+        for text, is_ours in ((prompt, False), (f"{each.answer}<|im_end|>", True), ("\n", False)):
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+            ids += tokens
+            is_answer += [is_ours] * len(tokens)
+        image = ""
+    return Row(ids=ids, is_answer=is_answer)
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Learn whole words of questions and answers; other texts are spelled in bytes."""
+    return train_bpe(_texts(seed), VOCAB_SIZE, SPECIAL)
+
+
+def _texts(seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    yield from PLACES
+    yield from GREETINGS
+    yield from (text for of_task in PHRASINGS.values() for text in of_task)
+    for _ in range(NUM_SCENES):
+        for asked in questions(random_scene(rng), rng):
+            yield f"<|im_start|>user\n{asked.text}<|im_end|>\n<|im_start|>assistant\n{asked.answer}<|im_end|>\n"
+
+
+def end_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the ids of the end of a turn and of the end of the text."""
+    return token_id(tokenizer, "<|im_end|>"), token_id(tokenizer, "<|endoftext|>")

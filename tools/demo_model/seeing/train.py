@@ -1,0 +1,156 @@
+"""Train the demo model that sees from scratch: pictures, tokenizer, weights, checkpoint.
+
+    python -m tools.demo_model.seeing.train --out DIR [--steps N] [--threads 1]
+
+The length is set in steps, so that runs are repeatable. A stopped run resumes from the state file in DIR.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from tools.demo_model.seeing.batches import KINDS, Batches
+from tools.demo_model.seeing.conversations import train_tokenizer
+from tools.demo_model.seeing.model import Seeing, image_processor, save
+from tools.demo_model.seeing.muon import Muon
+from tools.demo_model.seeing.scenes import COLOURS, MAX_THINGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Hyperparameters."""
+
+    steps: int
+    seed: int = 1
+    rows: int = 32
+    peak_rate: float = 2e-3
+    warmup_steps: int = 100
+    decay_share: float = 0.35  # of the steps: at the end, the rate falls to zero
+    easy_steps: int = 200  # with pictures of at most two things
+    reading_weight: float = 0.5
+    weight_decay: float = 0.05
+    log_every: int = 25
+    save_every: int = 100
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate: warm-up, constant, decay to zero. Only the decay depends on the number of steps."""
+        return self.peak_rate * min(
+            1.0, (step + 1) / self.warmup_steps, (self.steps - step) / (self.decay_share * self.steps)
+        )
+
+
+class Run:
+    """A training run in a folder: model, optimizers and progress."""
+
+    def __init__(self, plan: Plan, folder: Path, tokenizer: Tokenizer) -> None:
+        torch.manual_seed(plan.seed)
+        self.plan, self.folder, self.tokenizer = plan, folder, tokenizer
+        self.model = Seeing(tokenizer, len(KINDS) + 1, len(COLOURS) + 1)
+        self.optimizers = make_optimizers(self.model, plan)
+        self.batches = Batches(tokenizer, image_processor(), plan.seed, plan.rows)
+        self.step, self.core_seconds = 0, 0.0
+
+    @property
+    def state_path(self) -> Path:
+        """The state file."""
+        return self.folder / "state.pt"
+
+    def save_state(self) -> None:
+        """Save everything needed to resume; atomically, so that a partial file never replaces a complete one."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "step": self.step,
+            "core_seconds": self.core_seconds,
+        }
+        partial = self.state_path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self.state_path)
+
+    def load_state(self) -> None:
+        """Resume from the state file if there is one."""
+        if self.state_path.exists():
+            state = torch.load(self.state_path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.step, self.core_seconds = state["step"], state["core_seconds"]
+
+    def train_step(self) -> dict[str, float]:
+        """Run one step and return what is worth logging."""
+        batch = self.batches.batch(self.step, 2 if self.step < self.plan.easy_steps else MAX_THINGS)
+        logits, targets, read = self.model(batch)
+        loss = F.cross_entropy(logits, targets)
+        figures = {"loss": loss.item(), "right": (logits.argmax(-1) == targets).float().mean().item()}
+        for name, output, wanted in zip(("kind", "colour"), read, batch.seen.T, strict=False):
+            reading = F.cross_entropy(output, wanted)
+            loss = loss + self.plan.reading_weight * reading
+            figures[name] = reading.item()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.update()
+        self.step += 1
+        return figures
+
+    def update(self) -> None:
+        """Update the weights with this step's learning rate."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.plan.rate(self.step)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def train(self) -> None:
+        """Run the remaining steps."""
+        while self.step < self.plan.steps:
+            begin = time.process_time()
+            figures = self.train_step()
+            self.core_seconds += time.process_time() - begin
+            if self.step % self.plan.log_every == 0:
+                minutes = self.core_seconds / 60
+                told = " ".join(f"{name} {value:.3f}" for name, value in figures.items())
+                print(f"step {self.step}/{self.plan.steps} {told} {minutes:.1f} core minutes", flush=True)
+            if self.step % self.plan.save_every == 0:
+                self.save_state()
+
+    def finish(self) -> None:
+        """Write the checkpoint."""
+        self.save_state()
+        save(self.model, self.tokenizer, self.folder)
+        print(f"{self.step} steps in {self.core_seconds / 60:.1f} core minutes, written to {self.folder}")
+
+
+def make_optimizers(model: Seeing, plan: Plan) -> tuple[torch.optim.Optimizer, ...]:
+    """Muon for the matrices of the layers, AdamW for the rest; see `tools.demo_model.train.make_optimizers`."""
+    inner = model.network.model
+    layers = [*inner.language_model.layers.parameters(), *inner.visual.blocks.parameters()]
+    layers += [*inner.visual.merger.parameters()]
+    matrices = [weight for weight in layers if weight.ndim == 2]
+    chosen = {id(weight) for weight in matrices}
+    rest = [weight for weight in model.parameters() if id(weight) not in chosen]
+    muon = Muon(matrices, lr=plan.peak_rate, weight_decay=plan.weight_decay)
+    return muon, torch.optim.AdamW(rest, lr=plan.peak_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+
+def main() -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the state file and the checkpoint")
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    plan = Plan(steps=options.steps)
+    run = Run(plan, options.out, train_tokenizer(plan.seed))
+    run.load_state()
+    run.train()
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()
