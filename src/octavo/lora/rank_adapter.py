@@ -30,7 +30,7 @@ class LowRank:
 
     def scaled_up(self, dtype: torch.dtype) -> torch.Tensor:
         """Return [r, all outputs], with the scale."""
-        return (self.up.float() * self.scale).T.to(dtype)
+        return (self.up.float() * self.scale).T.to(dtype).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
