@@ -97,8 +97,7 @@ class _Reading:
         return self._checked(module, LowRank(down=down, up=up, scale=self._config.scale_of(module)))
 
     def _embedding(self, module: str, layer: Embedding) -> EmbeddingAdapter:
-        kinds = ("embedding_down", "embedding_up", "weight", "base_weight")
-        self.found.allow(module, frozenset(kinds), "an embedding")
+        self.found.allow(module, frozenset({"embedding_down", "embedding_up", "weight", "base_weight"}), "an embedding")
         (size, width), ids, rank = (layer.ids.total, layer.hidden_size), layer.ids, self._rank(module)
         table = self._replacement(module, (size, width), ids.start, ids.stop)
         if not self.found.has(module, "embedding_down", "embedding_up"):
