@@ -8,7 +8,6 @@ FOLDER --load-format dummy`.
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,9 +61,10 @@ def throughput(
 ) -> None:
     """Tokens per second when many requests are submitted at once."""
     llm = _open(adapter_options(num_adapters, adapter_rank, engine))
-    prompts = RandomPrompts(llm, input_len, num_adapters, adapter_rank)
-    _timed(llm, prompts, num_prompts, min(output_len, WARM_UP_TOKENS))
-    outputs, elapsed_s = _timed(llm, prompts, num_prompts, output_len)
+    with random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank) as adapters:
+        prompts = RandomPrompts(llm, input_len, adapters)
+        _timed(llm, prompts, num_prompts, min(output_len, WARM_UP_TOKENS))
+        outputs, elapsed_s = _timed(llm, prompts, num_prompts, output_len)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     report: Report = {
         "num_prompts": num_prompts,
@@ -99,9 +99,10 @@ def latency(
 ) -> None:
     """Seconds that a batch takes from the first prompt token to the last output token."""
     llm = _open(adapter_options(num_adapters, adapter_rank, engine))
-    prompts = RandomPrompts(llm, input_len, num_adapters, adapter_rank)
-    sizes = batch_size or [1]
-    print_reports([_latency(llm, prompts, size, output_len, num_iters, num_warmup) for size in sizes], as_json=json)
+    with random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank) as adapters:
+        prompts = RandomPrompts(llm, input_len, adapters)
+        reports = [_latency(llm, prompts, size, output_len, num_iters, num_warmup) for size in batch_size or [1]]
+    print_reports(reports, as_json=json)
 
 
 def _latency(
@@ -117,7 +118,7 @@ def _latency(
         "input_len": prompts.length,
         "output_len": output_len,
         "num_iters": num_iters,
-        **({"num_adapters": prompts.num_adapters} if prompts.num_adapters else {}),
+        **({"num_adapters": len(prompts.adapters)} if prompts.adapters else {}),
         **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
         "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
         **request_times(outputs),
@@ -127,18 +128,12 @@ def _latency(
 class RandomPrompts:
     """Prompts of random ordinary tokens, never the same twice, so that the prefix cache never hits."""
 
-    def __init__(self, llm: "LLM", length: int, num_adapters: int = 0, adapter_rank: int = 0) -> None:
+    def __init__(self, llm: "LLM", length: int, adapters: "Sequence[LoRARequest]" = ()) -> None:
         import random
-        import tempfile
 
-        self._folder = tempfile.TemporaryDirectory(prefix="octavo-adapters-") if num_adapters else None
-        self.adapters: list[LoRARequest] = []
-        if self._folder is not None:
-            config, folder = llm.engine.front.config.model, Path(self._folder.name)
-            self.adapters = random_adapters(config, num_adapters, adapter_rank, folder)
+        self.adapters = adapters
 
         tokenizer = llm.get_tokenizer()
-        self.num_adapters = num_adapters
         self.length = length
         self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
         self._random = random.Random(PROMPT_SEED)

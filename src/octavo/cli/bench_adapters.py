@@ -1,6 +1,9 @@
 """Random LoRA adapters for benchmarks: the speed depends on their number, rank and modules, not on their values."""
 
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +20,17 @@ def adapter_options(count: int, rank: int, engine: dict[str, Any]) -> dict[str, 
     return {"enable_lora": True, "max_loras": count, "max_lora_rank": rank, **engine} if count else engine
 
 
-def random_adapters(config: "ModelConfig", count: int, rank: int, folder: Path) -> "list[LoRARequest]":
+@contextmanager
+def random_adapters(config: "ModelConfig", count: int, rank: int) -> "Iterator[list[LoRARequest]]":
     """Write adapters for all linears of a model's layers, or for attention alone where there are experts.
 
     They share one file of weights and differ in alpha, so that each is an adapter of its own to the engine.
     """
+    with tempfile.TemporaryDirectory(prefix="octavo-adapters-") as folder:
+        yield _written(config, count, rank, Path(folder)) if count else []
+
+
+def _written(config: "ModelConfig", count: int, rank: int, folder: Path) -> "list[LoRARequest]":
     from safetensors.numpy import save_file
 
     from octavo.lora_request import LoRARequest
