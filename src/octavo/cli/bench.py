@@ -9,11 +9,13 @@ FOLDER --load-format dummy`.
 """
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli.bench_adapters import adapter_options, random_adapters
 from octavo.cli.bench_prompts import Prompts, RandomPictures, RandomPrompts, Run
 from octavo.cli.load.command import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
@@ -35,6 +37,10 @@ NumImages = Annotated[int, typer.Option("--num-images", help="random pictures pe
 ImageSize = Annotated[
     str, typer.Option("--image-size", help="their width and height in pixels", metavar="<width>x<height>")
 ]
+NumAdapters = Annotated[
+    int, typer.Option("--num-adapters", help="random LoRA adapters, which the prompts use in turn", min=0)
+]
+AdapterRank = Annotated[int, typer.Option("--adapter-rank", help="their rank", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -54,20 +60,23 @@ def throughput(
     output_len: OutputLen = 64,
     num_images: NumImages = 0,
     image_size: ImageSize = "448x448",
+    num_adapters: NumAdapters = 0,
+    adapter_rank: AdapterRank = 16,
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
     """Tokens per second, and images, when many requests are submitted at once."""
-    prompts = _prompts(_open(engine), input_len, num_images, image_size)
-    _timed(prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
-    outputs, elapsed_s = _timed(prompts.take(num_prompts), output_len)
+    with _prompts(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as prompts:
+        _timed(prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
+        outputs, elapsed_s = _timed(prompts.take(num_prompts), output_len)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_tokens = num_output_tokens + sum(len(output.prompt_token_ids) for output in outputs)
     report: Report = {
         "num_prompts": num_prompts,
         "input_len": input_len,
         "output_len": output_len,
+        **({"num_adapters": num_adapters, "adapter_rank": adapter_rank} if num_adapters else {}),
         "elapsed_s": elapsed_s,
         "requests_per_s": num_prompts / elapsed_s,
         "output_tokens_per_s": num_output_tokens / elapsed_s,
@@ -92,14 +101,16 @@ def latency(
     num_warmup: Annotated[int, typer.Option("--num-warmup", help="warm-up runs before those", min=0)] = 1,
     num_images: NumImages = 0,
     image_size: ImageSize = "448x448",
+    num_adapters: NumAdapters = 0,
+    adapter_rank: AdapterRank = 16,
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
     """Seconds that a batch takes from the first prompt token to the last output token."""
-    prompts = _prompts(_open(engine), input_len, num_images, image_size)
-    sizes = batch_size or [1]
-    print_reports([_latency(prompts, size, output_len, num_iters, num_warmup) for size in sizes], as_json=json)
+    with _prompts(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as prompts:
+        reports = [_latency(prompts, size, output_len, num_iters, num_warmup) for size in batch_size or [1]]
+    print_reports(reports, as_json=json)
 
 
 def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_warmup: int) -> Report:
@@ -113,6 +124,7 @@ def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_w
         "input_len": prompts.length,
         "output_len": output_len,
         "num_iters": num_iters,
+        **({"num_adapters": len(prompts.adapters)} if prompts.adapters else {}),
         **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
         "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
         **_images(prompts, size * num_iters / sum(elapsed_s)),
@@ -143,14 +155,22 @@ def drafts(outputs: "Sequence[RequestOutput]") -> Report:
     return {"num_drafts": num_drafts, "draft_acceptance": num_accepted / num_drafts} if num_drafts else {}
 
 
-def _open(engine: EngineOptions) -> "LLM":
+def _open(engine: dict[str, Any]) -> "LLM":
     from octavo import LLM
 
     return LLM(**engine)
 
 
-def _prompts(llm: "LLM", input_len: int, num_images: int, image_size: str) -> Prompts:
-    return RandomPictures(llm, input_len, num_images, image_size) if num_images else RandomPrompts(llm, input_len)
+@contextmanager
+def _prompts(
+    engine: EngineOptions, input_len: int, num_images: int, image_size: str, num_adapters: int, adapter_rank: int
+) -> Iterator[Prompts]:
+    llm = _open(adapter_options(num_adapters, adapter_rank, engine))
+    with random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank) as adapters:
+        if num_images:
+            yield RandomPictures(llm, input_len, num_images, image_size, adapters)
+        else:
+            yield RandomPrompts(llm, input_len, adapters)
 
 
 def _images(prompts: Prompts, requests_per_s: float) -> Report:

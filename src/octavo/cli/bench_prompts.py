@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import InvalidParameterError
@@ -10,6 +10,7 @@ from octavo.errors import InvalidParameterError
 if TYPE_CHECKING:
     from octavo.inputs import TokensPrompt
     from octavo.llm import LLM
+    from octavo.lora_request import LoRARequest
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
@@ -20,9 +21,10 @@ Run = Callable[["SamplingParams"], "list[RequestOutput]"]
 
 
 class Prompts(Protocol):
-    """Prompts of one length."""
+    """Prompts of one length, which use some adapters in turn."""
 
     length: int
+    adapters: "Sequence[LoRARequest]"
 
     def take(self, count: int) -> Run:
         """Make so many prompts; return what runs them as one batch."""
@@ -32,16 +34,17 @@ class Prompts(Protocol):
 class RandomPrompts:
     """Prompts of random ordinary tokens."""
 
-    def __init__(self, llm: "LLM", length: int) -> None:
+    def __init__(self, llm: "LLM", length: int, adapters: "Sequence[LoRARequest]" = ()) -> None:
         tokenizer = llm.get_tokenizer()
-        self.length = length
+        self.length, self.adapters = length, adapters
         self._llm = llm
         self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
         self._random = random.Random(SEED)
 
     def take(self, count: int) -> Run:
         prompts: list[TokensPrompt] = [{"prompt_token_ids": self.tokens()} for _ in range(count)]
-        return lambda params: self._llm.generate(prompts, params, use_tqdm=False)
+        lora_request = _in_turn(self.adapters, count)
+        return lambda params: self._llm.generate(prompts, params, use_tqdm=False, lora_request=lora_request)
 
     def tokens(self) -> list[int]:
         """Return the tokens of one prompt."""
@@ -51,7 +54,9 @@ class RandomPrompts:
 class RandomPictures:
     """Messages with pictures of random pixels before random text, of about `length` tokens."""
 
-    def __init__(self, llm: "LLM", length: int, num_images: int, size: str) -> None:
+    def __init__(
+        self, llm: "LLM", length: int, num_images: int, size: str, adapters: "Sequence[LoRARequest]" = ()
+    ) -> None:
         """Raises InvalidParameterError: `size` is not like "448x448"."""
         import numpy as np
 
@@ -59,17 +64,23 @@ class RandomPictures:
         self._width, self._height = map(int, found.groups()) if found else (0, 0)
         if not self._width * self._height:
             raise InvalidParameterError("image_size", size, "a width and a height in pixels, such as 448x448")
-        self.length, self.num_images = length, num_images
+        self.length, self.num_images, self.adapters = length, num_images, adapters
         self._llm, self._text = llm, RandomPrompts(llm, length)
         self._pixels = np.random.default_rng(SEED)
 
     def take(self, count: int) -> Run:
         requests = [{"messages": [{"role": "user", "content": self._content()}]} for _ in range(count)]
-        return lambda params: self._llm.generate_multimodal(requests, params, use_tqdm=False)
+        lora_request = _in_turn(self.adapters, count)
+        return lambda params: self._llm.generate_multimodal(requests, params, use_tqdm=False, lora_request=lora_request)
 
     def _content(self) -> list[dict[str, object]]:
         text = self._llm.get_tokenizer().decode(self._text.tokens())
         pictures = [
             self._pixels.integers(0, 256, (self._height, self._width, 3), "uint8") for _ in range(self.num_images)
         ]
-        return [*({"type": "image", "image": picture} for picture in pictures), {"type": "text", "text": text}]
+        parts: list[dict[str, object]] = [{"type": "image", "image": picture} for picture in pictures]
+        return [*parts, {"type": "text", "text": text}]
+
+
+def _in_turn(adapters: "Sequence[LoRARequest]", count: int) -> "list[LoRARequest | None]":
+    return [adapters[at % len(adapters)] if adapters else None for at in range(count)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from octavo.config.hub import resolve_adapter
 from octavo.config.lora import LoraConfig
 from octavo.contracts.lora import AdapterRef
-from octavo.errors import InvalidParameterError
+from octavo.errors import AdapterError, InvalidParameterError
 from octavo.lora.adapter_config import CONFIG_FILE, read_adapter_config
 from octavo.lora.folder import content_hash, weights_file
 from octavo.lora_request import LoRARequest
@@ -33,8 +33,11 @@ class AdapterFiles:
             AdapterError, CheckpointError: no adapter that is supported.
             InvalidParameterError: its rank exceeds `max_lora_rank`.
         """
-        folder = self._folder(request.path)
-        version = _version(folder)
+        try:
+            folder = self._folder(request.path)
+            version = _version(folder)
+        except (OSError, ValueError) as error:  # no path at all: too long, or with a null
+            raise AdapterError(f"{request.path[:200]!r} cannot be read: {str(error)[:200]}") from error
         with self._lock:
             known = self._known.get(folder)
         if known is None or known[0] != version:

@@ -124,7 +124,9 @@ class RankBuilder:
             self._draft_model = self._draft.load(draft_model)
         give_back_freed_memory()  # that no step will use again
         if (lora := self._config.lora) is not None:
-            self._adapters = AdapterPool(loaded, lora.max_loras, lora.max_lora_rank, self._config.load)
+            self._adapters = AdapterPool(
+                loaded, lora.max_loras, lora.max_lora_rank, self._config.load, lambda: self.devices.memory().free_bytes
+            )
         logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
         return loaded
 
