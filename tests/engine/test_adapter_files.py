@@ -58,6 +58,9 @@ def test_what_is_no_adapter_is_refused(files: AdapterFiles, tmp_path: Path) -> N
         files.read(LoRARequest("big", 1, write_adapter(tmp_path / "big", rank=16)))
     with pytest.raises(AdapterError, match="nowhere"):
         files.read(LoRARequest("nowhere", 1, tmp_path / "nowhere"))
+    for odd in ("x" * 5000, "a\0b"):
+        with pytest.raises(AdapterError, match=r"cannot be read|none of"):
+            files.read(LoRARequest("odd", 1, odd))
     (write_adapter(tmp_path / "torn") / "adapter_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="adapter_config"):
         files.read(LoRARequest("torn", 1, tmp_path / "torn"))

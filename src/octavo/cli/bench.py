@@ -8,10 +8,11 @@ FOLDER --load-format dummy`.
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli.bench_adapters import adapter_options, random_adapters
 from octavo.cli.load.command import serve
 from octavo.cli.options import TYPER_SETTINGS, EngineOptions, with_derived_flags
 from octavo.cli.report import Report, print_reports, spread
@@ -20,6 +21,7 @@ from octavo.errors import RequestError
 if TYPE_CHECKING:
     from octavo.inputs import TokensPrompt
     from octavo.llm import LLM
+    from octavo.lora_request import LoRARequest
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
@@ -30,6 +32,10 @@ app = typer.Typer(**{**TYPER_SETTINGS, "no_args_is_help": True})
 
 InputLen = Annotated[int, typer.Option("--input-len", help="tokens per prompt", min=1)]
 OutputLen = Annotated[int, typer.Option("--output-len", help="tokens to generate per prompt", min=1)]
+NumAdapters = Annotated[
+    int, typer.Option("--num-adapters", help="random LoRA adapters, which the prompts use in turn", min=0)
+]
+AdapterRank = Annotated[int, typer.Option("--adapter-rank", help="their rank", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
@@ -47,20 +53,24 @@ def throughput(
     num_prompts: Annotated[int, typer.Option("--num-prompts", help="requests, all submitted at once", min=1)] = 64,
     input_len: InputLen = 128,
     output_len: OutputLen = 64,
+    num_adapters: NumAdapters = 0,
+    adapter_rank: AdapterRank = 16,
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
     """Tokens per second when many requests are submitted at once."""
-    llm = _open(engine)
-    prompts = RandomPrompts(llm, input_len)
-    _timed(llm, prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
-    outputs, elapsed_s = _timed(llm, prompts.take(num_prompts), output_len)
+    llm = _open(adapter_options(num_adapters, adapter_rank, engine))
+    with random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank) as adapters:
+        prompts = RandomPrompts(llm, input_len, adapters)
+        _timed(llm, prompts, num_prompts, min(output_len, WARM_UP_TOKENS))
+        outputs, elapsed_s = _timed(llm, prompts, num_prompts, output_len)
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     report: Report = {
         "num_prompts": num_prompts,
         "input_len": input_len,
         "output_len": output_len,
+        **({"num_adapters": num_adapters, "adapter_rank": adapter_rank} if num_adapters else {}),
         "elapsed_s": elapsed_s,
         "requests_per_s": num_prompts / elapsed_s,
         "output_tokens_per_s": num_output_tokens / elapsed_s,
@@ -81,23 +91,26 @@ def latency(
     output_len: OutputLen = 64,
     num_iters: Annotated[int, typer.Option("--num-iters", help="measured runs per batch size", min=1)] = 5,
     num_warmup: Annotated[int, typer.Option("--num-warmup", help="warm-up runs before those", min=0)] = 1,
+    num_adapters: NumAdapters = 0,
+    adapter_rank: AdapterRank = 16,
     json: AsJson = False,
     *,
     engine: EngineOptions,
 ) -> None:
     """Seconds that a batch takes from the first prompt token to the last output token."""
-    llm = _open(engine)
-    prompts = RandomPrompts(llm, input_len)
-    sizes = batch_size or [1]
-    print_reports([_latency(llm, prompts, size, output_len, num_iters, num_warmup) for size in sizes], as_json=json)
+    llm = _open(adapter_options(num_adapters, adapter_rank, engine))
+    with random_adapters(llm.engine.front.config.model, num_adapters, adapter_rank) as adapters:
+        prompts = RandomPrompts(llm, input_len, adapters)
+        reports = [_latency(llm, prompts, size, output_len, num_iters, num_warmup) for size in batch_size or [1]]
+    print_reports(reports, as_json=json)
 
 
 def _latency(
     llm: "LLM", prompts: "RandomPrompts", size: int, output_len: int, num_iters: int, num_warmup: int
 ) -> Report:
     for _ in range(num_warmup):
-        _timed(llm, prompts.take(size), output_len)
-    runs = [_timed(llm, prompts.take(size), output_len) for _ in range(num_iters)]
+        _timed(llm, prompts, size, output_len)
+    runs = [_timed(llm, prompts, size, output_len) for _ in range(num_iters)]
     outputs = [output for batch, _ in runs for output in batch]
     elapsed_s = [seconds for _, seconds in runs]
     return {
@@ -105,6 +118,7 @@ def _latency(
         "input_len": prompts.length,
         "output_len": output_len,
         "num_iters": num_iters,
+        **({"num_adapters": len(prompts.adapters)} if prompts.adapters else {}),
         **spread("latency_ms", [seconds * 1e3 for seconds in elapsed_s]),
         "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
         **request_times(outputs),
@@ -114,13 +128,19 @@ def _latency(
 class RandomPrompts:
     """Prompts of random ordinary tokens, never the same twice, so that the prefix cache never hits."""
 
-    def __init__(self, llm: "LLM", length: int) -> None:
+    def __init__(self, llm: "LLM", length: int, adapters: "Sequence[LoRARequest]" = ()) -> None:
         import random
+
+        self.adapters = adapters
 
         tokenizer = llm.get_tokenizer()
         self.length = length
         self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
         self._random = random.Random(PROMPT_SEED)
+
+    def adapters_of(self, count: int) -> "list[LoRARequest | None]":
+        """Return the adapter of each of `count` prompts."""
+        return [self.adapters[at % len(self.adapters)] if self.adapters else None for at in range(count)]
 
     def take(self, count: int) -> "list[TokensPrompt]":
         return [{"prompt_token_ids": self._random.choices(self._ids, k=self.length)} for _ in range(count)]
@@ -141,16 +161,16 @@ def request_times(outputs: "Sequence[RequestOutput]") -> Report:
     return spread("time_to_first_token_ms", first_ms) | spread("time_per_output_token_ms", per_token_ms)
 
 
-def _open(engine: EngineOptions) -> "LLM":
+def _open(engine: dict[str, Any]) -> "LLM":
     from octavo import LLM
 
     return LLM(**engine)
 
 
-def _timed(llm: "LLM", prompts: "list[TokensPrompt]", output_len: int) -> "tuple[list[RequestOutput], float]":
-    params = _params(output_len)
+def _timed(llm: "LLM", prompts: RandomPrompts, count: int, output_len: int) -> "tuple[list[RequestOutput], float]":
+    params, taken, adapters = _params(output_len), prompts.take(count), prompts.adapters_of(count)
     started_s = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    outputs = llm.generate(taken, params, use_tqdm=False, lora_request=adapters)
     elapsed_s = time.perf_counter() - started_s
     for output in outputs:
         if len(output.outputs[0].token_ids) != output_len:

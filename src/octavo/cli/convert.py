@@ -8,6 +8,7 @@ import typer
 
 from octavo.cli.options import TYPER_SETTINGS
 from octavo.config.engine import LoadFormat
+from octavo.config.hub import resolve_adapter
 from octavo.device.threads import limit_spinning
 from octavo.errors import InvalidParameterError
 
@@ -52,6 +53,9 @@ def convert(
         int | None,
         typer.Option("--tensor-parallel-size", help="number of ranks that a sharded_state is for [default: 1]"),
     ] = None,
+    merge_lora: Annotated[
+        str | None, typer.Option("--merge-lora", help="add a LoRA adapter to the weights: its folder", metavar="<str>")
+    ] = None,
     quantize: Annotated[
         str | None,
         typer.Option("--quantize", help="int4: round linear layers to 4 bits, calibrated on a text", metavar="<str>"),
@@ -68,6 +72,7 @@ def convert(
     limit_spinning()  # before torch is imported: calibration has threads of its own beside torch's
     from octavo.calibration.request import quantized
     from octavo.convert import run
+    from octavo.convert.merged import merge_lora as merge_lora_into
     from octavo.convert.source import Checkpoint
     from octavo.convert.targets import TargetOptions
 
@@ -79,6 +84,10 @@ def convert(
     )
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
     detail = to
+    if merge_lora is not None:
+        run.check(out, to)
+        checkpoint = merge_lora_into(checkpoint, resolve_adapter(merge_lora))
+        detail += f", with {merge_lora} merged"
     if quantize is not None:
         run.check(out, to)  # before a minute of work
         checkpoint = quantized(checkpoint, quantize, bits_for, calibration_text)

@@ -50,7 +50,9 @@ def inspect(
         return
     print_table({name: [value] for name, value in facts(path, config, stored).items()})
     if tensors:
-        print_table({each.name: ["x".join(map(str, each.shape)), each.type, _size(each.num_bytes)] for each in stored})
+        print_table(
+            {each.name: ["x".join(map(str, each.shape)), each.type, size_text(each.num_bytes)] for each in stored}
+        )
 
 
 def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[str, str]:
@@ -59,11 +61,11 @@ def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[s
     experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
     num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
     kv_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_bytes
-    on_disk = f"{num_weights / 1e6:,.1f} M, {_size(sum(each.num_bytes for each in stored))} on disk"
+    on_disk = f"{num_weights / 1e6:,.1f} M, {size_text(sum(each.num_bytes for each in stored))} on disk"
     return {
         "model": str(path),
         "architecture": f"{config.architecture}: {config.num_layers} layers of {config.hidden_size}, {heads}{experts}",
-        "context": f"{config.max_model_len:,} tokens, {_size(kv_bytes)} of KV cache each",
+        "context": f"{config.max_model_len:,} tokens, {size_text(kv_bytes)} of KV cache each",
         **({"images": _images(config.vision)} if config.vision is not None else {}),
         "vocabulary": f"{config.vocab_size:,} tokens",
         "chat template": _chat_template(path),
@@ -74,7 +76,7 @@ def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[s
 
 def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int) -> str:
     """Say in what form the weights are computed, and what they take then: `dense_bytes` as floats."""
-    as_floats = f"in {config.dtype} {_size(dense_bytes)} in memory"
+    as_floats = f"in {config.dtype} {size_text(dense_bytes)} in memory"
     if config.quantization is None:
         return as_floats
     if config.quantization.method != "gguf":
@@ -83,7 +85,7 @@ def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int)
     held = [each for each in stored if not has_head or each.name != "token_embd.weight"]  # rows are read from the file
     of_float = _BYTES[config.dtype]
     num_bytes = sum(prod(each.shape) * of_float if each.type in _GGUF_FLOATS else each.num_bytes for each in held)
-    return f"computed in these blocks on a CPU, {_size(num_bytes)} in memory; elsewhere {as_floats}"
+    return f"computed in these blocks on a CPU, {size_text(num_bytes)} in memory; elsewhere {as_floats}"
 
 
 def _images(vision: VisionConfig) -> str:
@@ -144,7 +146,7 @@ def _by_type(stored: list[StoredTensor]) -> Iterator[str]:
     for each in stored:
         sizes[each.type] += each.num_bytes
     for name, count in counts.most_common():
-        yield f"{count} {name} ({_size(sizes[name])})"
+        yield f"{count} {name} ({size_text(sizes[name])})"
 
 
 def _chat_template(path: Path) -> str:
@@ -157,7 +159,7 @@ def _chat_template(path: Path) -> str:
     return "none" if template is None else f"{len(template.source):,} characters"
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
     """Say a number of bytes."""
     for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if num_bytes >= factor:

@@ -17,7 +17,7 @@ from octavo._version import __version__
 from octavo.cli.options import TYPER_SETTINGS
 from octavo.errors import UserError
 
-COMMANDS = ("serve", "generate", "chat", "bench", "inspect", "convert", "env")
+COMMANDS = ("serve", "generate", "chat", "bench", "inspect", "convert", "lora", "env")
 EXIT_ENGINE_ERROR = 1
 EXIT_USER_ERROR = 2
 

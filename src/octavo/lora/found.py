@@ -65,5 +65,5 @@ class FoundTensors:
 
     def error(self, module: str, why: str, kind: TensorKind | None = None) -> AdapterError:
         """Return an error about a module's tensor, by default the first."""
-        name = self._names[module, kind or next(iter(self.by_module[module]))]
-        return AdapterError(f"{self._path}: tensor {name!r}: {why}")
+        of_kind = next(iter(self.by_module[module])) if kind is None else kind
+        return AdapterError(f"{self._path}: tensor {self._names[module, of_kind]!r}: {why}")

@@ -57,7 +57,7 @@ class _Reading:
         self._base, self._max_rank, self._dtype = base, max_rank, dtype
         self._config: AdapterConfig = read_adapter_config(folder)
         self.found = FoundTensors(str(weights_file(folder)))
-        for name, tensor in _tensors(folder):
+        for name, tensor in adapter_tensors(folder):
             self.found.add(name, tensor)
         self._linears: dict[str, tuple[MergedLinear, dict[str, LowRank]]] = {}  # by path, then part
         self._embeddings: dict[str, EmbeddingAdapter] = {}
@@ -97,8 +97,7 @@ class _Reading:
         return self._checked(module, LowRank(down=down, up=up, scale=self._config.scale_of(module)))
 
     def _embedding(self, module: str, layer: Embedding) -> EmbeddingAdapter:
-        kinds = ("embedding_down", "embedding_up", "weight", "base_weight")
-        self.found.allow(module, frozenset(kinds), "an embedding")
+        self.found.allow(module, frozenset({"embedding_down", "embedding_up", "weight", "base_weight"}), "an embedding")
         (size, width), ids, rank = (layer.ids.total, layer.hidden_size), layer.ids, self._rank(module)
         table = self._replacement(module, (size, width), ids.start, ids.stop)
         if not self.found.has(module, "embedding_down", "embedding_up"):
@@ -137,7 +136,8 @@ class _Reading:
         return low
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def adapter_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and value of every tensor in an adapter's file. Raises CheckpointError, AdapterError."""
     path = weights_file(folder)
     if path.name == SAFETENSORS_FILE:
         yield from read_file(path, elsewhere=())

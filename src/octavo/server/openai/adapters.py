@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from octavo.lora.adapter_config import CONFIG_FILE
 from octavo.lora.folder import WEIGHTS_FILES
 from octavo.lora_request import LoRARequest
 from octavo.sampling_params import SamplingParams
-from octavo.server.errors import ApiError, as_api_error, bad_request
+from octavo.server.errors import ApiError, bad_request
 from octavo.server.openai.models import ModelNames
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
@@ -94,7 +95,7 @@ class ServedAdapters:
         for module in map(AdapterModule.parse, modules):
             if self._models.is_taken(module.name):
                 raise InvalidParameterError("lora_modules", module.name, "another model has this name")
-            ref = await self._try_out(module.name, Path(module.path))
+            ref = await self._try_out(module.name, module.path)
             self._models.add_adapter(ref, module.base_model_name)
 
     async def load(self, request: LoadAdapterRequest) -> AdapterReply:
@@ -113,9 +114,9 @@ class ServedAdapters:
                 what = "has already been loaded" if is_adapter else "is the name of a model"
                 raise bad_request(f"The LoRA adapter '{name}' {what}.", "lora_name", "already_exists")
             try:
-                ref = await self._try_out(name, folder)
+                ref = await self._try_out(name, str(folder))
             except UserError as error:
-                raise as_api_error(error, {"lora_request": "lora_path"}) from error
+                raise self._as_bad_path(error) from error
             self._models.add_adapter(ref)
         return AdapterReply(message=f"Success: LoRA adapter '{name}' added successfully.", lora_name=name)
 
@@ -136,13 +137,13 @@ class ServedAdapters:
             await asyncio.sleep(_UNLOAD_POLL_S)
         return AdapterReply(message=f"Success: LoRA adapter '{name}' removed successfully.", lora_name=name)
 
-    async def _try_out(self, name: str, folder: Path) -> AdapterRef:
+    async def _try_out(self, name: str, path: str) -> AdapterRef:
         """Read an adapter and compute a token with it, so that the ranks have checked its tensors.
 
         Raises:
             OctavoError: it cannot be served.
         """
-        request = LoRARequest(name, 1, folder)
+        request = LoRARequest(name, 1, path)
         ref = await self._engine.read_adapter(request)
         assert ref is not None
         params = SamplingParams(max_tokens=1, temperature=0.0)
@@ -150,6 +151,11 @@ class ServedAdapters:
         if output.finish_reason == "error":
             raise named_error(output.error_type or "EngineError", output.error or "the adapter cannot be used")
         return ref
+
+    def _as_bad_path(self, error: UserError) -> ApiError:
+        """Return the error for a client, which knows paths from the root on."""
+        text = str(error).replace(f"{self._root}{os.sep}", "")
+        return bad_request(text.replace("lora_request=", "lora_name="), "lora_path", "unsupported_adapter")
 
     def _below_root(self, path: str) -> Path:
         """Return the folder of an adapter, which with its files must be below the root, symbolic links resolved.
@@ -162,8 +168,9 @@ class ServedAdapters:
         try:
             folder = (self._root / path).resolve()
             files = [(folder / name).resolve() for name in (CONFIG_FILE, *WEIGHTS_FILES)]
+            is_below = all(each.is_relative_to(self._root) for each in (folder, *files)) and folder.is_dir()
         except (OSError, ValueError, RuntimeError):
             raise refusal from None
-        if not all(each.is_relative_to(self._root) for each in (folder, *files)):
+        if not is_below:
             raise refusal
         return folder
