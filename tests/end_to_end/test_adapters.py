@@ -17,7 +17,7 @@ from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import SamplingParams
 
 NUM_TOKENS = 6
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1, seed=1)
 LORA = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 12}  # slots for fewer adapters than there are
 
 
@@ -80,7 +80,7 @@ def test_greedy_tokens_are_those_of_peft(
         llm.engine.check_integrity()
 
 
-WAYS: list[dict[str, Any]] = [{"dtype": "float32"}, {"dtype": "float32", "quantization": "int8"}]
+WAYS: list[dict[str, Any]] = [{"dtype": "float32"}]
 if native_kernels() is not None:
     WAYS += [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}]
     WAYS += pick([], [{"dtype": "bfloat16", "quantization": "int4"}])

@@ -33,6 +33,10 @@ KINDS: dict[str, dict[str, Any]] = {
 FAMILIES = pick(["llama-biases", "qwen3"], [name for name, case in MODELS.items() if "Moe" not in case.family])
 
 
+def make_pool(model: CausalLM, *, num_slots: int = 1, free_bytes: int = 1 << 30) -> AdapterPool:
+    return AdapterPool(model, num_slots, 12, LoadConfig(load_format="auto", seed=0), lambda: free_bytes)
+
+
 class Served(NamedTuple):
     """A model with adapters in its slots, and PEFT's model of each."""
 
@@ -46,7 +50,7 @@ def serve(name: str, folder: Path, kinds: list[dict[str, Any]], **options: Any) 
     case, references = MODELS[name], []
     case.save(folder / "base")
     model = load(folder / "base", **options)
-    pool = AdapterPool(model, num_slots=len(kinds), max_rank=12, load=LoadConfig(load_format="auto", seed=0))
+    pool = make_pool(model, num_slots=len(kinds))
     for slot, settings in enumerate(kinds):
         path = folder / f"adapter-{slot}"
         references.append(save_adapter(case.build(), path, seed=slot, **settings))

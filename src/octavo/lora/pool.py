@@ -3,12 +3,12 @@
 Legend: S = slots, R = the largest rank.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from octavo.config.engine import LoadConfig
 from octavo.contracts.lora import AdapterRef, SlotFill
-from octavo.errors import AdapterError, UnsupportedModelError
+from octavo.errors import AdapterError, InsufficientMemoryError, UnsupportedModelError
 from octavo.kernels.types import LoraAdapters
 from octavo.layers.embedding import Embedding
 from octavo.layers.linear import MergedLinear
@@ -35,9 +35,16 @@ def slot_bytes(model: CausalLM, max_rank: int) -> int:
 
 
 class AdapterPool:
-    """Gives every layer that adapters can change `num_slots` slots of `max_rank`, allocated once, refilled in place."""
+    """Gives every layer that adapters can change `num_slots` slots of `max_rank`, allocated once, refilled in place.
 
-    def __init__(self, model: CausalLM, num_slots: int, max_rank: int, load: LoadConfig) -> None:
+    What adapters change of the vocabulary (embedding, logits head) is not in slots: it takes memory when it is loaded,
+    as far as `free_bytes` of the device are left.
+    """
+
+    def __init__(
+        self, model: CausalLM, num_slots: int, max_rank: int, load: LoadConfig, free_bytes: Callable[[], int]
+    ) -> None:
+        self._free_bytes = free_bytes
         self._context, targets = model.context, AdapterTargets(model)
         context, self._layers = self._context, _pooled(targets)
         self._embeddings = {path: layer for path, layer in targets.layers.items() if isinstance(layer, Embedding)}
@@ -59,8 +66,12 @@ class AdapterPool:
 
         Raises:
             CheckpointError, AdapterError: see `AdapterReader.read`; or the files are no longer those of the reference.
+            InsufficientMemoryError: no memory for its own vocabulary.
         """
         read = self._reader.read(Path(adapter.path))
+        if read.vocabulary_bytes and read.vocabulary_bytes > (free := self._free_bytes()):
+            needs = f"its embedding and logits head need {read.vocabulary_bytes / 2**20:,.0f} MiB"
+            raise InsufficientMemoryError(f"{adapter.path}: {needs}, and {free / 2**20:,.0f} MiB are free")
         if content_hash(Path(adapter.path)) != adapter.content_hash:
             raise AdapterError(f"{adapter.path}: the files have changed since {adapter.name!r} was registered")
         self._host[adapter.content_hash] = read

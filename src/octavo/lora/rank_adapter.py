@@ -30,7 +30,7 @@ class LowRank:
 
     def scaled_up(self, dtype: torch.dtype) -> torch.Tensor:
         """Return [r, all outputs], with the scale."""
-        return (self.up.float() * self.scale).T.to(dtype)
+        return (self.up.float() * self.scale).T.to(dtype).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,3 +85,10 @@ class RankAdapter:
     layers: Mapping[str, LayerAdapter]
     embeddings: Mapping[str, EmbeddingAdapter]
     heads: Mapping[str, HeadAdapter]
+
+    @property
+    def vocabulary_bytes(self) -> int:
+        """The memory of what it changes of embeddings and logits heads."""
+        parts = [(each.table, each.down, each.up) for each in self.embeddings.values()]
+        parts += [(each.weight, each.down, each.up) for each in self.heads.values()]
+        return sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)
