@@ -73,15 +73,18 @@ def test_a_new_request_begins_with_the_mean() -> None:
     assert first.any()
 
 
-def test_what_was_given_up_is_tried_again_at_growing_intervals() -> None:
+def test_what_was_given_up_is_tried_again_row_by_row_at_growing_intervals() -> None:
     rows = Rows(pass_s=0.1)
     rows.plan()
     rows.accept(0, 0, 0, 0, times=200)
-    trials = [at for at in range(200) if rows.plan().any()]
-    assert len(trials) == 3
-    assert trials[2] - trials[1] == 2 * (trials[1] - trials[0])
-    rows.accept(8, 8, 8, 8, times=30)
-    assert rows.plan().min() > 2
+    plans = [rows.plan().tolist() for _ in range(130)]
+    assert max(sum(count > 0 for count in plan) for plan in plans) == 1
+    for row in range(NUM_ROWS):
+        trials = [at for at, plan in enumerate(plans) if plan[row]]
+        assert len(trials) == 3
+        assert trials[2] - trials[1] == 2 * (trials[1] - trials[0])
+    rows.accept(8, 0, 0, 0, times=30)
+    assert rows.plan()[0] > 2
 
 
 def test_nothing_is_tried_where_it_could_not_pay() -> None:
