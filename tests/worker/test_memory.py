@@ -190,12 +190,11 @@ def test_blocks_have_room_for_a_draft_model(tmp_path: Path) -> None:
     for name in ("qwen3-mixed-windows", "llama-multi-head"):
         [case] = [case for case in TINY_MODELS if case.name == name]
         case.save(folders.setdefault(name, tmp_path / name))
-    options = {"speculative_config": {"model": str(folders["llama-multi-head"])}}
-    plain, drafted = (
-        RankBuilder(EngineArgs(model_name=str(folders["qwen3-mixed-windows"]), **each).resolve(), ALONE, Rendezvous())
-        for each in ({}, options)
+    model, draft = (str(folders[name]) for name in ("qwen3-mixed-windows", "llama-multi-head"))
+    plain, alone, drafted = (
+        RankBuilder(EngineArgs(model_name=name, speculative_config=config).resolve(), ALONE, Rendezvous())
+        for name, config in ((model, None), (draft, None), (model, {"model": draft}))
     )
-    alone = RankBuilder(EngineArgs(model_name=str(folders["llama-multi-head"])).resolve(), ALONE, Rendezvous())
     of_draft = alone.kv_cache_spec.bytes_per_block
     added = [
         big - small
