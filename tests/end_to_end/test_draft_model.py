@@ -13,6 +13,7 @@ from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLL
 from tests.end_to_end.support import answers, random_prompt
 from tests.end_to_end.test_pipeline import ranks  # noqa: F401 - threads
 from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS, one_by_one
+from tests.end_to_end.test_storm import weather_storm
 from tests.end_to_end.test_structured import PROMPT, mixed_params
 from tests.models.tiny import TINY_MODELS
 
@@ -189,6 +190,13 @@ def test_ranks_in_processes(name: str, make_llm: MakeLLM, draft_of: GetDraft) ->
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert answers(outputs) == expected
     assert drafts_of(outputs)[1] > 3
+
+
+@pytest.mark.parametrize(("seed", "num_stages"), pick([(2, 1), (4, 2)], [(0, 1), (2, 1), (3, 2), (4, 2)]))
+def test_a_storm(seed: int, num_stages: int, checkpoint: GetCheckpoint, draft_of: GetDraft) -> None:
+    """Aborts, preemptions, stop strings, minimum lengths and prompt logprobs, at any moment."""
+    config = always(draft_of("qwen3-mixed-windows"))
+    weather_storm(seed, checkpoint, pipeline_parallel_size=num_stages, speculative_config=config)
 
 
 def test_models_that_do_not_fit_together(make_llm: MakeLLM, checkpoint: GetCheckpoint) -> None:

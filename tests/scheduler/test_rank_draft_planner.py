@@ -1,5 +1,7 @@
 """How many drafts of a draft model rows get: by what they accept, what verifying costs, and what drawing costs."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -18,15 +20,16 @@ NOBODY: Int32Array = np.zeros(NUM_ROWS, dtype=np.int32)
 class Rows:
     """Rows of a model whose steps take 1 s for up to 32 tokens, and of a draft model whose passes take `pass_s`."""
 
-    def __init__(self, pass_s: float) -> None:
+    def __init__(self, pass_s: float, pass_sizes: Sequence[int] = range(65)) -> None:
         self.running = RunningRows(NUM_ROWS, 256, 4)
         for index in range(NUM_ROWS):
             request = Request(make_request(f"r{index}", [1, 2, 3], max_tokens=200), index, 256)
             self.running.add(request, [[]], num_cached_tokens=0, num_freed=[0], last_hash=b"")
-        costs, passes = StepCosts(), StepCosts()
+        costs, passes = StepCosts(), StepCosts(falls_to_zero=True)
         for num_tokens in range(1, 65):
             costs.record(num_tokens, max(1.0, num_tokens / 32))
-            passes.record(num_tokens, pass_s)
+            if num_tokens in pass_sizes:
+                passes.record(num_tokens, pass_s)
         self.planner, self.rows = RankDraftPlanner(self.running, costs, passes), self.running.active
 
     def accept(self, *counts: int, of: int = 8, times: int = 12) -> None:
@@ -70,15 +73,18 @@ def test_a_new_request_begins_with_the_mean() -> None:
     assert first.any()
 
 
-def test_what_was_given_up_is_tried_again_at_growing_intervals() -> None:
+def test_what_was_given_up_is_tried_again_row_by_row_at_growing_intervals() -> None:
     rows = Rows(pass_s=0.1)
     rows.plan()
     rows.accept(0, 0, 0, 0, times=200)
-    trials = [at for at in range(200) if rows.plan().any()]
-    assert len(trials) == 3
-    assert trials[2] - trials[1] == 2 * (trials[1] - trials[0])
-    rows.accept(8, 8, 8, 8, times=30)
-    assert rows.plan().min() > 2
+    plans = [rows.plan().tolist() for _ in range(130)]
+    assert max(sum(count > 0 for count in plan) for plan in plans) == 1
+    for row in range(NUM_ROWS):
+        trials = [at for at, plan in enumerate(plans) if plan[row]]
+        assert len(trials) == 3
+        assert trials[2] - trials[1] == 2 * (trials[1] - trials[0])
+    rows.accept(8, 0, 0, 0, times=30)
+    assert rows.plan()[0] > 2
 
 
 def test_nothing_is_tried_where_it_could_not_pay() -> None:
@@ -86,6 +92,11 @@ def test_nothing_is_tried_where_it_could_not_pay() -> None:
     rows.plan()
     rows.accept(0, 0, 0, 0)
     assert not any(rows.plan().any() for _ in range(100))
+
+
+def test_short_passes_are_tried_although_only_a_prompt_was_measured() -> None:
+    assert Rows(pass_s=3.0, pass_sizes=[64]).plan().any()
+    assert not Rows(pass_s=3.0, pass_sizes=[1, 64]).plan().any()
 
 
 @pytest.mark.parametrize("num_drafts", [1, 4])

@@ -9,12 +9,14 @@ import torch
 from tests.models.paged import load, make_context
 from tests.models.tiny import TINY_MODELS, TinyModel
 
+from octavo.config.args import EngineArgs
 from octavo.config.engine import CacheConfig, SchedulerConfig
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
-from octavo.config.parallel import Stage
+from octavo.config.parallel import ALONE, Stage
 from octavo.contracts.kv_cache import KVCacheSpec, KVGroup, KVGroupSpec, KVPart, MemoryReport
+from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InsufficientMemoryError
 from octavo.kernels.quantization import WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
@@ -25,6 +27,7 @@ from octavo.layers.quant.registry import make_schemes
 from octavo.models.registry import initialize_model
 from octavo.worker.memory import check_weights_fit, choose_num_blocks, kv_budget
 from octavo.worker.parameters import count_parameters, weights_bytes
+from octavo.worker.rank_builder import RankBuilder
 from octavo.worker.stages import plan_stages
 
 FULL = KVGroupSpec(group=KVGroup(), layers=(0, 1), parts=(KVPart((2, 8), "bfloat16", 2),) * 2)
@@ -179,3 +182,24 @@ def test_the_kv_budget_is_the_smaller_of_share_and_free_memory() -> None:
     assert kv_budget(8 * gib, 100 * gib, 2 * gib, gib) == 5 * gib
     assert kv_budget(8 * gib, 3 * gib, 2 * gib, gib) == 2 * gib - (128 << 20)
     assert kv_budget(8 * gib, gib, 9 * gib, gib) == 0
+
+
+def test_blocks_have_room_for_a_draft_model(tmp_path: Path) -> None:
+    """Its keys and values are in the blocks of the group that keeps what its layers see."""
+    folders = {}
+    for name in ("qwen3-mixed-windows", "llama-multi-head"):
+        [case] = [case for case in TINY_MODELS if case.name == name]
+        case.save(folders.setdefault(name, tmp_path / name))
+    model, draft = (str(folders[name]) for name in ("qwen3-mixed-windows", "llama-multi-head"))
+    plain, alone, drafted = (
+        RankBuilder(EngineArgs(model_name=name, speculative_config=config).resolve(), ALONE, Rendezvous())
+        for name, config in ((model, None), (draft, None), (model, {"model": draft}))
+    )
+    of_draft = alone.kv_cache_spec.bytes_per_block
+    added = [
+        big - small
+        for big, small in zip(drafted.kv_cache_spec.bytes_per_block, plain.kv_cache_spec.bytes_per_block, strict=True)
+    ]
+    windows = [spec.group.sliding_window for spec in plain.kv_cache_spec.groups]
+    assert added == [0 if window else of_draft[0] for window in windows]
+    assert len(added) > 1

@@ -30,6 +30,8 @@ from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError
 from octavo.executor.uniproc import UniProcExecutor
+from octavo.scheduler.speculation import Speculation
+from octavo.scheduler.step_update import StepUpdate
 from octavo.testing import FakeExecutor, KnownDrafter, expected_tokens, make_request
 from octavo.testing_device import RecordedQueue
 from octavo.worker.decode_graphs import graph_bytes
@@ -108,6 +110,22 @@ def test_drafts_change_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) ->
     assert model_outputs(place, queue, KINDS[4:], num_tokens=9) == plain
     assert drafter.num_proposed > drafter.num_accepted > 20
     assert queue.replays
+
+
+def test_a_draft_model_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for its drafts within the step; here it is the model itself, so that most are right."""
+    several: list[int] = []
+    record = Speculation.record
+
+    def note(self: Speculation, update: StepUpdate, draft_s: float) -> None:
+        record(self, update, draft_s)
+        several.extend([] if update.several is None else update.several.counts.tolist())
+
+    monkeypatch.setattr(Speculation, "record", note)
+    expected = model_outputs(place, None, KINDS)
+    config = {"model": "demo", "num_speculative_tokens": 3, "adaptive": False}
+    assert model_outputs(place, RecordedQueue(), KINDS, speculative_config=config) == expected
+    assert several.count(4) > 20
 
 
 def test_the_next_start_captures_at_warm_up(place: Place) -> None:

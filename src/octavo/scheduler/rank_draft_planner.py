@@ -1,7 +1,8 @@
 """How many drafts of a draft model each row gets. Unlike proposals of a host, they cost passes of that model.
 
-Acceptance is only known of drafts that were verified. So a row begins with the mean of all rows, and an engine that has
-stopped drafting tries again at times, at growing intervals.
+Acceptance is only known of drafts that were verified. So a row begins with the mean of all rows, and one that gets no
+drafts any more is tried again at times, at growing intervals. Only one row is tried in a step: the draft model has to
+catch up with it first.
 
 Legend: P = rows that may have drafts, K = maximum drafts of a row, C = drafts that are considered.
 """
@@ -20,7 +21,8 @@ _FORGET = 0.95  # weight of the past in acceptance, per draft
 _PRIOR_DRAFTS = 4.0  # that the mean of all rows counts for in a row's acceptance
 _FIRST_MEAN = 0.7  # acceptance before any draft was verified
 _HOPED_FOR = 0.9  # acceptance for which a trial is made
-_FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps without drafts before a trial
+_FIRST_WAIT, _LONGEST_WAIT = 16, 256  # steps of a row without drafts before a trial ...
+_TRIAL_DRAFTS = 2  # ... of so many
 
 
 class RankDraftPlanner(DraftPlanner):
@@ -31,7 +33,8 @@ class RankDraftPlanner(DraftPlanner):
         self._passes = passes
         self._generations = np.full(len(running.requests), -1, dtype=np.int64)
         self._mean = _FIRST_MEAN
-        self._num_idle, self._wait = 0, _FIRST_WAIT
+        self._num_idle = np.zeros(len(running.requests), dtype=np.int64)  # steps of a row since its last drafts
+        self._waits = np.full(len(running.requests), _FIRST_WAIT)  # how many of them before a trial
 
     def observe(self, rows: Sequence[int], proposals: Sequence[Sequence[int]]) -> None:
         """Begin anew with requests that are new in their rows."""
@@ -39,6 +42,7 @@ class RankDraftPlanner(DraftPlanner):
         new = at[self._generations[at] != self._running.generation[at]]
         self._generations[new] = self._running.generation[new]
         self._num_right[new] = self._num_guesses[new] = 0.0
+        self._num_idle[new], self._waits[new] = 0, _FIRST_WAIT
 
     def learn(self, row: int, num_drafts: int, num_accepted: int) -> None:
         """Count a row's verified drafts: the accepted ones, and the first that was not."""
@@ -47,6 +51,8 @@ class RankDraftPlanner(DraftPlanner):
             self._num_right[row] = _FORGET * self._num_right[row] + is_right
             self._num_guesses[row] = _FORGET * self._num_guesses[row] + 1.0
             self._mean += (1.0 - _FORGET) * (is_right - self._mean) / _PRIOR_DRAFTS
+        if num_accepted == num_drafts:
+            self._waits[row] = _FIRST_WAIT
 
     def acceptance(self, rows: RowIndices) -> Float64Array:
         """See `DraftPlanner.acceptance`."""
@@ -57,15 +63,20 @@ class RankDraftPlanner(DraftPlanner):
     def plan(self, rows: RowIndices, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
         """See `DraftPlanner.plan`."""
         chosen = super().plan(rows, lengths, num_tokens, num_sampling)
-        if chosen.any():
-            self._num_idle, self._wait = 0, _FIRST_WAIT
-            return chosen
-        self._num_idle += 1
-        if self._num_idle < self._wait:
-            return chosen
-        self._num_idle, self._wait = 0, min(2 * self._wait, _LONGEST_WAIT)
-        hoped_for = np.full(len(rows), _HOPED_FOR)
-        return np.minimum(self.best_for(hoped_for, lengths, num_tokens, num_sampling), 1)
+        self._num_idle[rows] = np.where(chosen > 0, 0, self._num_idle[rows] + 1)
+        overdue = self._num_idle[rows] - self._waits[rows]  # [P]
+        if overdue.max() >= 0:
+            self._try_again(rows, int(overdue.argmax()), chosen, lengths, num_tokens, num_sampling)
+        return chosen
+
+    def _try_again(
+        self, rows: RowIndices, at: int, chosen: Int32Array, lengths: Int32Array, num_tokens: int, num_sampling: int
+    ) -> None:
+        """Let the row `rows[at]` have a few drafts, unless they could not pay even if most were right."""
+        row = rows[at]
+        self._num_idle[row], self._waits[row] = 0, min(2 * self._waits[row], _LONGEST_WAIT)
+        hoped_for = self.best_for(np.full(len(rows), _HOPED_FOR), lengths, num_tokens, num_sampling)
+        chosen[at] = min(int(hoped_for[at]), _TRIAL_DRAFTS)
 
     def _drafting_seconds(self, best_first: NDArray[np.intp], num_offsets: int) -> Float64Array | None:
         """Return what the passes cost that draw the first 0 ... C drafts [C + 1] of a list [C]; None: not known yet.

@@ -86,7 +86,7 @@ class Scheduler:
         self._admission = Admission(self.waiting, self.running, blocks, self._encoder, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
         self._costs = StepCosts()
-        self._pass_costs = StepCosts()  # of a draft model
+        self._pass_costs = StepCosts(falls_to_zero=True)  # of a draft model, which reads prompts first
         planner: DraftPlanner | None = None
         if adapts_drafts and isinstance(drafter, RankDrafter):
             planner = RankDraftPlanner(self.running, self._costs, self._pass_costs)

@@ -23,9 +23,13 @@ class StepCosts:
 
     This errs towards more drafts, which then are measured. Old measurements are dropped: a first one may have been
     slow for another reason, and contexts grow.
+
+    With `falls_to_zero`, what has fewer tokens than anything measured takes proportionally less, rather than as long:
+    where long passes come first, short ones would otherwise never be tried.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, falls_to_zero: bool = False) -> None:
+        self._falls_to_zero = falls_to_zero
         self._measured: dict[int, _Measured] = {}  # by bucket
         self._num_steps = 0
         self._curve: tuple[Float64Array, Float64Array] | None = None  # token counts, seconds; made on demand
@@ -51,6 +55,8 @@ class StepCosts:
         if self._curve is None:
             counts = sorted(self._measured)
             times = np.maximum.accumulate([self._measured[count].seconds for count in counts])
+            if self._falls_to_zero:
+                counts, times = [0, *counts], np.concatenate(([0.0], times))
             self._curve = np.array(counts, dtype=np.float64), times
         return np.interp(num_tokens, *self._curve)
 

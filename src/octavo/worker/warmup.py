@@ -9,7 +9,14 @@ import time
 import numpy as np
 
 from octavo.config.engine import EngineConfig
-from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+from octavo.contracts.schedule import (
+    DRAWN_IN_RANKS,
+    CachedRequestData,
+    Int32Array,
+    NewRequestData,
+    SchedulerOutput,
+    SpecDecodeTokens,
+)
 from octavo.sampling_params import SamplingParams
 from octavo.worker.model_runner import RankModelRunner
 
@@ -47,6 +54,8 @@ class Warmup:
     def _decode_warmup(self) -> None:
         for step in range(self._num_decode_steps):
             self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens + step, count=1))
+        if self._runner.draft_model is not None and self._num_decode_steps > 1:
+            self._step(_scheduler_output(rows=1, start=self._num_prompt_tokens, count=2, num_drafts=1))
 
     def _step(self, scheduler_output: SchedulerOutput) -> None:
         self._runner.begin(scheduler_output).result()
@@ -67,9 +76,16 @@ class Warmup:
 
 
 def _scheduler_output(
-    *, rows: int, start: int, count: int, new: NewRequestData | None = None, forget: bool = False
+    *,
+    rows: int,
+    start: int,
+    count: int,
+    new: NewRequestData | None = None,
+    num_drafts: int = 0,
+    forget: bool = False,
 ) -> SchedulerOutput:
-    """Return a scheduler output for the warm-up row, or for no row."""
+    """Return a scheduler output for the warm-up row, or for no row. Its last tokens may be drafts of a draft model."""
+    drafts = SpecDecodeTokens(counts=_ints(num_drafts, rows), token_ids=_ints(DRAWN_IN_RANKS, num_drafts))
     return SchedulerOutput(
         step=0,
         req_ids=(_REQUEST_ID,) * rows,
@@ -81,6 +97,7 @@ def _scheduler_output(
         scheduled_new_reqs=[new] if new else [],
         scheduled_cached_reqs=CachedRequestData(),
         finished_req_ids=[_REQUEST_ID] if forget else [],
+        scheduled_spec_decode_tokens=drafts if num_drafts else None,
     )
 
 
