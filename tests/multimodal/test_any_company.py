@@ -74,10 +74,11 @@ def test_in_bfloat16(open_llm: OpenLLM) -> None:
         assert answers(open_llm("qwen2.5-vl", dtype="bfloat16", **options), REQUESTS) == expected, options
 
 
-@pytest.mark.parametrize("name", ["qwen3-vl"])
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3"])
 def test_in_another_process_and_on_two_ranks(name: str, open_llm: OpenLLM) -> None:
-    expected = answers(open_llm(name), REQUESTS)
-    by_ranks = answers(open_llm(name, engine_process=True, tensor_parallel_size=2), REQUESTS)
+    requests = requests_for(name)
+    expected = answers(open_llm(name), requests)
+    by_ranks = answers(open_llm(name, engine_process=True, tensor_parallel_size=2), requests)
     assert [tokens for tokens, _ in by_ranks] == [tokens for tokens, _ in expected]
 
 

@@ -64,6 +64,10 @@ def test_samples_of_one_prompt_share_its_image(open_llm: OpenLLM) -> None:
         assert len({tuple(sample.token_ids) for sample in output.outputs}) == 3
 
 
-def test_inspect_tells_of_the_tower(seeing: GetCheckpoint) -> None:
-    said = CliRunner().invoke(app, [str(seeing("qwen2-vl").folder), "--json"], catch_exceptions=False)
-    assert json.loads(said.output)["images"] == "3 layers of 32, 2 heads; a token for each 8 x 8 pixels"
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("qwen2-vl", "a token for each 8 x 8 pixels"), ("gemma3", "9 tokens for 24 x 24 pixels")],
+)
+def test_inspect_tells_of_the_tower(name: str, tokens: str, seeing: GetCheckpoint) -> None:
+    said = CliRunner().invoke(app, [str(seeing(name).folder), "--json"], catch_exceptions=False)
+    assert json.loads(said.output)["images"] == f"3 layers of 32, 2 heads; {tokens}"

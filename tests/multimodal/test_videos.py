@@ -29,7 +29,7 @@ def video_values(folder: Any, frames: list[Image.Image]) -> tuple[torch.Tensor, 
     return torch.cat(pairs), torch.tensor([[len(pairs), rows, columns]])
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
 def test_greedy_tokens_of_a_video_are_those_of_transformers(
     name: str, seeing: GetCheckpoint, open_llm: OpenLLM
 ) -> None:
@@ -87,11 +87,13 @@ def test_precomputed_embeddings_take_the_place_of_an_image(name: str, seeing: Ge
     ("name", "part", "names"),
     [
         ("qwen2-vl", {"type": "video", "video": []}, "0 frames"),
-        ("qwen2-vl", {"type": "video", "video": "a.mp4"}, "a list of 1 to 768 frames"),
+        ("qwen2-vl", {"type": "video", "video": 5}, "a list of 1 to 768 frames"),
+        ("qwen2-vl", {"type": "video", "video": "a.mp4"}, "cannot be read"),
+        ("qwen2-vl", {"type": "video", "video": FRAMES, "num_frames": 2}, "num_frames=2: .*files only"),
         ("qwen2-vl", {"type": "video", "video": [picture(8, 8), picture(9, 8)]}, r"frames\[1\].*size of the first"),
         ("qwen2-vl", {"type": "video", "video": FRAMES, "fps": 0}, "fps=0"),
         ("qwen2.5-vl", {"type": "video", "video": FRAMES, "fps": 0.01}, "frames of a video are so far apart"),
-        ("qwen3-vl", {"type": "video", "video": FRAMES}, "images only"),
+        ("llava", {"type": "video", "video": FRAMES}, "images only"),
         ("qwen2-vl", {"type": "image", "image": {"image_embeds": []}}, "image_grid_thw"),
         (
             "qwen2-vl",

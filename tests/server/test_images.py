@@ -207,3 +207,44 @@ def test_hosts_that_are_not_public_are_not_asked(host: str) -> None:
 )
 def test_public_addresses(address: str, expected: bool) -> None:
     assert is_public(ipaddress.ip_address(address)) is expected
+
+
+def film() -> bytes:
+    buffer = BytesIO()
+    first, *others = (picture(16, 16, seed) for seed in range(6))
+    first.save(buffer, "GIF", save_all=True, append_images=others, duration=100)
+    return buffer.getvalue()
+
+
+def video_part(url: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url, **fields}}
+
+
+def test_the_answer_is_that_of_the_same_video_offline(server: HttpServer, sighted: Checkpoint) -> None:
+    reply = ask(server, video_part(data_url(film()), num_frames=2), {"type": "text", "text": "?"}).json()
+    llm = LLM(str(sighted.folder), dtype="float32", max_model_len=MAX_LEN, block_size=4, num_kv_blocks=64)
+    content = [{"type": "video", "video": film(), "num_frames": 2}, {"type": "text", "text": "?"}]
+    [offline] = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=6))
+    llm.exit()
+    assert reply["choices"][0]["message"]["content"] == offline.text
+    assert reply["usage"]["prompt_tokens"] == len(offline.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("parts", "names", "param"),
+    [
+        ([video_part(data_url(b"nothing"))], "a video is expected", "messages[0].content[0]"),
+        ([video_part(data_url(film()), fps=0)], "a finite number above 0", "messages[0].content[0].fps"),
+        ([video_part(data_url(film()), num_frames=99)], "1 to 6", "messages[0].content[0].num_frames"),
+        ([video_part("/etc/passwd")], "a data: URL", "messages[0].content[0].video_url"),
+        ([video_part("http://127.0.0.1:1/a.mp4")], "--allow-remote-media", "messages[0].content[0].video_url"),
+        ([video_part(data_url(film()))] * 5, "5 videos: at most 4", "messages"),
+    ],
+)
+def test_what_is_no_video_is_a_400_that_says_why(
+    parts: list[dict[str, Any]], names: str, param: str, server: HttpServer
+) -> None:
+    reply = ask(server, *parts)
+    assert reply.status_code == 400
+    assert names in reply.json()["error"]["message"]
+    assert reply.json()["error"]["param"] == param

@@ -91,7 +91,11 @@ def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int)
 def _images(vision: VisionConfig) -> str:
     side = vision.patch_size * vision.spatial_merge_size
     tower = f"{vision.num_layers} layers of {vision.hidden_size}, {vision.num_heads} heads"
-    return f"{tower}; a token for each {side} x {side} pixels"
+    if vision.fixed_grid is None:
+        return f"{tower}; a token for each {side} x {side} pixels"
+    return (
+        f"{tower}; {vision.num_tokens(vision.fixed_grid)} tokens for {vision.image_size} x {vision.image_size} pixels"
+    )
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:

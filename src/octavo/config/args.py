@@ -28,7 +28,7 @@ from octavo.config.lora import LoraConfig
 from octavo.config.model import DType, ModelConfig, QuantizationName
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
-from octavo.errors import InvalidParameterError, UnknownOptionError
+from octavo.errors import InvalidParameterError, UnknownOptionError, UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
@@ -194,9 +194,7 @@ class EngineArgs:
         if self.tensor_parallel_size > model.num_heads:
             limit = f"at most {model.num_heads}: every rank needs an attention head"
             raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
-        if model.vision is not None and self.tensor_parallel_size > model.vision.num_heads:
-            limit = f"at most {model.vision.num_heads}: every rank needs an attention head of the vision tower"
-            raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        self._check_vision(model)
         if self.pipeline_parallel_size > model.num_layers:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
@@ -261,6 +259,19 @@ class EngineArgs:
         if model.vision is None:
             return 0
         return self.encoder_cache_tokens or min(_ENCODER_CACHE_TOKENS, model.max_model_len)
+
+    def _check_vision(self, model: ModelConfig) -> None:
+        vision = model.vision
+        if vision is None:
+            return
+        if self.tensor_parallel_size > vision.num_heads:
+            limit = f"at most {vision.num_heads}: every rank needs an attention head of the vision tower"
+            raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        if max(vision.image_token_id, vision.video_token_id or 0) >= model.vocab_size:
+            raise UnsupportedModelError(
+                f"{model.path}: placeholders of images and videos are tokens {vision.image_token_id} and "
+                f"{vision.video_token_id}, but the vocabulary has {model.vocab_size}"
+            )
 
     def _largest_whole_span(self, model: ModelConfig) -> int:
         """Return how many tokens of an image a step must compute together: beside one of each other request."""

@@ -79,6 +79,7 @@ def read_qwen_vision(fields: JsonFields, out_hidden_size: int, *, family: Vision
         position_grid=_position_grid(vision) if family == "qwen3_vl" else None,
         deepstack_layers=_layers(vision, "deepstack_visual_indexes", (8, 16, 24)) if family == "qwen3_vl" else (),
         has_rotary_axes=True,
+        has_frame_times=family == "qwen3_vl",
         tokens_per_second=vision.number("tokens_per_second", 4) if has_windows else None,
         **tokens,
     )

@@ -44,6 +44,7 @@ class VisionConfig:
     projector_has_bias: bool = True
     has_rotary_axes: bool = False  # the decoder's rotary positions count time, height and width
     is_bidirectional: bool = False  # in the decoder, an image's tokens see one another
+    has_frame_times: bool = False  # videos are single groups of frames, each behind its time as text
     tokens_per_second: float | None = None  # of temporal rotary positions; None: one position a pair of frames
     image_token_id: int
     video_token_id: int | None = None  # None: the model takes no videos

@@ -94,7 +94,7 @@ class FixedSizeProcessor(ImageProcessor):
         processor.check_fits(fields, vision)
         return processor
 
-    def resized(self, picture: "Image", name: str) -> NDArray[np.uint8]:
+    def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
         """See `ImageProcessor.resized`."""
         if self.short_side is None:
             return np.asarray(picture.resize((self.size, self.size), resample=self.resample))

@@ -1,5 +1,6 @@
 """Which `ImageProcessor` a checkpoint needs, and where its settings are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.config.json_fields import JsonFields
@@ -19,10 +20,22 @@ def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
     return _of(_fields_in(folder), vision)
 
 
-def read_frame_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
-    """Do the same for the frames of videos; without settings of their own, those of images apply."""
+def read_video_fields(folder: Path) -> JsonFields:
+    """Return the settings for videos of the checkpoint in `folder`; without any, those of images apply.
+
+    Raises:
+        CheckpointError: there are none, or they are malformed.
+    """
     own = folder / "video_preprocessor_config.json"
-    return _of(JsonFields.read(own), vision) if own.exists() else read_image_processor(folder, vision)
+    return JsonFields.read(own) if own.exists() else _fields_in(folder)
+
+
+def frame_processor(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
+    """Return the processor of the frames of videos. Raises as `read_image_processor`."""
+    processor = _of(fields, vision)
+    if vision.has_frame_times and isinstance(processor, NativeSizeProcessor):
+        return replace(processor, limits_whole_video=True)
+    return processor
 
 
 def _of(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:

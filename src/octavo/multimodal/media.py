@@ -1,8 +1,7 @@
 """Reads the images and videos of requests: pictures and frames to patches, or embeddings made elsewhere."""
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -10,17 +9,19 @@ import numpy as np
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
-from octavo.multimodal.image_processors import read_frame_processor, read_image_processor
+from octavo.multimodal.image_processors import frame_processor, read_image_processor, read_video_fields
 from octavo.multimodal.messages import Source
-from octavo.multimodal.patches import ImageProcessor, Patches
+from octavo.multimodal.patches import ImageProcessor
 from octavo.multimodal.pictures import PictureLimits, open_picture
 from octavo.multimodal.placeholders import checked_grids
 from octavo.multimodal.prompt import Embeddings, Medium
+from octavo.multimodal.sampling import FrameSampling
+from octavo.multimodal.videos import Video, VideoReader
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_MAX_FRAMES = 768
+_MAX_VIDEO_BYTES = 1 << 30
 _EMBEDDING_KEYS = {"image_embeds", "image_grid_thw"}
 
 
@@ -30,7 +31,7 @@ class MediaReader:
 
     vision: VisionConfig
     images: ImageProcessor
-    videos: ImageProcessor
+    videos: VideoReader | None  # None: the model takes no videos
     limits: PictureLimits
 
     @classmethod
@@ -40,53 +41,28 @@ class MediaReader:
         Raises:
             CheckpointError, UnsupportedModelError: see `read_image_processor`.
         """
-        images, videos = read_image_processor(folder, vision), read_frame_processor(folder, vision)
-        return cls(vision=vision, images=images, videos=videos, limits=PictureLimits())
+        videos = None if vision.video_token_id is None else _video_reader(folder, vision)
+        return cls(vision=vision, images=read_image_processor(folder, vision), videos=videos, limits=PictureLimits())
 
-    def read(self, source: Source) -> Medium:
-        """Return an image or video as the model takes it.
+    def video(self, source: Source) -> Video:
+        """Return a video as the model takes it. Raises as `image`, or that the model takes none."""
+        if self.videos is None:
+            raise InvalidParameterError(source.name, "a video", "this model takes images only")
+        return self.videos.read(source)
+
+    def image(self, source: Source) -> Medium:
+        """Return an image as the model takes it.
 
         Raises:
             InvalidParameterError: it cannot be read; names where in the request it is.
         """
-        if source.is_video:
-            return self._video(source)
         if isinstance(source.content, Mapping):
             return self._embeddings(source)
         return self.images.process([self.picture(source)], source.name)
 
     def picture(self, source: Source) -> "Image":
-        """Return an image as RGB. Raises as `read`."""
+        """Return an image as RGB. Raises as `image`."""
         return open_picture(source.content, source.name, self.limits)
-
-    def _video(self, source: Source) -> Patches:
-        """Cut the frames of a video, all of the size of the first, in pairs."""
-        frames = source.content
-        if self.vision.video_token_id is None:
-            raise InvalidParameterError(source.name, "a video", "this model takes images only")
-        if self.vision.deepstack_layers:
-            raise InvalidParameterError(source.name, "a video", "this model takes images only, so far")
-        if isinstance(frames, np.ndarray) and frames.ndim == 4:
-            frames = list(frames)
-        if not isinstance(frames, Sequence) or isinstance(frames, (str, bytes)) or not 0 < len(frames) <= _MAX_FRAMES:
-            what = f"{len(frames)} frames" if isinstance(frames, list) else type(frames).__name__
-            raise InvalidParameterError(source.name, what, f"a list of 1 to {_MAX_FRAMES} frames is expected")
-        pictures = [open_picture(frame, f"{source.name}.frames[{at}]", self.limits) for at, frame in enumerate(frames)]
-        for at, picture in enumerate(pictures):
-            if picture.size != pictures[0].size:
-                limit = f"all frames must have the size of the first, {pictures[0].size}"
-                raise InvalidParameterError(f"{source.name}.frames[{at}]", picture.size, limit)
-        made = self.videos.process(pictures, source.name)
-        return replace(made, interval=self._interval(source))
-
-    def _interval(self, source: Source) -> float:
-        """Return the rotary positions between pairs of frames."""
-        fps = source.fps
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
-            raise InvalidParameterError(f"{source.name}.fps", fps, "a finite number above 0 is expected")
-        if self.vision.tokens_per_second is None:
-            return 1.0
-        return self.vision.tokens_per_second * self.vision.temporal_patch_size / fps
 
     def _embeddings(self, source: Source) -> Embeddings:
         """Check precomputed embeddings, `{"image_embeds": [tokens, hidden size], "image_grid_thw": [3]}`."""
@@ -105,3 +81,13 @@ class MediaReader:
                 f"{source.name}.image_embeds", what, f"finite floats {list(wanted)} by its grid"
             )
         return Embeddings(values.astype(np.float32), grid)
+
+
+def _video_reader(folder: Path, vision: VisionConfig) -> VideoReader:
+    fields = read_video_fields(folder)
+    return VideoReader(
+        vision=vision,
+        frames=frame_processor(fields, vision),
+        sampling=FrameSampling.read(fields, vision),
+        limits=PictureLimits(max_bytes=_MAX_VIDEO_BYTES),
+    )

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from octavo.errors import InvalidParameterError
 
-_KINDS = {"image": "image", "image_url": "image", "video": "video"}  # of parts, by their type
-DEFAULT_FPS = 2.0  # of the frames of a video
+_KINDS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}  # of parts, by their type
+DEFAULT_FPS = 2.0  # of frames without a file
 
 Messages = Sequence[Mapping[str, object]]
 
@@ -16,9 +16,10 @@ class Source:
     """An image or video of a request, not read yet."""
 
     name: str  # where in the request it is, for errors
-    content: object  # an image as `open_picture` takes them, or the frames of a video
+    content: object  # an image as `open_picture` takes them; a video as a file, or its frames
     is_video: bool = False
-    fps: object = DEFAULT_FPS  # of the frames of a video, per second
+    fps: object = None  # of the frames of a video, per second; of a file, how many are seen; None: by default
+    num_frames: object = None  # of a file, how many are seen, in place of `fps`
 
 
 def has_images(messages: object) -> bool:
@@ -54,12 +55,14 @@ def _marked(part: object, name: str, sources: list[Source]) -> object:
         return part
     assert isinstance(part, Mapping)
     content = part.get(kind)
-    if content is None and kind == "image":
-        url = part.get("image_url")
+    if content is None:
+        url = part.get(f"{kind}_url")
         content = url.get("url") if isinstance(url, Mapping) else url
     if content is None:
-        limit = f"content is expected under {kind!r}" + (" or 'image_url'" if kind == "image" else "")
+        limit = f"content is expected under {kind!r} or '{kind}_url'"
         raise InvalidParameterError(name, sorted(map(str, part)), limit)
     is_video = kind == "video"
-    sources.append(Source(name=name, content=content, is_video=is_video, fps=part.get("fps", DEFAULT_FPS)))
+    sources.append(
+        Source(name=name, content=content, is_video=is_video, fps=part.get("fps"), num_frames=part.get("num_frames"))
+    )
     return {"type": kind}

@@ -25,6 +25,7 @@ class NativeSizeProcessor(ImageProcessor):
     min_pixels: int
     max_pixels: int
     vision: VisionConfig
+    limits_whole_video: bool = False  # the limits are those of all frames together (Qwen3-VL); else of each
 
     @classmethod
     def of(cls, fields: JsonFields, vision: VisionConfig) -> Self:
@@ -48,20 +49,26 @@ class NativeSizeProcessor(ImageProcessor):
         processor.check_fits(fields, vision)
         return processor
 
-    def resized(self, picture: "Image", name: str) -> NDArray[np.uint8]:
+    def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
         """See `ImageProcessor.resized`."""
         check_proportions(picture, name)
-        return np.asarray(picture.resize(self._target_size(*picture.size), resample=self.resample))
+        size = self.target_size(*picture.size, num_frames if self.limits_whole_video else 1)
+        return np.asarray(picture.resize(size, resample=self.resample))
 
-    def _target_size(self, width: int, height: int) -> tuple[int, int]:
+    def target_size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
         """Return the nearest width and height in whole merged squares, with a number of pixels within the limits."""
         unit = self.patch_size * self.merge_size
+        if self.limits_whole_video and min(width, height) < unit:
+            scale = unit / min(width, height)
+            width, height = int(width * scale), int(height * scale)
         new_height, new_width = (round(side / unit) * unit for side in (height, width))
-        if new_height * new_width > self.max_pixels:
-            factor = math.sqrt((height * width) / self.max_pixels)
+        group = self.temporal_patch_size if self.limits_whole_video else 1
+        num_pixels = round(num_frames / group) * group * new_height * new_width
+        if num_pixels > self.max_pixels:
+            factor = math.sqrt((num_frames * height * width) / self.max_pixels)
             new_height, new_width = (max(unit, math.floor(side / factor / unit) * unit) for side in (height, width))
-        elif new_height * new_width < self.min_pixels:
-            factor = math.sqrt(self.min_pixels / (height * width))
+        elif num_pixels < self.min_pixels:
+            factor = math.sqrt(self.min_pixels / (num_frames * height * width))
             new_height, new_width = (math.ceil(side * factor / unit) * unit for side in (height, width))
         return new_width, new_height
 

@@ -87,14 +87,14 @@ class ImageProcessor(ABC):
         Raises:
             InvalidParameterError: the picture is of a shape that the model does not take.
         """
-        arrays = [self.resized(frame, name) for frame in frames]
+        arrays = [self.resized(frame, name, len(frames)) for frame in frames]
         arrays += [arrays[-1]] * (-len(arrays) % self.temporal_patch_size)  # the last frame is repeated
         values, grid = self.cut(np.stack(arrays))
         return Patches(values, grid, levels=self.normalization.levels())
 
     @abstractmethod
-    def resized(self, picture: "Image", name: str) -> NDArray[np.uint8]:
-        """Return a picture at the tower's size: [height, width, C]. Raises as `process`."""
+    def resized(self, picture: "Image", name: str, num_frames: int) -> NDArray[np.uint8]:
+        """Return a picture, one of `num_frames`, at the tower's size: [height, width, C]. Raises as `process`."""
 
     @abstractmethod
     def patches_of(self, made: Mapping[str, Any]) -> list[Patches]:

@@ -51,7 +51,7 @@ def open_picture(source: object, name: str, limits: PictureLimits) -> "Image":
     if isinstance(source, str) and "://" in source and not source.startswith("file://"):
         raise InvalidParameterError(name, source[:_SHOWN], "a file, a data: URL, bytes, an array or a PIL image")
     if isinstance(source, (str, Path)):
-        return decode_picture(_read_file(Path(str(source).removeprefix("file://")), name, limits), name, limits)
+        return decode_picture(read_file(Path(str(source).removeprefix("file://")), name, limits), name, limits)
     raise InvalidParameterError(name, type(source).__name__, "a file, a data: URL, bytes, an array or a PIL image")
 
 
@@ -141,7 +141,12 @@ def _check_size(size: tuple[int, int], name: str, limits: PictureLimits) -> None
         raise InvalidParameterError(name, f"{width} x {height} pixels", f"1 to {limits.max_pixels} pixels")
 
 
-def _read_file(path: Path, name: str, limits: PictureLimits) -> bytes:
+def read_file(path: Path, name: str, limits: PictureLimits) -> bytes:
+    """Return a file's contents.
+
+    Raises:
+        InvalidParameterError: it cannot be read, or is too large.
+    """
     try:
         num_bytes = path.stat().st_size
         if num_bytes > limits.max_bytes:

@@ -12,8 +12,10 @@ from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
 from octavo.multimodal.media import MediaReader
 from octavo.multimodal.messages import Messages, Source, take_images
+from octavo.multimodal.placeholder_text import PlaceholderTexts, with_frame_times, with_placeholders
 from octavo.multimodal.placeholders import expand_vision_placeholders
 from octavo.multimodal.prompt import Medium, MultiModalPrompt
+from octavo.multimodal.videos import Video
 from octavo.tokenizer.tokenizer import Tokenizer
 
 _PROMPT_KEYS = {"prompt", "images", "videos"}
@@ -56,20 +58,17 @@ class MultiModalProcessor:
         return self.of_request({"messages": messages}, **template_options)
 
     def _of_text(self, text: str, sources: Sequence[Source], *, is_rendered: bool) -> MultiModalPrompt:
-        token_ids = self._tokenizer.encode(self._with_placeholders(text), add_special_tokens=not is_rendered)
-        media = [(source.is_video, self._reader.read(source)) for source in sources]
+        media: list[tuple[bool, Medium]] = []
+        videos: list[Video] = []
+        for source in sources:
+            if source.is_video:
+                videos.append(self._reader.video(source))
+                media += [(True, part) for part in videos[-1].parts]
+            else:
+                media.append((False, self._reader.image(source)))
+        written = with_frame_times(with_placeholders(text, self._texts), videos, self._texts)
+        token_ids = self._tokenizer.encode(written, add_special_tokens=not is_rendered)
         return self._of_media(text, token_ids, media)
-
-    def _with_placeholders(self, text: str) -> str:
-        """Return the text with a placeholder for each image, where templates write only the token that begins it."""
-        vision = self._vision
-        if vision.text_around is None:
-            return text
-        ids = vision.vision_start_token_id, vision.vision_end_token_id, vision.image_token_id
-        start, end, placeholder = (self._tokenizer.token_text(token_id) for token_id in ids if token_id is not None)
-        if start + placeholder in text:  # written out by the caller
-            return text
-        return text.replace(start, vision.text_around + start + placeholder + end + vision.text_around)
 
     def _by_callers(self, processor: Any, text: str, sources: Sequence[Source]) -> MultiModalPrompt:
         """Let a processor of transformers' kind tokenize the text and cut the images."""
@@ -98,6 +97,10 @@ class MultiModalProcessor:
         left = {False: iter(images), True: iter(videos)}
         in_order = [next(left[place.is_video]) for place in expanded.ranges]
         return MultiModalPrompt.of(text, expanded, in_order, self._vision)
+
+    @cached_property
+    def _texts(self) -> PlaceholderTexts:
+        return PlaceholderTexts.of(self._vision, self._tokenizer.token_text)
 
     @cached_property
     def _reader(self) -> MediaReader:

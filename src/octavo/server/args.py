@@ -28,6 +28,8 @@ _AT_LEAST_ONE = (
     "max_images",
     "max_image_bytes",
     "max_image_pixels",
+    "max_videos",
+    "max_video_bytes",
 )
 _POSITIVE_SECONDS = ("request_timeout_s", "media_timeout_s", "read_timeout_s", "write_timeout_s", "keep_alive_s")
 
@@ -77,11 +79,13 @@ class ServerArgs:
     max_prompts: int = option(1024, "maximum prompts per request")
     max_images: int = option(16, "maximum images per request")
     max_image_bytes: int = option(20 * 2**20, "maximum size of an image file")
-    max_image_pixels: int = option(64_000_000, "maximum pixels of an image")
+    max_image_pixels: int = option(64_000_000, "maximum pixels of an image, and of a video's frame")
+    max_videos: int = option(4, "maximum videos per request")
+    max_video_bytes: int = option(64 * 2**20, "maximum size of a video file; in a request, max_body_bytes is lower")
     allow_remote_media: bool = option(
-        False, "fetch images that requests name by http(s) URL, from public addresses only"
+        False, "fetch images and videos that requests name by http(s) URL, from public addresses only"
     )
-    media_timeout_s: float = option(20.0, "maximum seconds to fetch one image")
+    media_timeout_s: float = option(20.0, "maximum seconds to fetch one image or video")
     request_timeout_s: float | None = option(None, "maximum seconds per request; default: no limit")
     read_timeout_s: float = option(60.0, "maximum seconds to receive the headers, and then the body")
     write_timeout_s: float = option(120.0, "maximum seconds that a client may stop reading; then it is dropped")

@@ -22,7 +22,9 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 _SHOWN = 60  # characters of a URL in messages
-_TYPES = ("image/", "application/octet-stream", "binary/octet-stream")
+_UNTOLD = ("application/octet-stream", "binary/octet-stream")
+IMAGE_TYPES = ("image/", *_UNTOLD)  # beginnings of Content-Type
+VIDEO_TYPES = ("video/", "image/", *_UNTOLD)  # animations are images
 
 # Gateways translate these to IPv4 addresses of their choice: NAT64, 6to4, Teredo.
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
@@ -46,6 +48,7 @@ class RemoteMedia:
 
     timeout_s: float  # for everything, redirects included
     max_bytes: int
+    types: tuple[str, ...] = IMAGE_TYPES  # what may be there
     is_allowed: Callable[[Address], bool] = is_public
 
     def fetch(self, url: str, name: str) -> bytes:
@@ -69,6 +72,10 @@ class RemoteMedia:
             raise _refusal(name, where, f"cannot be fetched: {why}") from error
         raise _refusal(name, url, f"more than {_MAX_REDIRECTS} redirects")
 
+    @property
+    def _accept(self) -> str:
+        return ", ".join(f"{kind}*" for kind in self.types if kind.endswith("/"))
+
     @contextlib.contextmanager
     def _opened(self, url: str, name: str, deadline_s: float) -> Iterator[http.client.HTTPResponse]:
         """Connect to a checked address and send the request; yield the response, with its body unread."""
@@ -85,7 +92,7 @@ class RemoteMedia:
             with _ended_at(deadline_s, connection.sock):
                 if isinstance(connection.sock, ssl.SSLSocket):
                     connection.sock.do_handshake()
-                headers = {"Host": parts.netloc, "Accept": "image/*", "Accept-Encoding": "identity"}
+                headers = {"Host": parts.netloc, "Accept": self._accept, "Accept-Encoding": "identity"}
                 connection.request("GET", _target(parts), headers=headers)
                 yield connection.getresponse()
 
@@ -101,8 +108,8 @@ class RemoteMedia:
         if response.status != http.client.OK:
             raise _refusal(name, url, f"its server answers {response.status}")
         kind = response.headers.get("Content-Type", "application/octet-stream")
-        if not kind.lower().startswith(_TYPES):
-            raise _refusal(name, url, f"an image is expected, its server sends {kind[:_SHOWN]}")
+        if not kind.lower().startswith(self.types):
+            raise _refusal(name, url, f"{self._accept} is expected, its server sends {kind[:_SHOWN]}")
         if (response.length or 0) > self.max_bytes:
             raise _refusal(name, url, f"at most {self.max_bytes} bytes, its server sends {response.length}")
         body = bytearray()

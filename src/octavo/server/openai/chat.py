@@ -13,7 +13,7 @@ from octavo.engine.front import EngineFront
 from octavo.engine.request_state import CompletionDelta
 from octavo.server.errors import bad_request
 from octavo.server.openai.answer_plan import AnswerFormats, AnswerPlan
-from octavo.server.openai.content_parts import ImageReader, token_ids_of, truncated_chat
+from octavo.server.openai.content_parts import MediaReader, token_ids_of, truncated_chat
 from octavo.server.openai.logprobs import ChatRows, TokenNames
 from octavo.server.openai.messages import prompt_end, template_messages
 from octavo.server.openai.params import ResponseOptions, Warn, chat_params, process_prompt
@@ -50,7 +50,7 @@ def plan_chat(
     head: ReplyHead,
     front: EngineFront,
     formats: AnswerFormats,
-    images: ImageReader | None,
+    media: MediaReader | None,
     warn: Warn,
     adapter: AdapterRef | None = None,
 ) -> ChatPlan:
@@ -65,7 +65,7 @@ def plan_chat(
     template_options = {**answers.prompt_options, **prompt_end(request)}
     if request.documents is not None:
         template_options["documents"] = request.documents
-    messages = template_messages(request.messages, front.tokenizer, warn, images)
+    messages = template_messages(request.messages, front.tokenizer, warn, media)
     prompt = truncated_chat(front.inputs.chat_prompt(messages, **template_options), request.truncate_prompt_tokens)
     answers = answers.after(token_ids_of(prompt))
     return ChatPlan(

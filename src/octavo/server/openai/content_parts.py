@@ -1,5 +1,6 @@
-"""Images in the messages of a request: read from `data:` URLs, or fetched if the server allows it."""
+"""Images and videos in the messages of a request: read from `data:` URLs, or fetched if the server allows it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -8,73 +9,100 @@ from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt
 from octavo.multimodal.pictures import PictureLimits, decode_picture, read_data_url
 from octavo.multimodal.prompt import MultiModalPrompt
+from octavo.multimodal.videos import VideoFile
 from octavo.server.args import ServerArgs
 from octavo.server.errors import bad_request
 from octavo.server.openai.params import truncated
-from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl
-from octavo.server.remote_media import RemoteMedia
+from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl, VideoUrl
+from octavo.server.remote_media import IMAGE_TYPES, VIDEO_TYPES, RemoteMedia
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 _LOW_DETAIL = 512  # pixels of the longer side
 _DETAILS = ("auto", "low", "high")
+_KINDS = ("image_url", "video_url")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageReader:
-    """Reads the images of requests for a model that takes them."""
+class MediaReader:
+    """Reads the images and videos of requests for a model that takes them."""
 
-    max_images: int
-    limits: PictureLimits
-    remote: RemoteMedia | None  # None: only images in the request itself
+    most: Mapping[str, int]  # parts of one request, by type
+    images: PictureLimits
+    videos: PictureLimits  # of a file, and of its frames
+    remote_images: RemoteMedia | None  # None: only what is in the request itself
+    remote_videos: RemoteMedia | None
 
     @classmethod
     def of(cls, args: ServerArgs) -> Self:
         """Return the reader that the server's options describe."""
-        remote = RemoteMedia(timeout_s=args.media_timeout_s, max_bytes=args.max_image_bytes)
+        images = PictureLimits(max_bytes=args.max_image_bytes, max_pixels=args.max_image_pixels)
+        videos = PictureLimits(max_bytes=args.max_video_bytes, max_pixels=args.max_image_pixels)
+        remote_images, remote_videos = (
+            RemoteMedia(timeout_s=args.media_timeout_s, max_bytes=limits.max_bytes, types=types)
+            for limits, types in ((images, IMAGE_TYPES), (videos, VIDEO_TYPES))
+        )
         return cls(
-            max_images=args.max_images,
-            limits=PictureLimits(max_bytes=args.max_image_bytes, max_pixels=args.max_image_pixels),
-            remote=remote if args.allow_remote_media else None,
+            most={"image_url": args.max_images, "video_url": args.max_videos},
+            images=images,
+            videos=videos,
+            remote_images=remote_images if args.allow_remote_media else None,
+            remote_videos=remote_videos if args.allow_remote_media else None,
         )
 
     def check_number(self, messages: Sequence[ChatMessage]) -> None:
-        """Check how many images a request has, before any of them is read.
+        """Check how many images and videos a request has, before any of them is read.
 
         Raises:
             ApiError: 400; too many.
         """
-        count = sum(is_image(part) for message in messages for part in parts_of(message))
-        if count > self.max_images:
-            raise bad_request(f"{count} images: at most {self.max_images} per request.", "messages", "too_many_images")
+        counts = Counter(part.type for message in messages for part in parts_of(message))
+        for kind, most in self.most.items():
+            if counts[kind] > most:
+                names = kind.removesuffix("_url") + "s"
+                raise bad_request(
+                    f"{counts[kind]} {names}: at most {most} per request.", "messages", f"too_many_{names}"
+                )
 
     def read(self, part: ContentPart, path: str) -> Mapping[str, object]:
-        """Return a part with the image itself.
+        """Return a part with the image or video itself.
 
         Raises:
             ApiError: 400; no URL, or an unknown level of detail.
-            InvalidParameterError: the image cannot be read, or not from there.
+            InvalidParameterError: it cannot be read, or not from there.
         """
-        path = f"{path}.image_url"
+        path = f"{path}.{part.type}"
+        return self._image(part, path) if part.type == "image_url" else self._video(part, path)
+
+    def _image(self, part: ContentPart, path: str) -> Mapping[str, object]:
         if part.image_url is None:
             raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
         given = ImageUrl(url=part.image_url) if isinstance(part.image_url, str) else part.image_url
         url, detail = given.url, given.detail
         if (detail or "auto") not in _DETAILS:
             raise bad_request(f"Unknown detail {detail!r}: one of {', '.join(_DETAILS)}.", f"{path}.detail")
-        image = decode_picture(self._bytes_at(url, path), path, self.limits)
+        image = decode_picture(_bytes_at(url, path, self.images, self.remote_images), path, self.images)
         return {"type": "image", "image": _reduced(image) if detail == "low" else image}
 
-    def _bytes_at(self, url: str, path: str) -> bytes:
-        if url.startswith("data:"):
-            return read_data_url(url, path, self.limits)
-        if not url.startswith(("http://", "https://")):
-            raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
-        if self.remote is None:
-            limit = "this server reads no images from elsewhere (--allow-remote-media); send a data: URL"
-            raise InvalidParameterError(path, url[:60], limit)
-        return self.remote.fetch(url, path)
+    def _video(self, part: ContentPart, path: str) -> Mapping[str, object]:
+        if part.video_url is None:
+            raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
+        given = VideoUrl(url=part.video_url) if isinstance(part.video_url, str) else part.video_url
+        data = _bytes_at(given.url, path, self.videos, self.remote_videos)
+        file = VideoFile(data=data, limits=self.videos)
+        return {"type": "video", "video": file, "fps": given.fps, "num_frames": given.num_frames}
+
+
+def _bytes_at(url: str, path: str, limits: PictureLimits, remote: RemoteMedia | None) -> bytes:
+    if url.startswith("data:"):
+        return read_data_url(url, path, limits)
+    if not url.startswith(("http://", "https://")):
+        raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
+    if remote is None:
+        limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"
+        raise InvalidParameterError(path, url[:60], limit)
+    return remote.fetch(url, path)
 
 
 def token_ids_of(prompt: TokensPrompt | MultiModalPrompt) -> list[int]:
@@ -96,13 +124,13 @@ def truncated_chat(prompt: TokensPrompt | MultiModalPrompt, max_tokens: int | No
     return prompt
 
 
-def has_images(messages: Sequence[ChatMessage] | None) -> bool:
-    """Return whether any message has an image: preparing it takes a while."""
-    return any(is_image(part) for message in messages or () for part in parts_of(message))
+def has_media(messages: Sequence[ChatMessage] | None) -> bool:
+    """Return whether any message has an image or video: preparing it takes a while."""
+    return any(is_media(part) for message in messages or () for part in parts_of(message))
 
 
-def is_image(part: ContentPart) -> bool:
-    return part.type == "image_url"
+def is_media(part: ContentPart) -> bool:
+    return part.type in _KINDS
 
 
 def parts_of(message: ChatMessage) -> Sequence[ContentPart]:

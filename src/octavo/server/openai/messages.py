@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from octavo.server.errors import bad_request
-from octavo.server.openai.content_parts import ImageReader, is_image, parts_of
+from octavo.server.openai.content_parts import MediaReader, is_media, parts_of
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest, ToolCall
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -29,25 +29,25 @@ def template_messages(
     messages: Sequence[ChatMessage],
     tokenizer: Tokenizer,
     warn: Callable[[str], None],
-    images: ImageReader | None = None,
+    media: MediaReader | None = None,
 ) -> list[dict[str, object]]:
     """Return the conversation for `ChatTemplate.render`; warn if the template will merge system messages.
 
-    `images` reads images; None: the model takes text only.
+    `media` reads images and videos; None: the model takes text only.
 
     Raises:
         ApiError: 400; a message part that is not text.
     """
-    if images is not None:
-        images.check_number(messages)
-    plain = [_template_message(message, f"messages[{index}].content", images) for index, message in enumerate(messages)]
+    if media is not None:
+        media.check_number(messages)
+    plain = [_template_message(message, f"messages[{index}].content", media) for index, message in enumerate(messages)]
     if tokenizer.chat_template is not None and tokenizer.chat_template.must_merge(plain):
         warn("system messages are merged into the first: the model's chat template has no place for later ones")
     return plain
 
 
-def _template_message(message: ChatMessage, path: str, images: ImageReader | None) -> dict[str, object]:
-    content = _content_of(message, path, images)
+def _template_message(message: ChatMessage, path: str, media: MediaReader | None) -> dict[str, object]:
+    content = _content_of(message, path, media)
     plain: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(message, content=None))
     if content is not None:
         plain["content"] = content
@@ -60,13 +60,13 @@ def _template_message(message: ChatMessage, path: str, images: ImageReader | Non
     return plain | {"tool_calls": calls} if calls else plain  # templates test whether the field exists
 
 
-def _content_of(message: ChatMessage, path: str, images: ImageReader | None) -> object:
+def _content_of(message: ChatMessage, path: str, media: MediaReader | None) -> object:
     """Return the content as text, or with images as a list of parts."""
     parts = parts_of(message)
-    if images is None or not any(map(is_image, parts)):
+    if media is None or not any(map(is_media, parts)):
         return _text_of(message.content, path)
     places = ((part, f"{path}[{index}]") for index, part in enumerate(parts))
-    return [images.read(part, at) if is_image(part) else _text_part(part, at) for part, at in places]
+    return [media.read(part, at) if is_media(part) else _text_part(part, at) for part, at in places]
 
 
 def _text_part(part: ContentPart, path: str) -> dict[str, object]:

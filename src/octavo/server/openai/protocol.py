@@ -27,13 +27,22 @@ class ImageUrl(msgspec.Struct, kw_only=True, omit_defaults=True):
     detail: str | None = None
 
 
+class VideoUrl(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Where a video is, and which of its frames the model sees: some per second, or a number of them."""
+
+    url: str
+    fps: float | None = None
+    num_frames: int | None = None
+
+
 class ContentPart(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of a message: text, or an image for models that take them."""
+    """A part of a message: text, or an image or video for models that take them."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | str | None = None
+    video_url: VideoUrl | str | None = None
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -18,7 +18,7 @@ from octavo.server.openai.adapters import ServedAdapters
 from octavo.server.openai.answer_plan import AnswerFormats
 from octavo.server.openai.chat import ChatStream, plan_chat
 from octavo.server.openai.completion import CompletionStream, plan_completion
-from octavo.server.openai.content_parts import ImageReader, has_images, token_ids_of
+from octavo.server.openai.content_parts import MediaReader, has_media, token_ids_of
 from octavo.server.openai.messages import prompt_end, template_messages
 from octavo.server.openai.models import ModelNames
 from octavo.server.openai.params import Warn, needs_grammar, wire_names
@@ -53,7 +53,7 @@ class OpenAICompatibleService:
         self.adapters = ServedAdapters(engine, models, args.lora_root)
         self._engine = engine
         self._args = args
-        self._image_reader = ImageReader.of(args)
+        self._media_reader = MediaReader.of(args)
         self._fingerprint = f"octavo-{__version__}-{engine.front.client.profile}"
         self._formats = AnswerFormats(
             engine.front.tokenizer,
@@ -62,8 +62,8 @@ class OpenAICompatibleService:
         )
 
     @property
-    def _images(self) -> ImageReader | None:
-        return self._image_reader if self._engine.front.config.model.vision is not None else None
+    def _media(self) -> MediaReader | None:
+        return self._media_reader if self._engine.front.config.model.vision is not None else None
 
     async def chat_completions(
         self, request: ChatCompletionRequest, *, warn: Warn = logger.warning, is_large: bool = False
@@ -76,7 +76,7 @@ class OpenAICompatibleService:
             head,
             self._engine.front,
             self._formats,
-            self._images,
+            self._media,
             warn,
             self.models.adapter(request.model),
         )
@@ -108,7 +108,7 @@ class OpenAICompatibleService:
     ) -> TokenizeReply:
         """Return the token ids of a text or of a conversation."""
         self.models.find(request.model)
-        return await _settle(partial(tokenize, request, self._engine.front, self._images, warn), request, is_large)
+        return await _settle(partial(tokenize, request, self._engine.front, self._media, warn), request, is_large)
 
     async def detokenize(
         self, request: DetokenizeRequest, *, warn: Warn = logger.warning, is_large: bool = False
@@ -132,7 +132,7 @@ class OpenAICompatibleService:
 async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
     """Prepare a request: render, tokenize, validate. Slow work leaves the event loop."""
     is_slow = is_large or (isinstance(request, GenerationRequest) and needs_grammar(request))
-    is_slow = is_slow or has_images(getattr(request, "messages", None))
+    is_slow = is_slow or has_media(getattr(request, "messages", None))
     try:
         return await asyncio.to_thread(work) if is_slow else work()
     except UserError as error:
@@ -140,7 +140,7 @@ async def _settle(work: Callable[[], T], request: object, is_large: bool) -> T:
         raise as_api_error(error, names) from error
 
 
-def tokenize(request: TokenizeRequest, front: EngineFront, images: ImageReader | None, warn: Warn) -> TokenizeReply:
+def tokenize(request: TokenizeRequest, front: EngineFront, media: MediaReader | None, warn: Warn) -> TokenizeReply:
     """Return the ids of a text, or of a conversation rendered by the model's chat template."""
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("Exactly one of 'prompt' and 'messages' is required.", "prompt")
@@ -148,7 +148,7 @@ def tokenize(request: TokenizeRequest, front: EngineFront, images: ImageReader |
     if request.messages is not None:
         tools = None if request.tools is None else [msgspec.to_builtins(tool) for tool in request.tools]
         options = {**(request.chat_template_kwargs or {}), "tools": tools, **prompt_end(request)}
-        messages = template_messages(request.messages, tokenizer, warn, images)
+        messages = template_messages(request.messages, tokenizer, warn, media)
         token_ids = token_ids_of(front.inputs.chat_prompt(messages, **options))
     else:
         token_ids = tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)

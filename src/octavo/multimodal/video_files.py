@@ -1,0 +1,149 @@
+"""Frames of video files: animated GIF, WebP and PNG by Pillow; MP4, MOV, WebM, Matroska and AVI by PyAV, if installed.
+
+Videos come from strangers. The format is told by the first bytes, so that FFmpeg tries no other, such as playlists that
+name further files; sizes are checked before frames are decoded; only frames that are wanted become pictures.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import InvalidParameterError
+from octavo.multimodal.pictures import PictureLimits, as_rgb
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_ANIMATIONS = ("GIF", "WEBP", "PNG")
+_SLOWEST_S = 0.01  # of an animation's frame without duration; browsers show such ones for 0.1 s
+_DEFAULT_S = 0.1
+_MAX_DECODED_PIXELS = 10**11  # frames up to the last wanted one: 13 minutes of 1080p at 60 frames a second
+
+Choose = Callable[[int, float], list[int]]  # from the number of frames, and frames per second, to the wanted ones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledFrames:
+    """Some frames of a video."""
+
+    pictures: Sequence["Image"]  # RGB, of one size
+    times_s: Sequence[float]  # when each is shown
+    fps: float  # of these frames
+
+
+def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choose) -> SampledFrames:
+    """Decode the frames that `choose` wants, in ascending order.
+
+    Raises:
+        InvalidParameterError: not a video, of a format that is not read, damaged, or too large; or PyAV is missing.
+    """
+    if len(data) > limits.max_bytes:
+        raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
+    container = _container_of(data)
+    with _told_by(name, f"a file of {len(data)} bytes"):
+        return (
+            _by_pillow(data, name, limits, choose)
+            if container is None
+            else _by_av(data, container, name, limits, choose)
+        )
+
+
+def _container_of(data: bytes) -> str | None:
+    """Return FFmpeg's name of the format; None: Pillow may know it."""
+    if data[4:8] == b"ftyp":
+        return "mp4"
+    if data[:4] == b"\x1a\x45\xdf\xa3":
+        return "matroska"
+    return "avi" if data[:4] == b"RIFF" and data[8:12] == b"AVI " else None
+
+
+@contextmanager
+def _told_by(name: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidParameterError:
+        raise
+    except Exception as error:  # decoders raise anything on damaged files
+        raise InvalidParameterError(name, what, f"damaged: {error}") from error
+
+
+def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose) -> SampledFrames:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        opened = Image.open(BytesIO(data), formats=_ANIMATIONS)
+    except UnidentifiedImageError as error:
+        known = "MP4, MOV, WebM, Matroska, AVI, or an animated GIF, WebP or PNG"
+        raise InvalidParameterError(name, f"a file of {len(data)} bytes", f"a video is expected: {known}") from error
+    with opened:
+        total = int(getattr(opened, "n_frames", 1))
+        check_decoded(opened.size, total, name, limits)
+        ends: list[float] = []
+        for index in range(total):
+            opened.seek(index)
+            shown_s = opened.info.get("duration", 0) / 1000
+            ends.append((ends[-1] if ends else 0.0) + (shown_s if shown_s >= _SLOWEST_S else _DEFAULT_S))
+        rate = total / ends[-1]
+        wanted = choose(total, rate)
+        pictures = []
+        for index in wanted:
+            opened.seek(index)
+            pictures.append(as_rgb(opened.copy(), name, limits))
+    return SampledFrames(pictures=pictures, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
+
+
+def _by_av(data: bytes, container: str, name: str, limits: PictureLimits, choose: Choose) -> SampledFrames:
+    try:
+        import av
+    except ImportError as error:
+        limit = "reading it needs PyAV: pip install 'octavo[video]'; animated GIF, WebP and PNG need nothing"
+        raise InvalidParameterError(name, f"a video ({container})", limit) from error
+    with av.open(BytesIO(data), format=container) as opened:
+        if not opened.streams.video:
+            raise InvalidParameterError(name, f"{container} without pictures", "a video is expected")
+        stream = opened.streams.video[0]
+        check_decoded((stream.width, stream.height), 1, name, limits)
+        total = stream.frames or sum(packet.size > 0 for packet in opened.demux(stream))
+        rate = float(stream.average_rate or stream.guessed_rate or 0)
+        if total < 1 or rate <= 0:
+            raise InvalidParameterError(name, f"{total} frames, {rate:g} a second", "a video is expected")
+        wanted = choose(total, rate)
+        check_decoded((stream.width, stream.height), wanted[-1] + 1, name, limits)
+        opened.seek(0)
+        pictures = _decoded(opened.decode(stream), wanted)
+    if len(pictures) < len(wanted):
+        limit = f"damaged: frame {wanted[len(pictures)]} of {total} cannot be decoded"
+        raise InvalidParameterError(name, f"a video ({container})", limit)
+    return SampledFrames(pictures=pictures, times_s=_times(wanted, rate), fps=len(wanted) / total * rate)
+
+
+def _decoded(frames: Iterator[Any], wanted: Sequence[int]) -> list["Image"]:
+    """Return the frames at `wanted` [.], ascending, turned as the file says."""
+    pictures: list[Image] = []
+    for index, frame in enumerate(frames):
+        while len(pictures) < len(wanted) and wanted[len(pictures)] == index:
+            picture = frame.to_image()
+            pictures.append(picture.rotate(frame.rotation, expand=True) if frame.rotation else picture)
+        if len(pictures) == len(wanted):
+            break
+    return pictures
+
+
+def check_decoded(size: tuple[int, int], num_frames: int, name: str, limits: PictureLimits) -> None:
+    """Check the size of frames, and of all that must be decoded.
+
+    Raises:
+        InvalidParameterError: too large.
+    """
+    num_pixels = size[0] * size[1]
+    if not 0 < num_pixels <= limits.max_pixels:
+        raise InvalidParameterError(name, f"{size[0]} x {size[1]} pixels", f"1 to {limits.max_pixels} pixels")
+    if num_pixels * num_frames > _MAX_DECODED_PIXELS:
+        what = f"{num_frames} frames of {size[0]} x {size[1]} pixels"
+        raise InvalidParameterError(name, what, f"too long: at most {_MAX_DECODED_PIXELS // num_pixels} such frames")
+
+
+def _times(indices: Sequence[int], rate: float) -> list[float]:
+    return [index / rate for index in indices]
