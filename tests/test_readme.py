@@ -45,6 +45,7 @@ def test_python_runs(tmp_path: Path) -> None:
 
 
 def test_commands_run(tmp_path: Path) -> None:
+    (tmp_path / "docs").symlink_to(Path(__file__).parent.parent / "docs")  # commands are typed in a clone
     (script,) = [block for block in blocks("sh") if "octavo env" in block]
     assert "keys and values" in sh(script, tmp_path)
 

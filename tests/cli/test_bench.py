@@ -31,6 +31,30 @@ def test_throughput_adds_up() -> None:
     assert report["time_per_output_token_ms_mean"] > 0
 
 
+def test_pictures_count_beside_tokens() -> None:
+    options = [
+        "--model",
+        "demo-vl",
+        "--input-len",
+        "5",
+        "--output-len",
+        "4",
+        "--num-images",
+        "2",
+        "--image-size",
+        "90x84",
+        "--json",
+    ]
+    code, text, complaint = bench("throughput", "--num-prompts", "3", *options)
+    assert code == 0, complaint
+    report = json.loads(text)
+    assert report["images_per_s"] == pytest.approx(6 / report["elapsed_s"])
+    assert report["total_tokens_per_s"] * report["elapsed_s"] > 3 * (2 * 9 + 5 + 4)
+    code, text, _ = bench("latency", "--num-iters", "1", *options)
+    assert code == 0
+    assert json.loads(text)["images_per_s"] == pytest.approx(2e3 / json.loads(text)["latency_ms_mean"])
+
+
 def test_latency_has_a_report_for_each_batch_size() -> None:
     small, large = reports("latency", "--batch-size", "1", "--batch-size", "3", "--num-iters", "2", "--num-warmup", "0")
     assert (small["batch_size"], large["batch_size"]) == (1, 3)
@@ -49,7 +73,12 @@ def test_a_table_for_people() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(["throughput", "--num-prompts", "0"], "num-prompts"), (["latency", "--input-len", "999999"], "context length")],
+    [
+        (["throughput", "--num-prompts", "0"], "num-prompts"),
+        (["latency", "--input-len", "999999"], "context length"),
+        (["latency", "--num-images", "1"], "takes text only"),
+        (["latency", "--model", "demo-vl", "--num-images", "1", "--image-size", "big"], "448x448"),
+    ],
 )
 def test_a_mistake_is_the_users(arguments: list[str], complaint: str) -> None:
     code, _, line = bench(*arguments)

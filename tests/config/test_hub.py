@@ -154,6 +154,7 @@ def test_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelNotFoundError, match="bundled model is missing"):
         resolve_model("demo")
+    assert (resolve_model("demo-vl") / "preprocessor_config.json").is_file()
 
 
 GGUF_FILES = [

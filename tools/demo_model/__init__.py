@@ -1,4 +1,4 @@
-"""How the bundled demo model is built.
+"""How the bundled demo model is built; `seeing/` builds the one that sees.
 
 example.py        one exchange, its key, and the hash that selects held-out items
 arithmetic.py, sequences.py, records.py, calls.py, facts.py (facts.toml), smalltalk.py, words.py     the tasks

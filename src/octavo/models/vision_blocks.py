@@ -18,7 +18,7 @@ from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear, QKVLinear
 from octavo.layers.quant.base import TensorSpec
 
-_QUICK = 1.702  # GELU as a sigmoid (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+_QUICK, _CUBIC = 1.702, 0.044715  # GELU by a sigmoid, and by tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,11 +123,14 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths
 
 
 def _activated(x: torch.Tensor, activation: VisionActivation) -> torch.Tensor:
-    """Apply to x. With exp alone, whose bits do not depend on an element's place: see `kernels/activation.py`."""
+    """Apply to x. With exp alone, whose bits do not depend on an element's place: see `kernels/activation.py`.
+
+    In place: fresh memory costs more than the arithmetic.
+    """
     wide = x.float()
     if activation == "quick_gelu":
-        logits = _QUICK * wide
+        powers = wide * -_QUICK
     else:
-        logits = 2.0 * (2.0 / torch.pi) ** 0.5 * (wide + 0.044715 * wide * wide * wide)
-    activated: torch.Tensor = wide / (1.0 + torch.exp(-logits))
+        powers = (wide * wide).mul_(_CUBIC).add_(1.0).mul_(wide).mul_(-2.0 * (2.0 / torch.pi) ** 0.5)
+    activated: torch.Tensor = wide / powers.exp_().add_(1.0)
     return activated.to(x.dtype)

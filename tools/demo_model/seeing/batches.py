@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from tools.demo_model.seeing.conversations import Row, blind_question, questions, row
 from tools.demo_model.seeing.drawing import Mark, Size, draw, random_size
-from tools.demo_model.seeing.scenes import COLOURS, MAX_THINGS, SHAPES, Scene, scene
+from tools.demo_model.seeing.scenes import COLOURS, SHAPES, Range, Scene, scene
 from torch import Tensor
 
 from octavo.multimodal.patches import ImageProcessor, Patches
@@ -44,7 +44,7 @@ class Batches:
     def __init__(self, tokenizer: Tokenizer, processor: ImageProcessor, seed: int, num_rows: int) -> None:
         self.tokenizer, self.processor, self.seed, self.num_rows = tokenizer, processor, seed, num_rows
 
-    def batch(self, step: int, max_things: int = MAX_THINGS) -> Batch:
+    def batch(self, step: int, within: Range) -> Batch:
         """Return a step's batch; all pictures have one grid."""
         rng = random.Random(f"{self.seed} {step}")
         if step % BLIND_EVERY == BLIND_EVERY - 1:
@@ -52,7 +52,7 @@ class Batches:
             return self._packed(rows, None, (0, 0, 0), torch.zeros(0, 2, dtype=torch.long))
         rows, pictures, seen = [], [], []
         for _ in range(self.num_rows):
-            drawn, marks, patches = self._picture(rng, max_things)
+            drawn, marks, patches = self._picture(rng, within)
             grid = patches.grid
             num_tokens = grid[1] * grid[2] // self.processor.merge_size**2
             rows.append(row(self.tokenizer, questions(drawn, rng), num_tokens))
@@ -60,9 +60,9 @@ class Batches:
             seen.append(_labels(marks, (grid[2] // self.processor.merge_size, grid[1] // self.processor.merge_size)))
         return self._packed(rows, torch.cat(pictures), grid, torch.cat(seen))
 
-    def _picture(self, rng: random.Random, max_things: int) -> tuple[Scene, list[Mark], Patches]:
+    def _picture(self, rng: random.Random, within: Range) -> tuple[Scene, list[Mark], Patches]:
         """Draw a scene that is not held out; return what is where, and the patches."""
-        drawn = scene(rng, held_out=False, max_things=max_things)
+        drawn = scene(rng, within, held_out=False)
         picture, marks = draw(drawn, random_size(rng), rng)
         return drawn, marks, self.processor.process([picture], "picture")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 from tools.demo_model.bpe import token_id, train_bpe
 from tools.demo_model.seeing.questions import PHRASINGS, Question, question
-from tools.demo_model.seeing.scenes import PLACES, Scene, random_scene
+from tools.demo_model.seeing.scenes import BROAD, PLACES, Scene, random_scene
 
 VOCAB_SIZE = 640
 NUM_SCENES = 4000  # whose texts the tokenizer learns from
@@ -58,7 +58,7 @@ def blind_question(rng: random.Random) -> Question:
     """Return a question without a picture."""
     if rng.random() < 0.3:
         return Question(task="blind", text=rng.choice(GREETINGS), answer=NO_PICTURE)
-    asked = questions(random_scene(rng), rng)[0]
+    asked = questions(random_scene(rng, BROAD), rng)[0]
     return Question(task="blind", text=asked.text, answer=NO_PICTURE)
 
 
@@ -88,7 +88,7 @@ def _texts(seed: int) -> Iterator[str]:
     yield from GREETINGS
     yield from (text for of_task in PHRASINGS.values() for text in of_task)
     for _ in range(NUM_SCENES):
-        for asked in questions(random_scene(rng), rng):
+        for asked in questions(random_scene(rng, BROAD), rng):
             yield f"<|im_start|>user\n{asked.text}<|im_end|>\n<|im_start|>assistant\n{asked.answer}<|im_end|>\n"
 
 

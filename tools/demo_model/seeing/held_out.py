@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from PIL import Image
 from tools.demo_model.seeing.drawing import draw, random_size
 from tools.demo_model.seeing.questions import Question, question
-from tools.demo_model.seeing.scenes import scene
+from tools.demo_model.seeing.scenes import SIMPLE, scene
 
 SEED = 2026
 
@@ -24,7 +24,7 @@ def held_out(task: str, count: int) -> Iterator[Item]:
     """Yield items of one task."""
     rng = random.Random(f"{SEED} {task}")
     while count:
-        drawn = scene(rng, held_out=True)
+        drawn = scene(rng, SIMPLE, held_out=True)
         asked = question(drawn, task, rng) if task in drawn.tasks else None
         if asked is not None:
             picture, _ = draw(drawn, random_size(rng), rng)

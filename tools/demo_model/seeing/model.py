@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from tools.demo_model.bpe import save_tokenizer, token_id
-from tools.demo_model.checkpoint import generation_config
 from tools.demo_model.seeing.batches import IMAGE_START, Batch
 from tools.demo_model.seeing.conversations import SPECIAL, end_tokens
 from torch import Tensor
@@ -90,6 +89,12 @@ def image_processor() -> ImageProcessor:
     )
 
 
+def generation_defaults(tokenizer: Tokenizer) -> dict[str, object]:
+    """Return `generation_config.json`: answers are exact, so the likeliest token."""
+    end_of_turn, end_of_text = end_tokens(tokenizer)
+    return {"eos_token_id": [end_of_turn, end_of_text], "pad_token_id": end_of_text, "do_sample": True, "top_k": 1}
+
+
 class Seeing(torch.nn.Module):
     """The model, and a linear that reads from each picture token what it shows, which only training uses."""
 
@@ -128,7 +133,7 @@ def save(model: Seeing, tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)
     save_tokenizer(tokenizer, folder, SPECIAL, TEMPLATE_PATH)
     _write(folder / "preprocessor_config.json", processor_settings())
-    _write(folder / "generation_config.json", {**generation_config(*end_tokens(tokenizer)), "do_sample": False})
+    _write(folder / "generation_config.json", generation_defaults(tokenizer))
 
 
 def _write(path: Path, content: dict[str, object]) -> None:

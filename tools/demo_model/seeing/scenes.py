@@ -27,8 +27,6 @@ PLACES = (
     "at the bottom",
     "at the bottom right",
 )
-MAX_THINGS = 4
-MAX_NUMBER = 99
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -71,12 +69,24 @@ class Scene:
         return is_held_out("shapes", " ".join(f"{thing.name} {thing.place}" for thing in self.things))
 
 
-def random_scene(rng: random.Random, max_things: int = MAX_THINGS) -> Scene:
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """How much scenes may show."""
+
+    things: int
+    numbers: int
+
+
+SIMPLE = Range(things=1, numbers=10)  # what the model is meant to know
+BROAD = Range(things=4, numbers=100)  # what it sees first, to learn where things are and what questions ask
+
+
+def random_scene(rng: random.Random, within: Range) -> Scene:
     """Draw a scene; a third of them are numbers."""
     if rng.random() < 1 / 3:
-        number = rng.randrange(rng.choice((10, MAX_NUMBER + 1, MAX_NUMBER + 1)))
+        number = rng.randrange(rng.choice((10, within.numbers, within.numbers)))
         return Scene(number=str(number), colour=rng.choice(list(COLOURS)))
-    places = sorted(rng.sample(range(len(PLACES)), rng.randint(1, max_things)))
+    places = sorted(rng.sample(range(len(PLACES)), rng.randint(1, within.things)))
     # Few colours and few shapes, so that some occur several times.
     colours = rng.sample(list(COLOURS), rng.randint(1, 4))
     shapes = rng.sample(SHAPES, rng.randint(1, 4))
@@ -85,8 +95,8 @@ def random_scene(rng: random.Random, max_things: int = MAX_THINGS) -> Scene:
     )
 
 
-def scene(rng: random.Random, *, held_out: bool, max_things: int = MAX_THINGS) -> Scene:
+def scene(rng: random.Random, within: Range, *, held_out: bool) -> Scene:
     """Draw scenes until one is held out, or until one is not."""
-    while (drawn := random_scene(rng, max_things)).is_held_out != held_out:
+    while (drawn := random_scene(rng, within)).is_held_out != held_out:
         pass
     return drawn

@@ -17,7 +17,7 @@ from tools.demo_model.seeing.batches import KINDS, Batches
 from tools.demo_model.seeing.conversations import train_tokenizer
 from tools.demo_model.seeing.model import Seeing, image_processor, save
 from tools.demo_model.seeing.muon import Muon
-from tools.demo_model.seeing.scenes import COLOURS, MAX_THINGS
+from tools.demo_model.seeing.scenes import BROAD, COLOURS, SIMPLE, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +30,18 @@ class Plan:
     peak_rate: float = 2e-3
     warmup_steps: int = 100
     decay_share: float = 0.35  # of the steps: at the end, the rate falls to zero
-    easy_steps: int = 200  # with pictures of at most two things
+    first_steps: int = 200  # with at most two things
+    broad_steps: int = 600  # with up to four things and two digits, before those with one
     reading_weight: float = 0.5
     weight_decay: float = 0.05
     log_every: int = 25
     save_every: int = 100
+
+    def within(self, step: int) -> Range:
+        """Return what the pictures of a step may show."""
+        if step < self.first_steps:
+            return Range(things=2, numbers=BROAD.numbers)
+        return BROAD if step < self.broad_steps else SIMPLE
 
     def rate(self, step: int) -> float:
         """Return the learning rate: warm-up, constant, decay to zero. Only the decay depends on the number of steps."""
@@ -82,7 +89,7 @@ class Run:
 
     def train_step(self) -> dict[str, float]:
         """Run one step and return what is worth logging."""
-        batch = self.batches.batch(self.step, 2 if self.step < self.plan.easy_steps else MAX_THINGS)
+        batch = self.batches.batch(self.step, self.plan.within(self.step))
         logits, targets, read = self.model(batch)
         loss = F.cross_entropy(logits, targets)
         figures = {"loss": loss.item(), "right": (logits.argmax(-1) == targets).float().mean().item()}
@@ -140,7 +147,7 @@ def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the state file and the checkpoint")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,0 +1,99 @@
+"""The demo model that sees: its pictures show what is said of them, and it answers those that it has never seen."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tests.breadth import pick
+from tools.demo_model.seeing.conversations import row, train_tokenizer
+from tools.demo_model.seeing.drawing import draw, random_size
+from tools.demo_model.seeing.evaluate import mean, message, scores
+from tools.demo_model.seeing.held_out import held_out
+from tools.demo_model.seeing.model import image_processor
+from tools.demo_model.seeing.questions import TASKS
+from tools.demo_model.seeing.scenes import BROAD, COLOURS, SIMPLE, random_scene, scene
+from tools.demo_model.seeing.train import Plan
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from octavo import LLM, SamplingParams
+from octavo.demo import demo_vl_model_path
+
+MAX_BYTES = 8_000_000
+FOLDER = demo_vl_model_path()
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo-vl", dtype="float32", num_kv_blocks=512, block_size=16) as opened:
+        yield opened
+
+
+def test_the_checkpoint_is_small() -> None:
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) < MAX_BYTES
+
+
+def test_pictures_show_their_scenes() -> None:
+    rng = random.Random(0)
+    for _ in range(100):
+        drawn = random_scene(rng, BROAD)
+        picture, marks = draw(drawn, random_size(rng), rng)
+        if drawn.number:
+            assert [mark.kind for mark in marks] == list(drawn.number)
+            continue
+        assert [mark.kind for mark in marks] == [thing.shape for thing in drawn.things]
+        for mark, thing in zip(marks, drawn.things, strict=True):
+            pixel = picture.getpixel((int(mark.x * picture.width), int(mark.y * picture.height)))
+            assert isinstance(pixel, tuple)
+            assert max(abs(a - b) for a, b in zip(pixel, COLOURS[thing.colour], strict=True)) < 20
+            assert (int(3 * mark.y), int(3 * mark.x)) == divmod(thing.place, 3)
+
+
+def test_training_draws_nothing_that_is_held_out() -> None:
+    rng = random.Random(1)
+    assert not any(scene(rng, BROAD, held_out=False).is_held_out for _ in range(200))
+    assert all(scene(rng, SIMPLE, held_out=True).is_held_out for _ in range(5))
+
+
+def test_the_engine_reads_what_was_trained(llm: LLM) -> None:
+    [item] = held_out("describe", 1)
+    [output] = llm.generate_multimodal([{"messages": [message(item)]}], SamplingParams(max_tokens=1), use_tqdm=False)
+    processor = image_processor()
+    _, rows, columns = processor.process([item.picture], "picture").grid
+    tokenizer = train_tokenizer(Plan(steps=1).seed)
+    assert json.loads(tokenizer.to_str())["model"] == json.loads((FOLDER / "tokenizer.json").read_text())["model"]
+    trained = row(tokenizer, [item.question], rows * columns // processor.merge_size**2)
+    assert output.prompt_token_ids == trained.ids[: trained.is_answer.index(True)]
+
+
+def test_it_answers_pictures_that_it_has_never_seen(llm: LLM) -> None:
+    found = scores(llm, pick(12, 200))
+    assert found.keys() == {*TASKS}
+    assert mean(found) >= 0.95
+
+
+def test_transformers_gives_the_same_answers(llm: LLM) -> None:
+    reference = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    processor = Qwen2VLImageProcessorPil.from_pretrained(FOLDER)
+    for task in pick(["count", "describe"], [*TASKS]):
+        [item] = held_out(task, 1)
+        params = SamplingParams(temperature=0, max_tokens=24)
+        [ours] = llm.generate_multimodal([{"messages": [message(item)]}], params, use_tqdm=False)
+        made = processor(images=[item.picture], return_tensors="pt")
+        ids = torch.tensor([ours.prompt_token_ids])
+        types = (ids == reference.config.image_token_id).int()
+        theirs = reference.generate(input_ids=ids, mm_token_type_ids=types, **made, max_new_tokens=24, do_sample=False)
+        assert theirs[0, ids.shape[1] :].tolist() == list(ours.outputs[0].token_ids)
+
+
+def test_without_a_picture_it_asks_for_one(llm: LLM) -> None:
+    [output] = llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(temperature=0, max_tokens=32))
+    assert output.text == "Please show me a picture of coloured shapes or of a number."
+
+
+def test_its_card_has_the_scores(llm: LLM) -> None:
+    card = Path(FOLDER / "README.md").read_text()
+    assert all(f"| {task} |" in card for task in TASKS)
