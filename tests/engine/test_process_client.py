@@ -93,7 +93,7 @@ def test_a_core_loads_while_the_tokenizer_is_read_and_leaves_nothing_at_exit(mon
 
 
 @needs_populate
-def test_a_quiet_core_brings_kv_memory_in() -> None:
+def test_an_idle_core_prefaults_kv_memory() -> None:
     engine = LLMEngine("demo", engine_process=True, max_num_seqs=8, num_kv_blocks=1024, block_size=32)
     process = psutil.Process(client_of(engine).pid)
     token_bytes = 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, head size, bytes

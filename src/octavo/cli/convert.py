@@ -65,7 +65,7 @@ def convert(
     ] = None,
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
-    limit_spinning()  # before torch is imported: calibration has threads of its own beside torch's
+    limit_spinning()  # before torch is imported: calibration has threads of its own alongside torch's
     from octavo.calibration.request import quantized
     from octavo.convert import run
     from octavo.convert.source import Checkpoint

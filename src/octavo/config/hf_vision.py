@@ -51,7 +51,7 @@ _TOKENS = MappingProxyType(
 
 
 def text_fields(fields: JsonFields) -> JsonFields:
-    """Return the language model's keys: under `text_config`, or in older files beside the others."""
+    """Return the language model's keys: under `text_config`, or in older files next to the others."""
     text = fields.nested("text_config")
     values: dict[str, Any] = {
         **fields.values,
