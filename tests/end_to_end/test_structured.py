@@ -160,6 +160,7 @@ def test_the_tokenizer_option_decides_which_tokens_fit(tmp_path: Path) -> None:
         assert re.fullmatch("[0-9]{8}", answer.text)
 
 
+@pytest.mark.full  # by default servers of tests/server have their engines in processes
 async def test_in_a_process_of_its_own() -> None:
     params = SamplingParams(structured_output=CONSTRAINTS[0], max_tokens=300, seed=5)
     with LLM("demo", dtype="float32") as llm:
