@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS
 
+from octavo.config.engine import LoadFormat
 from octavo.errors import CheckpointError
 
 TOKENS = [5, 9, 33, 60, 4]
@@ -21,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def logits_of(folder: Path, load_format: str = "auto") -> torch.Tensor:
+def logits_of(folder: Path, load_format: LoadFormat = "auto") -> torch.Tensor:
     return PagedRunner(load(folder, load_format=load_format)).step({0: TOKENS})[0]
 
 
