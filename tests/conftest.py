@@ -1,13 +1,17 @@
 """What every test shares: one thread, quiet libraries, and which tests a run leaves out."""
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from tests.breadth import RUNS_ALL, pick
 from tests.order import place
+
+from octavo.device.collector import collector_at_rest
 
 # Before any test imports a library that reads them. Child processes inherit them. One thread: matrices in tests are
 # tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
@@ -27,6 +31,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test measures time: a busy machine must not fail one. The same examples each run: a failure can be repeated.
 settings.register_profile("octavo", deadline=None, derandomize=True, max_examples=pick(60, 400))
 settings.load_profile("octavo")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, None, None]:
+    """Let the garbage collector leave alone what is there once tests are collected: it stays, and is most of memory."""
+    with collector_at_rest():
+        yield
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

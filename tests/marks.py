@@ -1,4 +1,4 @@
-"""Marks that tests of several rooms share: what a system must be able to do."""
+"""Marks that tests of several packages share: what a system must be able to do."""
 
 import platform
 import re

@@ -8,7 +8,7 @@ from octavo.distributed.shares import HeadShare, Share
 
 
 @given(total=st.integers(1, 5000), size=st.integers(1, 9))
-def test_features_are_dealt_without_gap_or_overlap(total: int, size: int) -> None:
+def test_features_are_divided_without_gap_or_overlap(total: int, size: int) -> None:
     shares = [Share.of_features(total, rank, size) for rank in range(size)]
     assert [position for share in shares for position in range(share.start, share.stop)] == list(range(total))
     assert max(share.size for share in shares) <= max(1, -(-total // size)) * 1.125 + 1
@@ -17,12 +17,12 @@ def test_features_are_dealt_without_gap_or_overlap(total: int, size: int) -> Non
 @pytest.mark.parametrize(
     ("total", "size", "unit"), [(3072, 2, 128), (3072, 4, 128), (9728, 4, 128), (1100, 4, 32), (151936, 4, 128)]
 )
-def test_features_of_real_models_are_dealt_in_whole_units(total: int, size: int, unit: int) -> None:
+def test_features_of_real_models_are_divided_in_whole_units(total: int, size: int, unit: int) -> None:
     assert all(Share.of_features(total, rank, size).start % unit == 0 for rank in range(size))
 
 
 @given(num_kv_heads=st.integers(1, 9), group_size=st.integers(1, 9), data=st.data())
-def test_heads_are_dealt_with_the_kv_heads_that_they_read(
+def test_heads_are_divided_with_the_kv_heads_that_they_read(
     num_kv_heads: int, group_size: int, data: st.DataObject
 ) -> None:
     num_heads = num_kv_heads * group_size

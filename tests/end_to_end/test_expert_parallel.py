@@ -1,4 +1,4 @@
-"""Experts dealt to ranks in processes of their own: the answers of one rank, whatever else goes on."""
+"""Expert-parallel ranks in processes of their own: the answers of one rank, whatever else goes on."""
 
 from typing import Any
 

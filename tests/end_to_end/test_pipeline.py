@@ -82,7 +82,7 @@ def test_greedy_is_that_of_transformers(name: str, checkpoint: GetCheckpoint, ma
     assert_greedy(checkpoint(name).reference, llm.generate(GREEDY_PROMPTS, GREEDY, use_tqdm=False))
 
 
-@pytest.mark.parametrize(("seed", "num_stages"), [(0, 2), (1, 3)])
+@pytest.mark.parametrize(("seed", "num_stages"), pick([(1, 3)], [(0, 2), (1, 3), (2, 3)]))
 def test_a_storm(seed: int, num_stages: int, checkpoint: GetCheckpoint) -> None:
     """Aborts, preemptions, stop strings and prompt logprobs, at any moment of a pipeline."""
     weather_storm(seed, checkpoint, pipeline_parallel_size=num_stages)
@@ -108,7 +108,7 @@ def test_answers_under_a_grammar(make_llm: MakeLLM) -> None:
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", pick([1, 2], [0, 1, 2]))
 @pytest.mark.parametrize("work", pick(["run_stage"], ["make_forward_batch", "run_stage"]))
 def test_a_step_that_fails_on_one_stage_ends_its_own_requests_only(
     stage: int, work: str, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Answers that must have a form, by whole engines. Random weights are the hard test: only the masks hold them to it."""
+"""Constrained answers of whole engines. Random weights are the hard test: only the masks hold them to a constraint."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def ask(llm: LLM, constraint: StructuredOutput, **options: Any) -> CompletionOut
 
 
 def mixed_params() -> list[SamplingParams]:
-    """Forms and ways of sampling in one batch, some without a form."""
+    """Constraints and ways of sampling in one batch, some without a constraint."""
     constraints = [
         *CONSTRAINTS,
         None,
@@ -84,7 +84,7 @@ def mixed_params() -> list[SamplingParams]:
     ]
 
 
-def test_every_answer_has_its_form(llm: LLM) -> None:
+def test_every_answer_matches_its_constraint(llm: LLM) -> None:
     params = [
         SamplingParams.from_options({"seed": seed, "max_tokens": 400, "structured_output": constraint, **way})
         for constraint in CONSTRAINTS
@@ -160,6 +160,7 @@ def test_the_tokenizer_option_decides_which_tokens_fit(tmp_path: Path) -> None:
         assert re.fullmatch("[0-9]{8}", answer.text)
 
 
+@pytest.mark.full  # by default servers of tests/server have their engines in processes
 async def test_in_a_process_of_its_own() -> None:
     params = SamplingParams(structured_output=CONSTRAINTS[0], max_tokens=300, seed=5)
     with LLM("demo", dtype="float32") as llm:
@@ -198,19 +199,19 @@ def test_min_tokens_hold_off_an_end_that_may_come(trained: LLM) -> None:
     )
 
 
-def test_a_complete_form_ends_before_min_tokens(trained: LLM) -> None:
+def test_a_complete_constraint_ends_before_min_tokens(trained: LLM) -> None:
     answer = ask(trained, StructuredOutput(choice=["yes"]), min_tokens=20)
     assert (answer.text, answer.finish_reason) == ("yes", "stop")
 
 
-def test_ignore_eos_goes_on_as_long_as_the_form_does(trained: LLM) -> None:
+def test_ignore_eos_goes_on_as_long_as_the_constraint_allows(trained: LLM) -> None:
     long = ask(trained, StructuredOutput(regex="[ab]+"), ignore_eos=True, max_tokens=50)
     assert (long.finish_reason, len(long.token_ids)) == ("length", 50)
     assert re.fullmatch("[ab]+", long.text)
     assert ask(trained, StructuredOutput(regex="[ab]{4}"), ignore_eos=True).finish_reason == "stop"
 
 
-def test_a_form_and_bans_that_leave_nothing(trained: LLM) -> None:
+def test_a_constraint_and_bans_that_leave_nothing(trained: LLM) -> None:
     answer = ask(trained, StructuredOutput(choice=["yes"]), bad_words=["y", "ye", "yes"])
     assert (answer.finish_reason, answer.text) == ("error", "")
     assert "structured_output" in str(answer.error)
@@ -228,7 +229,7 @@ def test_a_form_and_bans_that_leave_nothing(trained: LLM) -> None:
         ),
     ],
 )
-def test_a_bad_form_is_refused_before_any_work(trained: LLM, constraint: StructuredOutput, place: str) -> None:
+def test_a_bad_constraint_is_refused_before_any_work(trained: LLM, constraint: StructuredOutput, place: str) -> None:
     with pytest.raises(UserError, match=place):
         ask(trained, constraint)
     assert not trained.engine.has_unfinished_requests()
@@ -245,7 +246,7 @@ def test_a_bomb_that_only_the_core_can_see_fails_alone(trained: LLM, constraint:
     assert others[3].finish_reason in ("stop", "length")
 
 
-def test_a_form_is_compiled_once(trained: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_constraint_is_compiled_once(trained: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[StructuredOutput] = []
     compile_constraint = LLGuidanceBackend.compile
 
@@ -262,7 +263,7 @@ def test_a_form_is_compiled_once(trained: LLM, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_without_masks_these_tests_would_fail(trained: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask that allows everything: the answer leaves its form at once, and that is an error of this request."""
+    """A mask that allows everything: the answer violates its constraint at once, and the request fails."""
     monkeypatch.setattr(LLGuidanceBackend, "fill_masks", allow_everything)
     answer = ask(trained, StructuredOutput(regex="[0-9]{30}"))
     assert (answer.finish_reason, answer.error_type) == ("error", "GrammarError")

@@ -6,7 +6,7 @@ from octavo.testing import FakeExecutor, make_request
 
 
 class PagingExecutor(FakeExecutor):
-    """Has two pages to bring in for each block that is reached; writes down every call."""
+    """Has two pages to prefault for each block that is reached; writes down every call."""
 
     def __init__(self) -> None:
         super().__init__()

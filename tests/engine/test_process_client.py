@@ -1,6 +1,5 @@
 """The engine core in a child process: real processes, real signals."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -74,7 +73,7 @@ def test_a_front_that_fails_lets_its_core_go() -> None:
     assert {child.pid for child in psutil.Process().children()} <= before
 
 
-def test_a_core_loads_while_the_tokenizer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_loads_while_the_tokenizer_is_read_and_leaves_nothing_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
 
     def read(path: str, chat_template: str | None) -> Tokenizer:
@@ -84,12 +83,17 @@ def test_a_core_loads_while_the_tokenizer_is_read(monkeypatch: pytest.MonkeyPatc
     before = {child.pid for child in psutil.Process().children()}
     monkeypatch.setattr("octavo.engine.front.read_tokenizer", read)
     engine = LLMEngine("demo", engine_process=True, **OPTIONS)
-    assert client_of(engine).pid in set(begun) - before
+    client = client_of(engine)
+    assert client.pid in set(begun) - before
+    folder = Path(client._folder)
+    assert folder.exists()
     engine.exit()
+    assert wait_until_gone(client.pid, within_s=0.5)
+    assert not folder.exists()
 
 
 @needs_populate
-def test_a_quiet_core_brings_kv_memory_in() -> None:
+def test_an_idle_core_prefaults_kv_memory() -> None:
     engine = LLMEngine("demo", engine_process=True, max_num_seqs=8, num_kv_blocks=1024, block_size=32)
     process = psutil.Process(client_of(engine).pid)
     token_bytes = 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, head size, bytes
@@ -120,30 +124,6 @@ def test_a_core_that_cannot_start_raises_its_own_error() -> None:
         LLMEngine("demo", engine_process=True, num_kv_blocks=1)
 
 
-async def test_a_killed_core_is_told_to_everyone_who_waits() -> None:
-    async with AsyncLLM("demo", **OPTIONS) as llm:
-        stream = llm.stream("Hello", SamplingParams(max_tokens=2000, ignore_eos=True))
-        await anext(stream)
-        client = (await llm.engine()).front.client
-        assert isinstance(client, ProcessClient)
-        os.kill(client.pid, signal.SIGKILL)
-        with pytest.raises(EngineDeadError, match="killed by signal 9"):
-            async for _ in stream:
-                pass
-        with pytest.raises(EngineDeadError, match="killed by signal 9"):
-            await llm.generate("Hello")
-
-
-def test_a_request_to_a_core_that_has_just_been_killed() -> None:
-    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
-    pid = client_of(engine).pid
-    os.kill(pid, signal.SIGKILL)
-    assert wait_until_gone(pid, within_s=10.0)  # and the listener may not know yet
-    with pytest.raises(EngineDeadError, match="killed by signal 9"):
-        engine.generate("Hi", PARAMS)
-    engine.exit()
-
-
 def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import time; from octavo import LLMEngine; e = LLMEngine('demo', engine_process=True, num_kv_blocks=64);"
@@ -157,26 +137,26 @@ def test_the_core_leaves_with_its_parent(tmp_path: Path) -> None:
     assert wait_until_gone(core_pid, within_s=10.0)
 
 
-def test_exit_ends_the_process_and_removes_its_folder() -> None:
-    engine = LLMEngine("demo", engine_process=True, **OPTIONS)
-    client = client_of(engine)
-    folder = Path(client._folder)
-    assert folder.exists()
-    engine.exit()
-    assert wait_until_gone(client.pid, within_s=0.5)
-    assert not folder.exists()
-
-
-async def test_async_llm_snippet_of_the_readme() -> None:
+async def test_async_llm_snippet_of_the_readme_and_a_core_that_is_killed() -> None:
+    """Everyone who waits is told."""
     async with AsyncLLM(**OPTIONS) as llm:
         result = await llm.generate("Hello, world!")
         results = await llm.generate(["Hello", "World"])
         chunks = [output async for output in llm.chat_stream([{"role": "user", "content": "Hello"}], PARAMS)]
         answer = await llm.chat([{"role": "user", "content": "Hello"}], PARAMS)
-    assert result.finished
-    assert [output.prompt for output in results] == ["Hello", "World"]
-    assert chunks[-1].text == answer.text
-    await asyncio.sleep(0)
+        assert result.finished
+        assert [output.prompt for output in results] == ["Hello", "World"]
+        assert chunks[-1].text == answer.text
+        stream = llm.stream("Hello", SamplingParams(max_tokens=2000, ignore_eos=True))
+        await anext(stream)
+        client = (await llm.engine()).front.client
+        assert isinstance(client, ProcessClient)
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="killed by signal 9"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineDeadError, match="killed by signal 9"):
+            await llm.generate("Hello")
 
 
 def test_a_process_that_cannot_be_started_leaves_nothing_behind(
@@ -196,3 +176,12 @@ def test_a_process_that_ends_before_it_reads_says_how(tmp_path: Path, monkeypatc
     with pytest.raises(EngineDeadError, match="exit code 3"):
         LLMEngine("demo", engine_process=True, **OPTIONS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_to_a_core_that_has_just_been_killed(engine: LLMEngine) -> None:
+    """The last test with this engine."""
+    pid = client_of(engine).pid
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone(pid, within_s=10.0)  # and the listener may not know yet
+    with pytest.raises(EngineDeadError, match="killed by signal 9"):
+        engine.generate("Hi", PARAMS)

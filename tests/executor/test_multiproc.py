@@ -54,7 +54,7 @@ def decode(executor: MultiprocExecutor, scheduler: Scheduler) -> dict[str, list[
 
 
 @pytest.mark.parametrize(("tp", "pp"), pick([(2, 2)], [(1, 1), (3, 1), (2, 2)]))
-def test_every_rank_sees_every_order_and_one_answers(make_executor: MakeExecutor, tp: int, pp: int) -> None:
+def test_every_rank_sees_every_step_and_one_returns_outputs(make_executor: MakeExecutor, tp: int, pp: int) -> None:
     executor = make_executor(tp=tp, pp=pp)
     num_blocks = executor.start()
     assert num_blocks == [64 - (tp * pp - 1)]  # the least of all
@@ -68,7 +68,7 @@ def test_every_rank_sees_every_order_and_one_answers(make_executor: MakeExecutor
     assert tokens == {request.request_id: expected_tokens(request, 128, vocab_size)[0] for request in requests}
 
 
-def test_memory_is_brought_in_until_all_ranks_have_enough(make_executor: MakeExecutor) -> None:
+def test_memory_is_prefaulted_until_all_ranks_have_enough(make_executor: MakeExecutor) -> None:
     executor = make_executor(tp=2)
     executor.start()
     assert executor.prefault_kv([2])
@@ -91,7 +91,7 @@ def test_steps_may_overlap(make_executor: MakeExecutor) -> None:
         scheduler.update_from_output(scheduler_outputs.pop(), model_outputs[-1].result())
 
 
-def test_a_long_order_and_a_long_answer_pass(make_executor: MakeExecutor) -> None:
+def test_long_scheduler_and_model_outputs_pass(make_executor: MakeExecutor) -> None:
     executor = make_executor(max_num_batched_tokens=8_000_000)
     executor.start()
     scheduler = make_scheduler(num_blocks=64)
@@ -156,7 +156,7 @@ def test_a_rank_that_ends_itself(make_executor: MakeExecutor) -> None:
         executor.execute_model(scheduler_output_of(CRASH)).result()
 
 
-def test_a_long_order_to_ranks_that_die(make_executor: MakeExecutor) -> None:
+def test_a_long_scheduler_output_to_ranks_that_die(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.start()
     executor.execute_model(scheduler_output_of(STUCK))
@@ -187,7 +187,7 @@ def test_a_step_that_fails_on_one_rank_ends_the_engine(make_executor: MakeExecut
     wait_until(lambda: are_gone(pids))
 
 
-def test_a_failure_behind_the_answer_is_found_when_idle(make_executor: MakeExecutor) -> None:
+def test_a_failure_after_the_output_is_found_when_idle(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.start()
     pids = pids_of(executor)

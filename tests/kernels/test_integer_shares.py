@@ -1,8 +1,8 @@
 """Weights in integers that ranks share: where a part, quantized alone, is the same part of the whole quantized.
 
 Scales belong to an output and a group of inputs. Parts by outputs are always the same. Parts by inputs are where they
-begin and end with groups: of 128, say, the unit in which features are dealt. With 8 bits, or 4 that are nested, all
-inputs of an output share a scale, so each rank has a scale of its own for its part: finer, and not the same.
+begin and end with groups: of 128, say, the unit in which features are sharded. With 8 bits, or two-level 4, all inputs
+of an output share a scale, so each rank has a scale of its own for its part: finer, and not the same.
 
 Legend: N = outputs, K = inputs.
 """

@@ -1,4 +1,4 @@
-"""Experts dealt to ranks give what one rank gives, bit for bit; nothing has to divide."""
+"""Expert-parallel ranks give what one rank gives, bit for bit; nothing has to divide."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_two_and_four_ranks_give_the_tokens_of_one(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["qwen2-moe", "qwen3-moe-one-of-13"])
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 37])
-def test_a_dealt_mixture_has_the_bits_of_a_whole_one(name: str, dtype: str, num_tokens: int, tmp_path: Path) -> None:
+def test_a_sharded_mixture_has_the_bits_of_a_whole_one(name: str, dtype: str, num_tokens: int, tmp_path: Path) -> None:
     save(name, tmp_path)
     alone = load(tmp_path, dtype=dtype)
     if not alone.context.kernels.is_batch_invariant:

@@ -1,4 +1,4 @@
-"""Edits on the device: logits as each row's own edits make them, to the bit, by torch's ops and by Triton's kernels."""
+"""Logits processors on the device: logits as each row's own make them, to the bit, by torch's ops and Triton's."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ def defined(logits: torch.Tensor, row: int, mask: np.ndarray[Any, Any] | None) -
 
 @pytest.mark.parametrize("row_ids", [list(range(len(ROWS))), [8, 3, 1], [0], [7, 6]])
 @pytest.mark.parametrize("has_grammar", [False, True])
-def test_logits_are_those_of_the_rows_own_edits(row_ids: list[int], has_grammar: bool) -> None:
+def test_logits_are_those_of_the_rows_own_processors(row_ids: list[int], has_grammar: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     logits = (torch.randn(len(ROWS), VOCAB_SIZE, generator=generator) * 4).to(DEVICE)
     before, masks = logits.clone(), grammar_masks(row_ids) if has_grammar else None

@@ -47,7 +47,7 @@ def test_all_tensors_advance_together_to_their_ends(calls: Calls) -> None:
     assert calls == [(tensor, start, size) for start, size in expected for tensor in range(4)]
 
 
-def test_a_latent_layers_memory_is_brought_in_once(calls: Calls) -> None:
+def test_a_latent_layers_memory_is_prefaulted_once(calls: Calls) -> None:
     vectors = make_caches()[0].key
     run(KVPrefault([LayerKVCache(vectors, vectors[..., :100])], NUM_BLOCKS, MUCH), 0)
     assert [(tensor, start) for tensor, start, _ in calls] == [(0, page * LARGE_PAGE_BYTES) for page in range(3)]

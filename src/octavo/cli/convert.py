@@ -69,7 +69,7 @@ def convert(
     ] = None,
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
-    limit_spinning()  # before torch is imported: calibration has threads of its own beside torch's
+    limit_spinning()  # before torch is imported: calibration has threads of its own alongside torch's
     from octavo.calibration.request import quantized
     from octavo.convert import run
     from octavo.convert.merged import merge_lora as merge_lora_into

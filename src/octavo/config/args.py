@@ -139,7 +139,7 @@ class EngineArgs:
     )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
-    data_parallel_size: int = option(1, "replicas of the model behind one frontend")
+    data_parallel_size: int = option(1, "replicas of the model that share one frontend")
     enable_expert_parallel: bool = option(
         False, "distribute whole experts over the tensor-parallel ranks instead of sharding each"
     )

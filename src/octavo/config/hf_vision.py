@@ -25,7 +25,7 @@ _READERS: MappingProxyType[VisionFamily, Callable[[JsonFields, int], VisionConfi
 
 
 def text_fields(fields: JsonFields, facts: ArchitectureFacts) -> JsonFields:
-    """Return the language model's keys: under `text_config`, or in older files beside the others."""
+    """Return the language model's keys: under `text_config`, or in older files next to the others."""
     text = fields.nested("text_config")
     values: dict[str, Any] = {
         **fields.values,

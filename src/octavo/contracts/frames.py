@@ -1,4 +1,4 @@
-"""Messages whose arrays travel beside them: one frame of msgpack, then the bytes of each array in a frame of its own.
+"""Messages whose arrays travel alongside: one frame of msgpack, then the bytes of each array in a frame of its own.
 
 Pixels are a thousand times larger than the rest of a message, and are not copied into it.
 """

@@ -13,7 +13,7 @@ from octavo.errors import InvalidParameterError
 def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) -> int:
     """Write a checkpoint to a new folder, or file, in format `to`. Returns its size in bytes.
 
-    Everything is written to a temporary folder beside `out`, which is then renamed.
+    Everything is written to a temporary folder next to `out`, which is then renamed.
 
     Raises:
         InvalidParameterError: an unknown format, or `out` exists.

@@ -17,10 +17,10 @@ from octavo.kernels.quantization import (
 )
 
 _LARGEST_E4M3 = 448.0
-_VANISHING = 1e-30  # a group of zeros, or of what vanishes beside any activation
+_VANISHING = 1e-30  # a group of zeros, or of what is negligible next to any activation
 # The greatest value of a group of 4 bits is brought to one of these; beyond 8 it is cut off.
 _REACHES = (8.0, 6.5, 7.0, 7.5, 8.5, 9.0, 9.5, 10.0)
-_MAX_AT_ONCE = 1 << 24  # weights: bounds what is held beside the result to some hundreds of MB
+_MAX_AT_ONCE = 1 << 24  # weights: bounds what is held besides the result to some hundreds of MB
 
 _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, scales, multipliers
 
@@ -89,7 +89,7 @@ def _nest(groups: torch.Tensor, tried: list[torch.Tensor]) -> tuple[torch.Tensor
     for multiplier in tried:
         values = (groups * (8.0 / multiplier)).round().clamp(-8.0, 7.0).nan_to_num(0.0)
         error = groups - torch.floor((values * multiplier + 4.0) / 8.0)
-        # A multiplier of zero: all of the group vanishes beside the output's largest.
+        # A multiplier of zero: all of the group is negligible next to the output's largest.
         errors.append(error.square().sum(-1, keepdim=True).where(multiplier != 0.0, torch.inf))
         found.append(values)
     multipliers = _first_least(errors, tried)
@@ -97,7 +97,7 @@ def _nest(groups: torch.Tensor, tried: list[torch.Tensor]) -> tuple[torch.Tensor
 
 
 def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Return weight [N, K] as [N, G, E], with zeros behind it."""
+    """Return weight [N, K] as [N, G, E], padded with zeros."""
     return F.pad(weight, (0, -weight.shape[1] % group_size)).view(len(weight), -1, group_size)
 
 

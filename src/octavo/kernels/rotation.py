@@ -1,7 +1,7 @@
 """Rotations of the inputs of linear layers: why they are there, and exactly what they compute.
 
-Rows of activations have outliers, beside which one scale for a row rounds all else away. An orthogonal matrix R spreads
-each over other inputs, and the product is the same: (x R) (W R)^T = x W^T (QuaRot: Ashkboos et al. 2024,
+Rows of activations have outliers, next to which one scale for a row rounds all else away. An orthogonal matrix R
+spreads each over other inputs, and the product is the same: (x R) (W R)^T = x W^T (QuaRot: Ashkboos et al. 2024,
 arXiv:2404.00456). Every element is sums and differences in a fixed order, so every kernel finds the same bits.
 
 Legend: K = inputs.

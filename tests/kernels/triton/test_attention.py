@@ -1,4 +1,4 @@
-"""Attention as it is defined, and the same bits however tokens are dealt to programs.
+"""Attention as it is defined, and the same bits however tokens are divided among programs.
 
 Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size, C = context positions.
 """
@@ -249,7 +249,7 @@ def test_8_bits_saturate_and_keep_what_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("group_size", [1, 5, 100])
-def test_every_row_is_dealt_out_once(group_size: int) -> None:
+def test_every_row_is_in_one_program(group_size: int) -> None:
     nothing = torch.zeros(0)
     sequence = Sequence(query=nothing, key=nothing, value=nothing, block_ids=list(range(40)))
     parts: list[Part] = [(sequence, start, stop) for start, stop in ((0, 200), (30, 31), (5, 9), (0, 1), (7, 500))]

@@ -48,7 +48,7 @@ class OneByOne(InOneForm):
 
 
 class Quantized(Kernels):
-    """Maps as they are defined; the gate is Triton's: another last bit there is another integer here and there."""
+    """Linears as they are defined; the gate is Triton's: another last bit there is another integer here and there."""
 
     activate = TritonKernels.activate
 

@@ -1,4 +1,4 @@
-"""What top-k and top-p keep, found by counting: what sorting finds, to the token, however a row is dealt out."""
+"""What top-k and top-p keep, found by counting: what sorting finds, to the token, however a row is divided."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_many_tokens_in_many_parts(spread: float) -> None:
         assert torch.equal(kept(logits, top_k, top_p, 1.0), sorted_out(logits, top_k, top_p, 1.0))
 
 
-def test_a_row_dealt_out_otherwise_keeps_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_divided_otherwise_keeps_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(3, 1300, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     whole = kept(logits, 400, 0.9, 1.0)
     monkeypatch.setattr(module, "_BLOCK", 256)
@@ -71,5 +71,5 @@ def test_a_row_dealt_out_otherwise_keeps_the_same(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("num_rows", "part"), [(1, 1024), (32, 8192), (256, 16384)])
-def test_few_rows_are_dealt_to_many_programs(num_rows: int, part: int) -> None:
+def test_few_rows_are_divided_among_many_programs(num_rows: int, part: int) -> None:
     assert module._part_size(num_rows, 151_936) == part
