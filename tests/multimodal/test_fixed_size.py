@@ -19,7 +19,6 @@ from octavo.multimodal.patches import ImageProcessor
 
 SIDE, PATCH = 28, 7
 PLAIN = VisionConfig(
-    family="llava",
     **{name: getattr(TOWER, name) for name in ("num_layers", "hidden_size", "intermediate_size", "num_heads")},
     out_hidden_size=8,
     in_channels=3,

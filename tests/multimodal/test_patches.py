@@ -20,7 +20,6 @@ from octavo.multimodal.pictures import PictureLimits, open_picture
 LIMITS = PictureLimits(max_bytes=200_000, max_pixels=1_000_000)
 SETTINGS: dict[str, Any] = {"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 3136, "longest_edge": 401408}}
 TOWER = VisionConfig(
-    family="qwen2_vl",
     num_layers=1,
     hidden_size=8,
     intermediate_size=8,

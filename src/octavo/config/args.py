@@ -28,7 +28,8 @@ from octavo.config.lora import LoraConfig
 from octavo.config.model import DType, ModelConfig, QuantizationName
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
 from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
-from octavo.errors import InvalidParameterError, UnknownOptionError, UnsupportedModelError
+from octavo.config.vision_limits import check_vision, largest_whole_span
+from octavo.errors import InvalidParameterError, UnknownOptionError
 
 logger = logging.getLogger(__name__)
 
@@ -194,12 +195,12 @@ class EngineArgs:
         if self.tensor_parallel_size > model.num_heads:
             limit = f"at most {model.num_heads}: every rank needs an attention head"
             raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
-        self._check_vision(model)
+        check_vision(model, self.tensor_parallel_size)
         if self.pipeline_parallel_size > model.num_layers:
             limit = f"at most {model.num_layers}: every stage needs a layer"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
         self._check_experts(model)
-        whole_span = self._largest_whole_span(model)
+        whole_span = largest_whole_span(model.vision, self.max_num_seqs, self.max_num_batched_tokens)
         quantization, model = settle_quantization(self.quantization, model, path)
         speculative = None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
         return EngineConfig(
@@ -259,32 +260,6 @@ class EngineArgs:
         if model.vision is None:
             return 0
         return self.encoder_cache_tokens or min(_ENCODER_CACHE_TOKENS, model.max_model_len)
-
-    def _check_vision(self, model: ModelConfig) -> None:
-        vision = model.vision
-        if vision is None:
-            return
-        if self.tensor_parallel_size > vision.num_heads:
-            limit = f"at most {vision.num_heads}: every rank needs an attention head of the vision tower"
-            raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
-        if max(vision.image_token_id, vision.video_token_id or 0) >= model.vocab_size:
-            raise UnsupportedModelError(
-                f"{model.path}: placeholders of images and videos are tokens {vision.image_token_id} and "
-                f"{vision.video_token_id}, but the vocabulary has {model.vocab_size}"
-            )
-
-    def _largest_whole_span(self, model: ModelConfig) -> int:
-        """Return how many tokens of an image a step must compute together: beside one of each other request."""
-        vision = model.vision
-        if vision is None or not vision.is_bidirectional:
-            return 0
-        assert vision.fixed_grid is not None, "these models have images of one size"
-        num_tokens = vision.num_tokens(vision.fixed_grid)
-        least = num_tokens + min(self.max_num_seqs, self.max_num_batched_tokens) - 1
-        if self.max_num_batched_tokens < least:
-            limit = f"at least {least}: an image's {num_tokens} tokens, and one of each other request (max_num_seqs)"
-            raise InvalidParameterError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
-        return num_tokens
 
     def _draft_model(self, speculative: SpeculativeConfig | None, model: ModelConfig) -> DraftModelConfig | None:
         if speculative is None or speculative.method != "draft_model":

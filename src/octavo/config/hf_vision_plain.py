@@ -33,7 +33,6 @@ def read_gemma3_vision(fields: JsonFields, out_hidden_size: int) -> VisionConfig
     if "boi_token_index" in fields.nulls or "eoi_token_index" in fields.nulls:
         raise CheckpointError(f"{fields.origin}: boi_token_index and eoi_token_index are expected")
     return VisionConfig(
-        family="gemma3",
         spatial_merge_size=tower["position_grid"] // tokens_per_side,
         is_bidirectional=True,
         image_token_id=_token(fields, "image_token", 262144),
@@ -64,7 +63,6 @@ def read_llava_vision(fields: JsonFields, out_hidden_size: int) -> VisionConfig:
         )
     by_strategy: ClassToken = "internal" if strategy == "default" else "output"
     return VisionConfig(
-        family="llava",
         spatial_merge_size=1,
         class_token=by_strategy if kind == _CLIP else "none",
         feature_depths=_feature_depths(fields, vision.integer("num_hidden_layers", 12)),

@@ -62,7 +62,6 @@ def read_qwen_vision(fields: JsonFields, out_hidden_size: int, *, family: Vision
     tokens: dict[str, Any] = {key: fields.integer(key, default, minimum=0) for key, default in _TOKENS.items()}
     has_windows = family == "qwen2_5_vl"
     return VisionConfig(
-        family=family,
         num_layers=sizes["depth"],
         hidden_size=hidden_size,
         intermediate_size=sizes.get("intermediate_size", hidden_size * sizes.get("mlp_ratio", 0)),

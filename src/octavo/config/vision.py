@@ -19,7 +19,6 @@ class VisionConfig:
     if the model has these.
     """
 
-    family: VisionFamily
     num_layers: int
     hidden_size: int
     intermediate_size: int

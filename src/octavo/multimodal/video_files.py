@@ -79,7 +79,7 @@ def _by_pillow(data: bytes, name: str, limits: PictureLimits, choose: Choose) ->
         raise InvalidParameterError(name, f"a file of {len(data)} bytes", f"a video is expected: {known}") from error
     with opened:
         total = int(getattr(opened, "n_frames", 1))
-        check_decoded(opened.size, total, name, limits)
+        _check_decoded(opened.size, total, name, limits)
         ends: list[float] = []
         for index in range(total):
             opened.seek(index)
@@ -104,13 +104,13 @@ def _by_av(data: bytes, container: str, name: str, limits: PictureLimits, choose
         if not opened.streams.video:
             raise InvalidParameterError(name, f"{container} without pictures", "a video is expected")
         stream = opened.streams.video[0]
-        check_decoded((stream.width, stream.height), 1, name, limits)
+        _check_decoded((stream.width, stream.height), 1, name, limits)
         total = stream.frames or sum(packet.size > 0 for packet in opened.demux(stream))
         rate = float(stream.average_rate or stream.guessed_rate or 0)
         if total < 1 or rate <= 0:
             raise InvalidParameterError(name, f"{total} frames, {rate:g} a second", "a video is expected")
         wanted = choose(total, rate)
-        check_decoded((stream.width, stream.height), wanted[-1] + 1, name, limits)
+        _check_decoded((stream.width, stream.height), wanted[-1] + 1, name, limits)
         opened.seek(0)
         pictures = _decoded(opened.decode(stream), wanted)
     if len(pictures) < len(wanted):
@@ -131,7 +131,7 @@ def _decoded(frames: Iterator[Any], wanted: Sequence[int]) -> list["Image"]:
     return pictures
 
 
-def check_decoded(size: tuple[int, int], num_frames: int, name: str, limits: PictureLimits) -> None:
+def _check_decoded(size: tuple[int, int], num_frames: int, name: str, limits: PictureLimits) -> None:
     """Check the size of frames, and of all that must be decoded.
 
     Raises:
