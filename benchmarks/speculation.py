@@ -9,17 +9,19 @@ the first token, medians of the repeats. Every answer is compared with that of p
 right drafts, and the tokens per second that this gives: the speed-up at full acceptance. The theory beside it is k + 1
 tokens in the time of one, since the weights are read once.
 
-`--draft-model` measures the speed-up by a draft model that is right with known probability, at the same geometry in
-int8 (`agreeing_models.py`). The theory beside it reads the weights of both models at the same speed, verifies any
-number of drafts in the time of one token, and knows the best number of drafts.
+`--draft-model` measures what drafts of a draft model cost at the same geometry in int8 (`agreeing_models.py`), as the
+5th percentile of steps, and the speed-up that follows for known acceptance. The theory beside it reads the weights of
+both models at the same speed, verifies any number of drafts in the time of one token, and knows the best number.
 """
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from octavo.engine import inproc_client
 from octavo.engine.core import EngineCore
 from octavo.inputs import Prompt
 from octavo.outputs import RequestOutput
+from octavo.speculative.rank_drafter import RankDrafter
 
 SOURCE = (Path(__file__).parents[1] / "src/octavo/scheduler/budget.py").read_text()
 TASKS = {
@@ -53,9 +56,10 @@ MAX_TOKENS = 256
 DRAFT_COUNTS = (0, 1, 2, 3, 5, 7, 11, 15)
 BATCHES = (1, 8)
 NUM_IN, NUM_OUT = 128, 49
-ACCEPTANCES = (1.0, 0.9, 0.8, 0.6, 0.3, 0.0)
+ACCEPTANCES = (1.0, 0.9, 0.8, 0.6, 0.3)
+MODEL_DRAFT_COUNTS = (0, 1, 2, 4, 8)
 MAX_DRAFTS = 8
-DRAFT_NUM_OUT = 65
+DRAFT_NUM_OUT = 40
 
 
 def tasks(model: str, dtype: str, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -145,63 +149,83 @@ def costs(folder: Path, repeats: int) -> list[dict[str, float]]:
     return rows
 
 
-def draft_speeds(folder: Path, batches: Sequence[int], repeats: int) -> list[dict[str, float]]:
-    """Return tokens per second with a draft model, by batch size and acceptance, and without one."""
+class CountedDrafter(RankDrafter):
+    """Has ranks draw `count` drafts."""
+
+    count = 0
+
+    def propose(self, request_ids: Sequence[str], contexts: Sequence[Int32Array]) -> list[Sequence[int]]:
+        return [places[: self.count] for places in super().propose(request_ids, contexts)]
+
+
+def draft_costs(folder: Path, batches: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+    """Return what verifying and drawing cost, in milliseconds, and the speed-up that follows for each acceptance."""
     model, draft = write_pair(folder, ACCEPTANCES)
-    config = {"model": str(draft), "quantization": "int8", "num_speculative_tokens": MAX_DRAFTS}
-    ways: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "adaptive": {"speculative_config": config},
-        "4 drafts": {"speculative_config": {**config, "num_speculative_tokens": 4, "adaptive": False}},
-    }
-    options: dict[str, Any] = {"quantization": "int8", "max_model_len": 1024, "enable_prefix_caching": False}
-    llms = {way: LLM(str(model), **options, **chosen) for way, chosen in ways.items()}
-    params = SamplingParams(temperature=0.0, max_tokens=DRAFT_NUM_OUT, ignore_eos=True)
-    rows = []
+    drafter = CountedDrafter(max(MODEL_DRAFT_COUNTS), NUM_IN + DRAFT_NUM_OUT)
+    setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))  # noqa: B010 - not an export
+    config = {"model": str(draft), "quantization": "int8", "adaptive": False}
+    options: dict[str, Any] = {"quantization": "int8", "max_model_len": 512, "enable_prefix_caching": False}
+    llm = LLM(str(model), speculative_config=config, **options)
+    rows: list[dict[str, Any]] = []
     for batch in batches:
-        for at, acceptance in enumerate(ACCEPTANCES):
-            prompts: list[Prompt] = [
-                {
-                    "prompt_token_ids": [
-                        (at + len(ACCEPTANCES) * (index * 977 + place * 31)) % 150000 for place in range(32)
-                    ]
-                }
-                for index in range(batch)
-            ]
-            seconds: dict[str, list[float]] = {way: [] for way in ways}
-            outputs: dict[str, list[RequestOutput]] = {}
-            for _ in range(1 + repeats):
-                for way, llm in llms.items():
-                    outputs[way] = llm.generate(prompts, params, use_tqdm=False)
-                    seconds[way].append(decode_seconds(outputs[way]))
-                    assert [each.outputs[0].token_ids for each in outputs[way]] == [
-                        each.outputs[0].token_ids for each in outputs["plain"]
-                    ], (acceptance, way)
-            medians = {way: statistics.median(times[1:]) for way, times in seconds.items()}
-            metrics = [each.metrics for each in outputs["4 drafts"]]
+        steps: dict[int, list[tuple[float, float]]] = {count: [] for count in MODEL_DRAFT_COUNTS}
+        for _, count in itertools.product(range(repeats), MODEL_DRAFT_COUNTS):  # in turns
+            drafter.count = count
+            steps[count] += timed_steps(llm, [prompt_of_class(0, index) for index in range(batch)])
+        plain = low_percentile([seconds for seconds, _ in steps[0]])
+        for count in MODEL_DRAFT_COUNTS[1:]:
+            verifying = low_percentile([seconds - drawing for seconds, drawing in steps[count] if drawing])
+            drawing = low_percentile([drawing for _, drawing in steps[count] if drawing])
+            gained = plain / (verifying + drawing)
             rows.append(
                 {
                     "batch": batch,
-                    "acceptance": acceptance,
-                    "accepted": sum(each.num_accepted_drafts for each in metrics)
-                    / sum(each.num_drafts for each in metrics),
-                    "plain_tokens_per_s": batch * (DRAFT_NUM_OUT - 1) / medians["plain"],
-                    "speedup_adaptive": medians["plain"] / medians["adaptive"],
-                    "speedup_4_drafts": medians["plain"] / medians["4 drafts"],
-                    "theory": theory(acceptance),
+                    "drafts": count,
+                    "plain_ms": 1e3 * plain,
+                    "verifying_ms": 1e3 * verifying,
+                    "pass_ms": 1e3 * drawing / count,
+                    "speedup": {str(each): gained * num_expected(each, count) for each in ACCEPTANCES},
                 }
             )
-            print(rows[-1], flush=True)
     return rows
+
+
+def prompt_of_class(remainder: int, index: int) -> Prompt:
+    """Return a prompt whose tokens are in the class of this remainder."""
+    token_ids = [remainder + len(ACCEPTANCES) * (index * 977 + place * 31) for place in range(32)]
+    return {"prompt_token_ids": [token_id % (len(ACCEPTANCES) * 25000) for token_id in token_ids]}
+
+
+def timed_steps(llm: LLM, prompts: Sequence[Prompt]) -> list[tuple[float, float]]:
+    """Return the seconds of each step after the first and before the last, and those of the draft model in them."""
+    params = SamplingParams(temperature=0.0, max_tokens=DRAFT_NUM_OUT, ignore_eos=True)
+    for prompt in prompts:
+        llm.engine.add_request(prompt, params)
+    metrics = llm.engine.front.outputs.metrics
+    times = []
+    while llm.engine.has_unfinished_requests():
+        before = metrics.spec_decode_by_replica.get(0)
+        start_s = time.perf_counter()
+        llm.engine.step()
+        elapsed_s, after = time.perf_counter() - start_s, metrics.spec_decode_by_replica.get(0)
+        times.append((elapsed_s, (after.draft_s if after else 0.0) - (before.draft_s if before else 0.0)))
+    return times[1:-1]
+
+
+def low_percentile(seconds: list[float]) -> float:
+    """Return the time of steps that nothing else on the machine disturbed."""
+    return float(np.percentile(seconds, 5))
+
+
+def num_expected(acceptance: float, count: int) -> float:
+    """Return the expected tokens of a step that verifies `count` drafts."""
+    return float(sum(acceptance**accepted for accepted in range(count + 1)))
 
 
 def theory(acceptance: float) -> float:
     """Return the speed-up of the best number of drafts."""
     share = sum(parameter_counts(DRAFT)) / sum(parameter_counts(QWEN3_0_6B))
-    return max(
-        sum(acceptance**accepted for accepted in range(count + 1)) / (1.0 + count * share)
-        for count in range(MAX_DRAFTS + 1)
-    )
+    return max(num_expected(acceptance, count) / (1.0 + count * share) for count in range(MAX_DRAFTS + 1))
 
 
 def decode_seconds(outputs: Sequence[RequestOutput]) -> float:
@@ -224,11 +248,13 @@ def show(report: dict[str, Any]) -> None:
             f"{row['tokens_per_s']:7.1f} tok/s"
         )
     for row in report.get("draft_model", []):
+        speedups = ", ".join(f"{value:.2f}x at {acceptance}" for acceptance, value in row["speedup"].items())
         print(
-            f"batch {row['batch']:2} acceptance {row['acceptance']:4.0%} plain {row['plain_tokens_per_s']:6.1f} tok/s, "
-            f"adaptive {row['speedup_adaptive']:5.2f}x, 4 drafts {row['speedup_4_drafts']:5.2f}x, "
-            f"theory {row['theory']:5.2f}x"
+            f"batch {row['batch']:2} drafts {row['drafts']} plain {row['plain_ms']:.1f} ms, verifying "
+            f"{row['verifying_ms']:.1f} ms, a pass {row['pass_ms']:.1f} ms: {speedups}"
         )
+    if "draft_model" in report:
+        print("theory: " + ", ".join(f"{theory(each):.2f}x at {each}" for each in ACCEPTANCES))
 
 
 def main() -> None:
@@ -245,7 +271,7 @@ def main() -> None:
     report: dict[str, Any] = {"commit": commit.stdout.strip(), "machine": platform.processor(), "model": args.model}
     if args.draft_model:
         with tempfile.TemporaryDirectory() as folder:
-            report["draft_model"] = draft_speeds(Path(folder), args.batch or BATCHES, args.repeats)
+            report["draft_model"] = draft_costs(Path(folder), args.batch or BATCHES, args.repeats)
     elif args.cost_geometry:
         with tempfile.TemporaryDirectory() as folder:
             report["costs"] = costs(write_checkpoint(Path(folder), QWEN3_0_6B), args.repeats)

@@ -62,7 +62,8 @@ def apply(progress: DraftProgress, made: SchedulerOutput, num_drafts: int = 0) -
     num_known = made.num_computed_tokens + made.num_scheduled_tokens - num_drafts
     followed = progress.apply(made, num_known)
     progress.num_computed[made.rows[followed]] = num_known[followed]
-    return followed.tolist()
+    indices: list[int] = followed.tolist()
+    return indices
 
 
 def test_rejected_drafts_are_computed_again() -> None:

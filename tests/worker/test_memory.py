@@ -186,7 +186,7 @@ def test_the_kv_budget_is_the_smaller_of_share_and_free_memory() -> None:
 
 def test_blocks_have_room_for_a_draft_model(tmp_path: Path) -> None:
     """Its keys and values are in the blocks of the group that keeps what its layers see."""
-    folders = {}
+    folders: dict[str, Path] = {}
     for name in ("qwen3-mixed-windows", "llama-multi-head"):
         [case] = [case for case in TINY_MODELS if case.name == name]
         case.save(folders.setdefault(name, tmp_path / name))
