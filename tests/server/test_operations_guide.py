@@ -7,6 +7,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.config.args import EngineArgs
+from octavo.contracts.lora import AdapterEvents
 from octavo.contracts.stats import ExpertLoad, SpecDecodeStats
 from octavo.metrics.collect import EngineMetrics
 from octavo.metrics.http import HttpMetrics
@@ -28,6 +29,11 @@ def engine_with_all() -> EngineMetrics:
     engine = EngineMetrics()
     engine.spec_decode_by_replica = {0: SpecDecodeStats(proposed=[1], accepted=[1])}
     engine.expert_load_by_replica = {0: ExpertLoad(layers=[0], counts=bytes(16))}
+    engine.adapters.record_arrival("support")
+    engine.adapters.record_start("support")
+    engine.adapters.record_end("support", has_run=True)
+    engine.adapters.record_arrival("support")
+    engine.adapters.record_events(AdapterEvents(loads={"support": 1}, evictions={"support": 1}))
     return engine
 
 

@@ -1,0 +1,36 @@
+"""Counts by adapter, from arrival to the end, and vLLM's gauge of them."""
+
+from octavo.contracts.lora import AdapterEvents
+from octavo.metrics.adapters import AdapterMetrics, about_adapters, about_lora_requests
+
+
+def test_requests_wait_run_and_end() -> None:
+    adapters = AdapterMetrics()
+    for name in ("a", "a", "b"):
+        adapters.record_arrival(name)
+    adapters.record_start("a")
+    [info] = next(iter(about_lora_requests(adapters, 4))).samples
+    assert info.labels == {"max_lora": "4", "waiting_lora_adapters": "a,b", "running_lora_adapters": "a"}
+    assert adapters.num_unfinished("a") == 2
+    adapters.record_end("a", has_run=True)
+    adapters.record_end("a", has_run=False)
+    adapters.record_end("b", has_run=False)
+    assert not adapters.waiting
+    assert not adapters.running
+    adapters.record_events(AdapterEvents(loads={"a": 2}, evictions={"a": 1}))
+    shown = {
+        (sample.name, sample.labels["adapter"]): sample.value
+        for family in about_adapters(adapters, {"model_name": "m"})
+        for sample in family.samples
+    }
+    assert shown == {
+        ("octavo_adapter_requests_total", "a"): 2,
+        ("octavo_adapter_requests_total", "b"): 1,
+        ("octavo_adapter_loads_total", "a"): 2,
+        ("octavo_adapter_evictions_total", "a"): 1,
+    }
+
+
+def test_nothing_is_shown_without_adapters() -> None:
+    assert not list(about_adapters(AdapterMetrics(), {}))
+    assert not list(about_lora_requests(AdapterMetrics(), None))
