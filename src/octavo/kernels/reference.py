@@ -16,6 +16,7 @@ from octavo.kernels.activation import activated
 from octavo.kernels.quantization import LowBitWeight, WeightFormat
 from octavo.kernels.types import (
     Activation,
+    ExpertAdapters,
     Fused,
     LinearRole,
     LoraAdapters,
@@ -144,6 +145,27 @@ class Kernels:
                 rows[pairs] = self.linear(self.activated_linear(x[token_ids[pairs]], up, activation), down)
         return rows
 
+    def adapted_expert_rows(
+        self,
+        x: torch.Tensor,
+        token_ids: torch.Tensor,
+        expert_ids: torch.Tensor,
+        experts: PackedExperts,
+        activation: Activation,
+        adapters: ExpertAdapters,
+    ) -> torch.Tensor:
+        """Like `expert_rows`, each linear followed by `add_lora`. Waits for the device."""
+        rows = x.new_empty(len(expert_ids), x.shape[1])  # [R, D]
+        for expert, (up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+            pairs = (expert_ids == expert).nonzero()[:, 0]
+            if len(pairs) == 0:
+                continue
+            tokens, ids = x[token_ids[pairs]], adapters.adapter_ids[token_ids[pairs]]
+            inner = self.gated_linear(tokens, up) if activation.is_gated else self.linear(tokens, up)
+            inner = self.activate(self.add_lora(inner, tokens, adapters.gate_up[expert], ids), activation)
+            rows[pairs] = self.add_lora(self.linear(inner, down), inner, adapters.down[expert], ids)
+        return rows
+
     def combine_experts(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sum rows [T, C, D] weighted by weights [T, C] float32: [T, D].
 
@@ -170,13 +192,40 @@ class Kernels:
         [T] int64, only tokens where it is 1 count, the others being 0: kernels of devices that capture steps support
         it.
         """
+        return self._moe(x, fused, router, routing, experts, load, is_counted, None)
+
+    def adapted_moe(
+        self,
+        x: torch.Tensor,
+        fused: Fused,
+        router: PackedLinear,
+        routing: Routing,
+        experts: PackedExperts,
+        load: torch.Tensor,
+        adapters: ExpertAdapters,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like `moe`, the experts' linears with adapters; a token without one gets the same."""
+        return self._moe(x, fused, router, routing, experts, load, None, adapters)
+
+    def _moe(
+        self,
+        x: torch.Tensor,
+        fused: Fused,
+        router: PackedLinear,
+        routing: Routing,
+        experts: PackedExperts,
+        load: torch.Tensor,
+        is_counted: torch.Tensor | None,
+        adapters: ExpertAdapters | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         normed, total = self.add_rms_norm(x, fused)
         routes = self.route(normed, router, routing)
         chosen = routes.expert_ids[:, : routing.top_k].flatten()
         ones = torch.ones_like(chosen) if is_counted is None else is_counted.repeat_interleave(routing.top_k)
         load.scatter_add_(0, chosen, ones)  # bincount would wait for a GPU
         token_ids = torch.arange(len(x), device=x.device).repeat_interleave(routing.num_choices)  # [T * C]
-        rows = self.expert_rows(normed, token_ids, routes.expert_ids.flatten(), experts, fused.activation)
+        pairs = normed, token_ids, routes.expert_ids.flatten(), experts, fused.activation
+        rows = self.expert_rows(*pairs) if adapters is None else self.adapted_expert_rows(*pairs, adapters)
         return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total
 
     def empty_lora(
@@ -223,6 +272,19 @@ class Kernels:
                 total += middle * up_of_part[rank]
             sums.append(total)
         return torch.cat(sums, dim=1)
+
+    def adapted_linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedLinear,
+        adapters: LoraAdapters,
+        adapter_ids: torch.Tensor,
+        *,
+        is_gated: bool = False,
+    ) -> torch.Tensor:
+        """Apply `linear`, or `gated_linear`, to x [T, K], then `add_lora`: [T, N], or [T, 2 * I]."""
+        base = self.gated_linear(x, packed) if is_gated else self.linear(x, packed)
+        return self.add_lora(base, x, adapters, adapter_ids)
 
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Return rows ids [T] of table [V, D]: [T, D]."""

@@ -113,6 +113,15 @@ class LoraAdapters:
         return self.up.shape[1]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertAdapters:
+    """Adapters of a layer's experts, by number as in `PackedExperts`, and who uses them."""
+
+    gate_up: tuple[LoraAdapters, ...]
+    down: tuple[LoraAdapters, ...]
+    adapter_ids: torch.Tensor  # [T] int64, the slot of each token; -1: none
+
+
 LinearRole = Literal["plain", "gated", "logits", "router"]  # which packing function a linear went through
 
 

@@ -16,7 +16,7 @@ import torch
 from octavo.config.model import MoEConfig
 from octavo.distributed.groups import ParallelGroups
 from octavo.distributed.shares import Share
-from octavo.kernels.types import Activation, Routes
+from octavo.kernels.types import Activation, ExpertAdapters, Routes
 from octavo.layers.context import BuildContext
 from octavo.layers.moe import Expert, ExpertOnOtherRank, MixtureOfExperts
 from octavo.layers.norm import RMSNorm
@@ -57,7 +57,8 @@ class ExpertParallelMoE(MixtureOfExperts):
         self.count(routes)
         slices = [Share.of(len(x), rank, self._ranks.size) for rank in range(self._ranks.size)]  # of tokens
         owners = self._owners_of_pairs(routes, slices)
-        expert_outputs = self._exchange(self._expert_outputs(normed, routes, owners), owners, slices)
+        computed = self._expert_outputs(normed, routes, owners, self.adapters_of(adapter_ids))
+        expert_outputs = self._exchange(computed, owners, slices)
         mine = slices[self._ranks.rank]
         out = self._kernels.combine_experts(expert_outputs, routes.weights[mine.start : mine.stop])
         return self._show(out), total
@@ -72,14 +73,19 @@ class ExpertParallelMoE(MixtureOfExperts):
         of_shared = torch.arange(len(slices), device=owners.device).repeat_interleave(sizes)  # [T]
         return torch.cat((owners, of_shared.unsqueeze(1)), dim=1)
 
-    def _expert_outputs(self, normed: torch.Tensor, routes: Routes, owners: torch.Tensor) -> torch.Tensor:
+    def _expert_outputs(
+        self, normed: torch.Tensor, routes: Routes, owners: torch.Tensor, adapters: ExpertAdapters | None
+    ) -> torch.Tensor:
         """Compute this rank's pairs [R, D], in the order of tokens."""
         held = self._expert_shares[self._ranks.rank]
         token_ids, choices = (owners == self._ranks.rank).nonzero().unbind(1)  # [R] each
         expert_ids = routes.expert_ids[token_ids, choices]
         is_shared = expert_ids == self._routing.num_experts
         local_ids = torch.where(is_shared, held.size, expert_ids - held.start)
-        return self._kernels.expert_rows(normed, token_ids, local_ids, self.packed, self._activation)
+        pairs = normed, token_ids, local_ids, self.packed, self._activation
+        if adapters is None:
+            return self._kernels.expert_rows(*pairs)
+        return self._kernels.adapted_expert_rows(*pairs, adapters)
 
     def _exchange(self, expert_outputs: torch.Tensor, owners: torch.Tensor, slices: list[Share]) -> torch.Tensor:
         """Send expert outputs [R, D] to the ranks that combine them; return those of this rank's tokens, [T, C, D]."""

@@ -158,7 +158,9 @@ class MergedLinear(WeightOwner):
 
     def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, N], the parts concatenated in order."""
-        return self.adapted(self._context.kernels.linear(x, self.packed), x, adapter_ids)
+        if adapter_ids is None or self.adapters is None:
+            return self._context.kernels.linear(x, self.packed)
+        return self._context.kernels.adapted_linear(x, self.packed, self.adapters, adapter_ids)
 
     def of_normed(
         self,
@@ -169,20 +171,14 @@ class MergedLinear(WeightOwner):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, K] to the residual stream [T, K]; return (the linear of the normalized sum [T, N], the sum)."""
         kernels, fused = self._context.kernels, norm.fused(residual)
-        if not self.adapts(adapter_ids):
+        if adapter_ids is None or self.adapters is None:
             return kernels.normed_linear(x, fused, self.packed)
         normed, total = kernels.add_rms_norm(x, fused)  # the same bits, and the adapters' input
-        return self.adapted(kernels.linear(normed, self.packed), normed, adapter_ids), total
+        return kernels.adapted_linear(normed, self.packed, self.adapters, adapter_ids), total
 
     def adapts(self, adapter_ids: torch.Tensor | None) -> bool:
         """Whether an adapter may add to this linear's output in a step, which is then not fused with its neighbors."""
         return adapter_ids is not None and self.adapters is not None
-
-    def adapted(self, out: torch.Tensor, x: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
-        """Add what adapters make of x [T, K] to the linear's output [T, N], which is lost."""
-        if adapter_ids is None or self.adapters is None:
-            return out
-        return self._context.kernels.add_lora(out, x, self.adapters, adapter_ids)
 
     def _gather_weight(self, loaded: Mapping[str, torch.Tensor]) -> Weight:
         """Stack this rank's shards of the parts: [N, K]."""
@@ -249,9 +245,9 @@ class GatedLinear(MergedLinear):
     def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, I], I being the size of each part."""
         kernels = self._context.kernels
-        if not self.adapts(adapter_ids):
+        if adapter_ids is None or self.adapters is None:
             return kernels.activated_linear(x, self.packed, self.activation)
-        both = self.adapted(kernels.gated_linear(x, self.packed), x, adapter_ids)  # [T, 2 * I]
+        both = kernels.adapted_linear(x, self.packed, self.adapters, adapter_ids, is_gated=True)  # [T, 2 * I]
         return kernels.activate(both, self.activation)
 
 

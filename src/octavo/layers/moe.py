@@ -15,7 +15,7 @@ from torch import nn
 from octavo.config.model import MoEConfig
 from octavo.distributed.shares import Share
 from octavo.errors import UnsupportedModelError
-from octavo.kernels.types import Activation, PackedExperts, Routes, Routing
+from octavo.kernels.types import Activation, ExpertAdapters, PackedExperts, Routes, Routing
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear, MergedLinear
 from octavo.layers.norm import RMSNorm
@@ -146,16 +146,26 @@ class MixtureOfExperts(nn.Module):
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the experts' output on the sum, the sum)."""
-        out, total = self._kernels.moe(
-            x,
-            norm.fused(residual, self._activation),
-            self.router.packed,
-            self._routing,
-            self.packed,
-            self.load,
-            self.is_counted,
-        )
+        fused = norm.fused(residual, self._activation)
+        experts = self.router.packed, self._routing, self.packed, self.load
+        if (adapters := self.adapters_of(adapter_ids)) is None:
+            out, total = self._kernels.moe(x, fused, *experts, self.is_counted)
+        else:
+            out, total = self._kernels.adapted_moe(x, fused, *experts, adapters)
         return self._group.all_reduce(out), total
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether its experts have slots for adapters: steps with some then run op by op."""
+        return any(linear.adapters is not None for linear in self._linears)
+
+    def adapters_of(self, adapter_ids: torch.Tensor | None) -> ExpertAdapters | None:
+        """Return what adapters [T] add to this rank's experts; None: nothing."""
+        if adapter_ids is None or not self.has_adapters:
+            return None
+        slots = [linear.adapters for linear in self._linears if linear.adapters is not None]
+        assert len(slots) == len(self._linears), "all experts have slots, or none has"
+        return ExpertAdapters(gate_up=tuple(slots[0::2]), down=tuple(slots[1::2]), adapter_ids=adapter_ids)
 
     def count(self, routes: Routes) -> None:
         """Add the tokens' choices to `load`."""

@@ -22,6 +22,7 @@ from octavo.errors import RecordingError
 from octavo.kernels.native import NativeKernels
 from octavo.kernels.tape import Tape
 from octavo.layers.linear import MergedLinear
+from octavo.layers.moe import MixtureOfExperts
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 
 logger = logging.getLogger(__name__)
@@ -74,8 +75,7 @@ class StepGraph:
         # [max_tokens, D] residual stream from the previous stage
         self._residual = None if model.stage.is_first else torch.empty_like(self._x)
         self._plain = self._record(None)
-        has_adapters = any(isinstance(layer, MergedLinear) and layer.adapters is not None for layer in model.modules())
-        self._adapted = self._record(StepAdapters.empty(max_tokens)) if has_adapters else None
+        self._adapted = self._record(StepAdapters.empty(max_tokens)) if _can_record_adapters(model) else None
 
     @classmethod
     def capture(cls, model: CausalLM, kv_caches: Sequence[LayerCache], block_size: int, max_tokens: int) -> Self | None:
@@ -125,6 +125,14 @@ class StepGraph:
         assert recording.adapters is not None, "recorded with adapters"
         recording.adapters.set(batch)
         return recording
+
+
+def _can_record_adapters(model: CausalLM) -> bool:
+    """Whether linears have slots for adapters, and no experts: theirs are not recorded."""
+    layers = list(model.modules())
+    if any(isinstance(layer, MixtureOfExperts) and layer.has_adapters for layer in layers):
+        return False
+    return any(isinstance(layer, MergedLinear) and layer.adapters is not None for layer in layers)
 
 
 def _blank_step(
