@@ -63,7 +63,10 @@ PARTS = {
         sources=("models/", "layers/", "loader/", "config/", "demo/", "gguf/", "convert/", "calibration/"),
     ),
     "engines": Part(  # equality of every path, storms, ranks in processes
-        tests=("tests/end_to_end/", "tests/worker/", "tests/executor/", "tests/distributed/", "tests/multimodal/"),
+        tests=(
+            *("tests/end_to_end/", "tests/worker/", "tests/executor/", "tests/distributed/", "tests/multimodal/"),
+            "tests/lora/",
+        ),
         sources=(
             "worker/",
             "executor/",

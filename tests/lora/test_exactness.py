@@ -33,8 +33,9 @@ KINDS: dict[str, dict[str, Any]] = {
 FAMILIES = pick(["llama-biases", "qwen3"], [name for name, case in MODELS.items() if "Moe" not in case.family])
 
 
-def make_pool(model: CausalLM, *, num_slots: int = 1, free_bytes: int = 1 << 30) -> AdapterPool:
-    return AdapterPool(model, num_slots, 12, LoadConfig(load_format="auto", seed=0), lambda: free_bytes)
+def make_pool(model: CausalLM, *, num_slots: int = 1, free_bytes: int = 1 << 30, experts: bool = False) -> AdapterPool:
+    load = LoadConfig(load_format="auto", seed=0)
+    return AdapterPool(model, num_slots, 12, load, lambda: free_bytes, experts=experts)
 
 
 class Served(NamedTuple):

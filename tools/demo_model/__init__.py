@@ -8,5 +8,6 @@ template.py (chat_template.jinja)   renders messages to text
 bpe.py            the tokenizer
 batches.py        packs documents into rows and computes the loss mask
 qwen3.py          the model; checkpoint.py writes it as a Hugging Face folder
+adapter.py        trains the bundled LoRA adapter, with PEFT
 train.py          runs everything;  evaluate.py, score.py, card.py (card.md): scores and the model card
 """

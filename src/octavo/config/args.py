@@ -138,6 +138,9 @@ class EngineArgs:
     max_cpu_loras: int | None = option(
         None, "adapters kept in host memory, at least max_loras; default: four times max_loras"
     )
+    lora_experts: bool = option(
+        False, "serve adapters of a mixture's experts, too: each expert has slots, which take much memory"
+    )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
     data_parallel_size: int = option(1, "replicas of the model that share one frontend")
@@ -250,7 +253,9 @@ class EngineArgs:
     def _lora(self) -> LoraConfig | None:
         sizes = {name: getattr(self, name) for name in _LORA_SIZES}
         if self.enable_lora:
-            return LoraConfig.of(**sizes)
+            return LoraConfig.of(**sizes, experts=self.lora_experts)
+        if self.lora_experts:
+            raise InvalidParameterError("lora_experts", True, "false: it has no effect without enable_lora")
         for name, value in sizes.items():
             if value is not None:
                 raise InvalidParameterError(name, value, "unset: it has no effect without enable_lora")

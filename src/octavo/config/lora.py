@@ -21,6 +21,7 @@ class LoraConfig:
     max_loras: int = MAX_LORAS  # slots: different adapters in one step
     max_lora_rank: int = MAX_LORA_RANK
     max_cpu_loras: int  # adapters in each rank's host cache, at least one per slot
+    experts: bool = False  # each expert of a mixture has slots, too
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_lora_rank <= _LARGEST_RANK:
@@ -30,11 +31,14 @@ class LoraConfig:
             raise InvalidParameterError("max_cpu_loras", self.max_cpu_loras, limit)
 
     @classmethod
-    def of(cls, max_loras: int | None, max_lora_rank: int | None, max_cpu_loras: int | None) -> "LoraConfig":
+    def of(
+        cls, max_loras: int | None, max_lora_rank: int | None, max_cpu_loras: int | None, *, experts: bool = False
+    ) -> "LoraConfig":
         """Fill in defaults for what is None."""
         slots = MAX_LORAS if max_loras is None else max_loras
         return cls(
             max_loras=slots,
             max_lora_rank=MAX_LORA_RANK if max_lora_rank is None else max_lora_rank,
             max_cpu_loras=_HOST_COPIES_PER_SLOT * slots if max_cpu_loras is None else max_cpu_loras,
+            experts=experts,
         )

@@ -21,4 +21,6 @@ def check_adapter(config: ModelConfig, folder: Path, load_format: LoadFormat = "
     """
     model = empty_model(config)
     base = BaseWeights(model, LoadConfig(load_format=load_format, seed=0))
-    AdapterReader(AdapterTargets(model), base, read_adapter_config(folder).largest_rank, torch.float32).read(folder)
+    AdapterReader(
+        AdapterTargets(model, experts=True), base, read_adapter_config(folder).largest_rank, torch.float32
+    ).read(folder)

@@ -21,7 +21,7 @@ from octavo.lora.targets import AdapterTargets
 from octavo.models.interfaces import CausalLM
 
 
-def slot_bytes(model: CausalLM, max_rank: int) -> int:
+def slot_bytes(model: CausalLM, max_rank: int, *, experts: bool = False) -> int:
     """Return the memory of one slot on this rank, which is also the most that an adapter of linears takes on the host.
 
     Raises:
@@ -29,7 +29,7 @@ def slot_bytes(model: CausalLM, max_rank: int) -> int:
     """
     if not model.takes_adapters:
         raise UnsupportedModelError(f"{model.config.architecture} takes no adapters; leave enable_lora off")
-    layers = _pooled(AdapterTargets(model)).values()
+    layers = _pooled(AdapterTargets(model, experts=experts)).values()
     sizes = (len(layer.parts) * layer.inputs.size + sum(of.size for of in layer.parts.values()) for layer in layers)
     return sum(sizes) * max_rank * model.context.dtype.itemsize
 
@@ -38,14 +38,21 @@ class AdapterPool:
     """Gives every layer that adapters can change `num_slots` slots of `max_rank`, allocated once, refilled in place.
 
     What adapters change of the vocabulary (embedding, logits head) is not in slots: it takes memory when it is loaded,
-    as far as `free_bytes` of the device are left.
+    as far as `free_bytes` of the device are left. Layers of experts get slots with `experts` only.
     """
 
     def __init__(
-        self, model: CausalLM, num_slots: int, max_rank: int, load: LoadConfig, free_bytes: Callable[[], int]
+        self,
+        model: CausalLM,
+        num_slots: int,
+        max_rank: int,
+        load: LoadConfig,
+        free_bytes: Callable[[], int],
+        *,
+        experts: bool = False,
     ) -> None:
         self._free_bytes = free_bytes
-        self._context, targets = model.context, AdapterTargets(model)
+        self._context, targets = model.context, AdapterTargets(model, experts=experts)
         context, self._layers = self._context, _pooled(targets)
         self._embeddings = {path: layer for path, layer in targets.layers.items() if isinstance(layer, Embedding)}
         self._heads = {path: layer for path, layer in targets.layers.items() if isinstance(layer, LogitsHead)}

@@ -164,6 +164,11 @@ class DecoderForCausalLM(CausalLM):
             *("embedding", "logits_head"),
         }
     )
+    adapted_experts = frozenset(
+        f"layers.{{layer}}.mlp.{expert}.{part}"
+        for expert in ("experts.{expert}", "shared_expert")
+        for part in ("gate_up", "down")
+    )
     ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:

@@ -43,6 +43,7 @@ class CausalLM(nn.Module, ABC):
     """
 
     adapted_layers: ClassVar[frozenset[str]] = frozenset()  # paths as in `weight_names` of layers adapters can change
+    adapted_experts: ClassVar[frozenset[str]] = frozenset()  # those of experts, which only get slots if asked for
     takes_adapters: ClassVar[bool] = False  # its layers read `ForwardBatch.adapter_ids`
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})

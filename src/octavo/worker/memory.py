@@ -231,7 +231,9 @@ class RankMemory:
         if lora is None:
             return 0
         is_host_memory = self._devices.device.type == "cpu"
-        return slot_bytes(model, lora.max_lora_rank) * (lora.max_loras + lora.max_cpu_loras * is_host_memory)
+        return slot_bytes(model, lora.max_lora_rank, experts=lora.experts) * (
+            lora.max_loras + lora.max_cpu_loras * is_host_memory
+        )
 
     @property
     def total_bytes(self) -> int:

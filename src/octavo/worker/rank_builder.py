@@ -125,7 +125,12 @@ class RankBuilder:
         give_back_freed_memory()  # that no step will use again
         if (lora := self._config.lora) is not None:
             self._adapters = AdapterPool(
-                loaded, lora.max_loras, lora.max_lora_rank, self._config.load, lambda: self.devices.memory().free_bytes
+                loaded,
+                lora.max_loras,
+                lora.max_lora_rank,
+                self._config.load,
+                lambda: self.devices.memory().free_bytes,
+                experts=lora.experts,
             )
         logger.info("model %s ready in %.2f s", model.config.model, time.perf_counter() - start_s)
         return loaded
