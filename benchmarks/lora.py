@@ -15,6 +15,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,11 +45,12 @@ class Cost:
 
 def make_worker(folder: Path, quantization: str | None, num_slots: int, rank: int, num_requests: int) -> Worker:
     """Load the base with slots for adapters, and record its steps."""
+    options: dict[str, Any] = {"quantization": quantization}
     args = EngineArgs(
         model_name=str(folder),
         load_format="dummy",
         dtype="bfloat16",
-        quantization=quantization,
+        **options,
         enable_lora=True,
         max_loras=num_slots,
         max_lora_rank=rank,

@@ -30,8 +30,8 @@ def model_with_adapters(name: str, folder: Path, options: dict[str, Any]) -> Cau
     """Fill the slots of all linears with random adapters, of ranks 3 and 8; the first leaves out every other linear."""
     next(case for case in TINY_MODELS if case.name == name).save(folder)
     model, source = load(folder, **options), torch.Generator().manual_seed(5)
-    context, linears = model.context, [layer for layer in model.layers.modules() if isinstance(layer, MergedLinear)]
-    for index, layer in enumerate(linears):
+    context, layers = model.context, [layer for name, layer in model.named_modules() if name.startswith("layers.")]
+    for index, layer in enumerate(layer for layer in layers if isinstance(layer, MergedLinear)):
         sizes = tuple(share.size for share in layer.parts.values())
         slots = context.kernels.empty_lora(2, 8, layer.inputs.size, sizes, dtype=context.dtype, device=context.device)
         for tensor in (slots.down, slots.up):
