@@ -12,6 +12,7 @@ from octavo.engine import adapter_files
 from octavo.engine.adapter_files import AdapterFiles
 from octavo.engine.front import adapters_per_prompt
 from octavo.errors import AdapterError, CheckpointError, InvalidParameterError
+from octavo.lora.folder import content_hash
 
 
 def write_adapter(folder: Path, *, rank: int = 4, weights: bytes = b"weights") -> Path:
@@ -39,8 +40,12 @@ def test_files_are_read_again_only_when_they_have_changed(
     files: AdapterFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[Path] = []
-    hash_of = adapter_files.content_hash
-    monkeypatch.setattr(adapter_files, "content_hash", lambda folder: hashed.append(folder) or hash_of(folder))
+
+    def note(folder: Path) -> str:
+        hashed.append(folder)
+        return content_hash(folder)
+
+    monkeypatch.setattr(adapter_files, "content_hash", note)
     request = LoRARequest("one", 1, write_adapter(tmp_path / "one"))
     first = files.read(request)
     assert files.read(LoRARequest("another name", 7, request.path)).name == "another name"

@@ -4,6 +4,7 @@ import pytest
 from tests.executor.conftest import MakeExecutor
 from tests.scheduler.adapters import adapter_of
 
+from octavo.contracts.engine import FinishedRequest
 from octavo.contracts.lora import AdapterRef
 from octavo.engine.adapters import HostAdapters
 from octavo.errors import CheckpointError
@@ -23,7 +24,8 @@ def test_steps_go_on_while_an_adapter_loads_on_all_ranks(make_executor: MakeExec
     for request in requests.values():
         scheduler.add_request(request)
     tokens: dict[str, list[int]] = {}
-    ends, companies = {}, list[tuple[str, ...]]()
+    ends: dict[str, FinishedRequest] = {}
+    companies: list[tuple[str, ...]] = []
     while not scheduler.is_finished():
         if scheduler.only_waits:
             store.wait(0.01)

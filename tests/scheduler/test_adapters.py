@@ -47,6 +47,9 @@ class Ranks:
         self.scheduler.check_integrity()
         return sorted(output.req_ids)
 
+    def is_idle(self) -> bool:
+        return self.scheduler.only_waits
+
     def until_ended(self, name: str, limit: int = 100) -> None:
         for _ in range(limit):
             if name in self.ends:
@@ -59,10 +62,10 @@ def test_an_adapter_loads_while_others_run() -> None:
     ranks = Ranks(num_slots=1, num_places=1)
     ranks.add("tuned", 0)
     assert ranks.step(loads=False) == []
-    assert ranks.scheduler.only_waits
+    assert ranks.is_idle()
     ranks.add("base", None)
     assert ranks.step(loads=False) == ["base"]
-    assert not ranks.scheduler.only_waits
+    assert not ranks.is_idle()
     ranks.step()
     assert ranks.step() == ["base", "tuned"]
 

@@ -69,7 +69,7 @@ def train(model: Any, tokenizer: Tokenizer, steps: int) -> None:
             group["lr"] = RATE * min(1.0, (step + 1) / WARMUP, (steps - step) / (steps / 2))
         ids, targets = batch(f"json {step}", tokenizer)
         loss = F.cross_entropy(model(input_ids=ids).logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -93,7 +93,7 @@ def main() -> None:
     """Parse the command line, train, save and score."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
