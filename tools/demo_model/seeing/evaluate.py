@@ -62,6 +62,7 @@ def card(found: Scores, llm: LLM, checkpoint: Path, options: argparse.Namespace)
         millions=sum(math.prod(size) for size in sizes) / 1e6,
         vocabulary=llm.get_tokenizer().vocab_size,
         steps=options.steps,
+        rows_per_step=ROWS,
         pictures=f"{options.steps * ROWS:,}",
         minutes=options.minutes,
         date=f"on {options.date}" if options.date else "",
