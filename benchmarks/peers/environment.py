@@ -4,7 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from benchmarks.peers.registry import LLAMA_CPP, ROOT, VLLM, Peer
+from benchmarks.peers.registry import GGUF_FORMS, LLAMA_CPP, ROOT, VLLM, Peer
 
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "OCTAVO_CPU_LEVEL")
 
@@ -53,5 +53,6 @@ def export(peer: Peer, precision: str, model: Path, timeout_s: float) -> None:
         PeerMissingError: when the peer is not installed.
         RuntimeError: when it fails.
     """
-    if peer.export is not None:
-        run_module(peer, precision, peer.export, model, [], timeout_s)
+    exporter = LLAMA_CPP if precision in GGUF_FORMS else peer
+    if exporter.export is not None:
+        run_module(exporter, precision, exporter.export, model, [], timeout_s)

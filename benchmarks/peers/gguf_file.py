@@ -18,6 +18,7 @@ import numpy as np
 
 FILE_TYPES = {
     "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
     "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
     "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
 }

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.octavo_peer MODEL --precision int8 --cells decode:8:128 prefill:1024
 
-`int8+kv8` is int8 weights with int8 keys and values.
+`int8+kv8` is int8 weights with int8 keys and values; `q8_0` is the GGUF file of that form, computed in its blocks.
 """
 
 import time
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.cells import Arrivals, Capacity
+from benchmarks.peers.registry import GGUF_FORMS
 from benchmarks.peers.runner import run
 from octavo import SamplingParams
 from octavo.engine.llm_engine import LLMEngine
@@ -21,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     **{f"{name}+kv8": {"kv_cache_dtype": "int8", "quantization": name} for name in ("int8", "int4")},
     "bf16+kv8": {"kv_cache_dtype": "int8"},
+    **{form: {"quantization": "gguf"} for form in GGUF_FORMS},
 }
 
 
@@ -29,8 +31,10 @@ class Octavo:
 
     def __init__(self, model: Path, precision: str, capacity: Capacity, threads: int) -> None:
         blocks = -(-capacity.num_tokens // BLOCK) + 1
+        file = model / f"{precision}.gguf" if precision in GGUF_FORMS else model
         self._engine = LLMEngine(
-            str(model),
+            str(file),
+            tokenizer=str(model),
             max_model_len=blocks * BLOCK,
             max_num_seqs=capacity.num_requests,
             num_kv_blocks=max(blocks, capacity.total_tokens // BLOCK + capacity.num_requests),

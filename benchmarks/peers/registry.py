@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ("bf16", "int8", "int4")
+GGUF_FORMS = ("q8_0", "q6_k", "q4_0", "q4_k_m")  # Octavo and llama.cpp read the same file, which llama.cpp quantizes
 
 
 class PeerMissingError(Exception):
@@ -55,14 +56,18 @@ def peers_home() -> Path:
 OCTAVO = Peer(
     name="octavo",
     module="benchmarks.peers.octavo_peer",
-    precisions={"bf16": ("bf16", "bf16+kv8"), "int8": ("int8", "int8+kv8"), "int4": ("int4", "int4+kv8")},
+    precisions={
+        "bf16": ("bf16", "bf16+kv8"),
+        "int8": ("int8", "int8+kv8", "q8_0", "q6_k"),
+        "int4": ("int4", "int4+kv8", "q4_0", "q4_k_m"),
+    },
     has_environment=False,
 )
 LLAMA_CPP = Peer(
     name="llama.cpp",
     module="benchmarks.peers.llama_cpp_peer",
     export="benchmarks.peers.gguf_file",
-    precisions={"bf16": ("bf16",), "int8": ("q8_0",), "int4": ("q4_0", "q4_k_m")},
+    precisions={"bf16": ("bf16",), "int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m")},
 )
 TRANSFORMERS = Peer(
     name="transformers",

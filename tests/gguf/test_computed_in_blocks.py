@@ -8,14 +8,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tests.distributed.ranks import run_ranks
 from tests.gguf.files import convert
 from tests.gguf.test_models import MULTIPLES_OF_32, TOKENS, tiny
 from tests.models.paged import PagedRunner, load, make_context
 
+from octavo import LLM, SamplingParams
 from octavo.config.args import EngineArgs
 from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
-from octavo.errors import InvalidParameterError
+from octavo.distributed.groups import ParallelGroups
+from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.native_level import is_built
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.gguf import BlockScheme
@@ -139,6 +142,43 @@ def test_packed_weights_come_back_from_the_cache(name: str, tmp_path: Path, monk
     first, second = (get_model_loader(load_config).load_model(config, context) for _ in range(2))
     assert second.mapped_bytes > 0
     assert torch.equal(PagedRunner(second).step({0: TOKENS})[0], PagedRunner(first).step({0: TOKENS})[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+def test_two_ranks_compute_their_shares_of_the_blocks(name: str, tmp_path: Path) -> None:
+    """Each reads its part of the same file; sums over the ranks differ from one rank's in their rounding only."""
+    file = model_file(tmp_path, name, "Q4_0", num_key_value_heads=2, intermediate_size=128)
+    file = mixed(file, tmp_path / "mixed.gguf", {"ffn_down": "Q8_0", "attn_v": "Q5_1"})
+    expected = PagedRunner(load(file, dtype="float32")).step({0: TOKENS})[0]
+
+    def body(groups: ParallelGroups) -> torch.Tensor:
+        return PagedRunner(load(file, dtype="bfloat16", groups=groups)).step({0: TOKENS})[0].float()
+
+    first, second = run_ranks(body, 2)
+    assert torch.equal(first, second)
+    errors = (first - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.median() < 0.08
+
+
+def test_shares_that_cut_a_block_are_refused(tmp_path: Path) -> None:
+    file = model_file(tmp_path, intermediate_size=96)
+
+    def body(groups: ParallelGroups) -> CausalLM:
+        return load(file, dtype="bfloat16", groups=groups)
+
+    with pytest.raises(UnsupportedModelError, match=r"inputs .* of 96 are not whole groups of 32; set another tensor"):
+        run_ranks(body, 2)
+
+
+def test_asked_for_by_name_it_answers_as_by_default(tmp_path: Path) -> None:
+    file = model_file(tmp_path)
+    answers = []
+    for quantization in (None, "gguf"):
+        with LLM(str(file), tokenizer="demo", quantization=quantization, max_model_len=64, num_kv_blocks=8) as llm:
+            params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+            [output] = llm.generate({"prompt_token_ids": TOKENS}, params, use_tqdm=False)
+            answers.append(output.outputs[0].token_ids)
+    assert answers[0] == answers[1]
 
 
 def options(file: Path, **asked: Any) -> tuple[str | None, bool]:

@@ -39,7 +39,9 @@ def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | 
         return MadeAtLoad(get_quantization(quantization) if quantization else None)
     module, class_name = _GGUF if checkpoint.method == "gguf" else CHECKPOINT_SCHEMES[checkpoint.method]
     schemes: Schemes = getattr(import_module(module), class_name)(checkpoint.fields)
-    return schemes if quantization is None else Requantized(get_quantization(quantization), schemes)
+    if quantization is None or quantization == checkpoint.method == "gguf":
+        return schemes
+    return Requantized(get_quantization(quantization), schemes)
 
 
 def settle_schemes(
