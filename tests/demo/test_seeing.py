@@ -11,10 +11,10 @@ from tests.breadth import pick
 from tokenizers import Tokenizer
 from tools.demo_model.seeing.conversations import row
 from tools.demo_model.seeing.drawing import draw, random_size
-from tools.demo_model.seeing.evaluate import KNOWN, mean, message, scores
+from tools.demo_model.seeing.evaluate import mean, message, scores
 from tools.demo_model.seeing.held_out import held_out
 from tools.demo_model.seeing.model import image_processor
-from tools.demo_model.seeing.questions import TASKS
+from tools.demo_model.seeing.questions import KNOWN, TASKS
 from tools.demo_model.seeing.scenes import BROAD, COLOURS, SIMPLE, random_scene, scene
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
