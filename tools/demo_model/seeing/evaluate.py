@@ -70,6 +70,7 @@ def card(found: Scores, llm: LLM, checkpoint: Path, options: argparse.Namespace)
         count=options.count,
         known="\n".join(rows[task] for task in KNOWN),
         mean=mean({task: found[task] for task in KNOWN}),
+        overall=mean(found),
         others="\n".join(row for task, row in rows.items() if task not in KNOWN),
     )
 
