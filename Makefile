@@ -47,8 +47,8 @@ DEMO := $(BIN)/octavo generate --model demo --temperature 0 --max-tokens 48
 demo: $(RUNTIME) $(SMOLLM2)
 	$(DEMO) --prompt "Octavo is" --prompt "Hello, world!"
 	$(DEMO) --chat --prompt "What is a block?" --prompt "What is 123 + 456?" --prompt "Sort: 41, 7, 23, 8"
-	@echo "A model that sees, and docs/pictures/shapes.png."
-	echo "What do you see?" | $(BIN)/octavo chat --model demo-vl --image docs/pictures/shapes.png
+	@echo "A model that sees, and docs/pictures/shape.png."
+	echo "What do you see?" | $(BIN)/octavo chat --model demo-vl --image docs/pictures/shape.png
 	@echo "A real model: SmolLM2-135M-Instruct, from a GGUF file."
 	$(BIN)/octavo generate --model smollm2 --chat --temperature 0 --max-tokens 48 \
 	    --prompt "What is 2+2?" --prompt "Explain what a computer is in one sentence."

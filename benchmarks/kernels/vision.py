@@ -78,7 +78,7 @@ def load_tower(folder: Path, dtype: torch.dtype) -> VisionTower:
     context = BuildContext(
         kernels=select_kernels(CPU, dtype), attention=select_attention(CPU, dtype), dtype=dtype, device=CPU
     )
-    config = read_model_config(folder, model=str(folder), dtype=name)  # type: ignore[arg-type]
+    config = read_model_config(folder, model=str(folder), dtype=name)
     model = get_model_loader(LoadConfig(load_format="auto", seed=0)).load_model(config, context)
     assert isinstance(model, VisionLanguageModel)
     assert model.encoder is not None

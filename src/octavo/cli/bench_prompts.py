@@ -74,12 +74,11 @@ class RandomPictures:
         return lambda params: self._llm.generate_multimodal(requests, params, use_tqdm=False, lora_request=lora_request)
 
     def _content(self) -> list[dict[str, object]]:
-        text = self._llm.get_tokenizer().decode(self._text.tokens())
-        pictures = [
-            self._pixels.integers(0, 256, (self._height, self._width, 3), "uint8") for _ in range(self.num_images)
+        size = (self._height, self._width, 3)
+        parts: list[dict[str, object]] = [
+            {"type": "image", "image": self._pixels.integers(0, 256, size, "uint8")} for _ in range(self.num_images)
         ]
-        parts: list[dict[str, object]] = [{"type": "image", "image": picture} for picture in pictures]
-        return [*parts, {"type": "text", "text": text}]
+        return [*parts, {"type": "text", "text": self._llm.get_tokenizer().decode(self._text.tokens())}]
 
 
 def _in_turn(adapters: "Sequence[LoRARequest]", count: int) -> "list[LoRARequest | None]":

@@ -5,12 +5,13 @@ python -m tools.demo_model.seeing.evaluate --checkpoint DIR [--count 200] [--car
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 from tools.demo_model.seeing.held_out import Item, held_out
-from tools.demo_model.seeing.questions import PHRASINGS, TASKS
+from tools.demo_model.seeing.questions import KNOWN, PHRASINGS, TASKS
 
 from octavo import LLM, SamplingParams
 
@@ -29,10 +30,10 @@ def message(item: Item) -> dict[str, Any]:
     }
 
 
-def scores(llm: LLM, count: int) -> Scores:
+def scores(llm: LLM, tasks: Sequence[str], count: int) -> Scores:
     """Ask `count` questions of each task."""
     found = {}
-    for task in TASKS:
+    for task in tasks:
         items = [*held_out(task, count)]
         outputs = llm.generate_multimodal([{"messages": [message(item)]} for item in items], PARAMS, use_tqdm=False)
         wrong = [
@@ -53,21 +54,24 @@ def mean(found: Scores) -> float:
 def card(found: Scores, llm: LLM, checkpoint: Path, options: argparse.Namespace) -> str:
     """Return the text of the card for these scores."""
     examples = {task: PHRASINGS[task][0].format(_SUBJECTS.get(task, "")) for task in found}
-    rows = "\n".join(
-        f"| {task} | {examples[task]} | {asked} | {right / asked:.1%} |" for task, (right, asked) in found.items()
-    )
+    rows = {
+        task: f"| {task} | {examples[task]} | {asked} | {right / asked:.1%} |" for task, (right, asked) in found.items()
+    }
     with safe_open(checkpoint / "model.safetensors", "np") as file:
         sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no dict
     return CARD_PATH.read_text().format(
         millions=sum(math.prod(size) for size in sizes) / 1e6,
         vocabulary=llm.get_tokenizer().vocab_size,
         steps=options.steps,
+        rows_per_step=ROWS,
         pictures=f"{options.steps * ROWS:,}",
         minutes=options.minutes,
         date=f"on {options.date}" if options.date else "",
         count=options.count,
-        rows=rows,
-        mean=mean(found),
+        known="\n".join(rows[task] for task in KNOWN),
+        mean=mean({task: found[task] for task in KNOWN}),
+        overall=mean(found),
+        others="\n".join(row for task, row in rows.items() if task not in KNOWN),
     )
 
 
@@ -92,7 +96,7 @@ def main() -> None:
     parser.add_argument("--date", default="", help="training date, for the card")
     options = parser.parse_args()
     llm = LLM(str(options.checkpoint), dtype="float32", num_kv_blocks=1024, block_size=16)
-    found = scores(llm, options.count)
+    found = scores(llm, TASKS, options.count)
     for task, (right, asked) in found.items():
         print(f"{task:>10} {right / asked:7.1%}")
     print(f"{'mean':>10} {mean(found):7.1%}")

@@ -143,6 +143,14 @@ def make_optimizers(model: Seeing, plan: Plan) -> tuple[torch.optim.Optimizer, .
     return muon, torch.optim.AdamW(rest, lr=plan.peak_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
+def tokenizer_in(folder: Path, seed: int) -> Tokenizer:
+    """Return the tokenizer of the run in a folder: the first time, a new one."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        train_tokenizer(seed).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
 def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -153,7 +161,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     plan = Plan(steps=options.steps)
-    run = Run(plan, options.out, train_tokenizer(plan.seed))
+    run = Run(plan, options.out, tokenizer_in(options.out, plan.seed))
     run.load_state()
     run.train()
     run.finish()
