@@ -97,9 +97,8 @@ def test_graphs_and_steps_in_flight_change_nothing(place: Place) -> None:
     assert len(queue.replays) > 20
     assert queue.num_waits > 20
     eager, some = RecordedQueue(), KINDS[: pick(3, len(KINDS))]
-    assert (
-        model_outputs(place, eager, some, enforce_eager=True)[: NUM_ALIKE * len(some)] == plain[: NUM_ALIKE * len(some)]
-    )
+    num_alike = NUM_ALIKE * len(some)
+    assert model_outputs(place, eager, some, enforce_eager=True)[:num_alike] == plain[:num_alike]
     assert eager.captures == 0
 
 
