@@ -60,9 +60,9 @@ def test_training_draws_nothing_that_is_held_out() -> None:
 def test_the_engine_reads_what_was_trained(llm: LLM) -> None:
     [item] = held_out("describe", 1)
     [output] = llm.generate_multimodal([{"messages": [message(item)]}], SamplingParams(max_tokens=1), use_tqdm=False)
-    processor = image_processor()
-    _, rows, columns = processor.process([item.picture], "picture").grid
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    processor = image_processor(tokenizer)
+    _, rows, columns = processor.process([item.picture], "picture").grid
     trained = row(tokenizer, [item.question], rows * columns // processor.merge_size**2)
     assert output.prompt_token_ids == trained.ids[: trained.is_answer.index(True)]
 

@@ -12,7 +12,9 @@ from tools.demo_model.seeing.conversations import SPECIAL, end_tokens
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from octavo.multimodal.patches import ImageProcessor
+from octavo.config.hf_vision import read_vision
+from octavo.config.json_fields import JsonFields
+from octavo.multimodal.native_size import NativeSizeProcessor
 
 MAX_LENGTH = 2048
 PATCH, MERGE = 14, 2
@@ -74,19 +76,11 @@ def processor_settings() -> dict[str, object]:
     }
 
 
-def image_processor() -> ImageProcessor:
+def image_processor(tokenizer: Tokenizer) -> NativeSizeProcessor:
     """Return what the engine makes of these settings."""
-    return ImageProcessor(
-        patch_size=PATCH,
-        temporal_patch_size=2,
-        merge_size=MERGE,
-        min_pixels=MIN_PIXELS,
-        max_pixels=MAX_PIXELS,
-        mean=MEAN,
-        std=MEAN,
-        rescale_factor=1 / 255,
-        resample=3,
-    )
+    fields = JsonFields("config", model_config(tokenizer).to_dict())
+    vision = read_vision(fields, "qwen2_5_vl", fields.nested("text_config").integer("hidden_size"))
+    return NativeSizeProcessor.of(JsonFields("processor", processor_settings()), vision)
 
 
 def generation_defaults(tokenizer: Tokenizer) -> dict[str, object]:

@@ -58,7 +58,7 @@ class Run:
         self.plan, self.folder, self.tokenizer = plan, folder, tokenizer
         self.model = Seeing(tokenizer, len(KINDS) + 1, len(COLOURS) + 1)
         self.optimizers = make_optimizers(self.model, plan)
-        self.batches = Batches(tokenizer, image_processor(), plan.seed, plan.rows)
+        self.batches = Batches(tokenizer, image_processor(tokenizer), plan.seed, plan.rows)
         self.step, self.core_seconds = 0, 0.0
 
     @property
