@@ -119,8 +119,8 @@ def test_a_draft_model_changes_nothing(place: Place, monkeypatch: pytest.MonkeyP
     several: list[int] = []
     record = Speculation.record
 
-    def note(self: Speculation, update: StepUpdate, draft_s: float) -> None:
-        record(self, update, draft_s)
+    def note(self: Speculation, update: StepUpdate, *of_step: Any) -> None:
+        record(self, update, *of_step)
         several.extend([] if update.several is None else update.several.counts.tolist())
 
     monkeypatch.setattr(Speculation, "record", note)

@@ -37,21 +37,17 @@ from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_hash import vision_keys
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
-from octavo.scheduler.draft_planner import DraftPlanner
 from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.pace import FEWEST_TOKENS, StepPace
-from octavo.scheduler.rank_draft_planner import RankDraftPlanner
 from octavo.scheduler.request import Request, RequestStatus
 from octavo.scheduler.request_queue import RequestQueue
 from octavo.scheduler.running import RunningRows
 from octavo.scheduler.running_scheduler import RunningScheduler
 from octavo.scheduler.speculation import Speculation
 from octavo.scheduler.step_builder import StepBuilder, StepInFlight, hash_released
-from octavo.scheduler.step_costs import StepCosts
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.stop import check_stop, finished, grammar_complete
 from octavo.scheduler.stop_ids import StopIdTable
-from octavo.speculative.rank_drafter import RankDrafter
 
 
 class Scheduler:
@@ -85,16 +81,9 @@ class Scheduler:
         self._encoder = EncoderSchedule(self.running, config.max_num_batched_tokens, config.encoder_cache_tokens)
         self._admission = Admission(self.waiting, self.running, blocks, self._encoder, config.max_num_batched_tokens)
         self._running_scheduler = RunningScheduler(self.running, blocks, num_batches, has_drafts=drafter is not None)
-        self._costs = StepCosts()
-        self._pass_costs = StepCosts(falls_to_zero=True)  # of a draft model, which reads prompts first
-        planner: DraftPlanner | None = None
-        if adapts_drafts and isinstance(drafter, RankDrafter):
-            planner = RankDraftPlanner(self.running, self._costs, self._pass_costs)
-        elif adapts_drafts:
-            planner = DraftPlanner(self.running, self._costs)
-        self._speculation = (
-            Speculation(drafter, self.running, blocks, self._constrained, planner) if drafter is not None else None
-        )
+        self._speculation: Speculation | None = None
+        if drafter is not None:
+            self._speculation = Speculation(drafter, self.running, blocks, self._constrained, is_adaptive=adapts_drafts)
         fewest = max(FEWEST_TOKENS, config.largest_whole_span)
         self._pace = StepPace(config.max_num_batched_tokens, config.step_target_s, clock, fewest)
         self.finished: dict[str, FinishedRequest] = {}  # ended, but not reported in an `EngineCoreOutputs` yet
@@ -274,11 +263,7 @@ class Scheduler:
         update = StepUpdate.of(step, model_output, self.running)
         update = update.cut(self._num_until_stop)
         if self._speculation is not None:
-            draft_s = sum(seconds for _, seconds in model_output.draft_passes)
-            self._speculation.record(update, draft_s)
-            self._costs.record(output.total_num_scheduled_tokens, took_s - draft_s)
-            for num_tokens, seconds in model_output.draft_passes:
-                self._pass_costs.record(num_tokens, seconds)
+            self._speculation.record(update, output.total_num_scheduled_tokens, took_s, model_output.draft_passes)
         update.append_tokens(self.running)
         self._advance_grammars(update)
         at_limit = update.num_known >= self.running.limit[update.rows]

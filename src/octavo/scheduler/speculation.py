@@ -16,9 +16,11 @@ from octavo.contracts.stats import SpecDecodeStats
 from octavo.scheduler.block_manager import BlockManager
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.draft_planner import DraftPlanner
+from octavo.scheduler.rank_draft_planner import RankDraftPlanner
 from octavo.scheduler.request import Request
 from octavo.scheduler.running import RowIndices, RunningRows
 from octavo.scheduler.step_builder import StepBuilder
+from octavo.scheduler.step_costs import StepCosts
 from octavo.scheduler.step_update import StepUpdate
 from octavo.scheduler.trials import Trials
 from octavo.speculative.rank_drafter import RankDrafter
@@ -27,7 +29,7 @@ from octavo.speculative.rank_drafter import RankDrafter
 class Speculation:
     """Owned by a scheduler with a drafter. Drafts never cause a preemption and take no budget from prompts.
 
-    Without a planner, rows get all drafts that fit.
+    With `is_adaptive`, a planner says how many each row gets; else rows get all that fit.
     """
 
     def __init__(
@@ -36,12 +38,19 @@ class Speculation:
         running: RunningRows,
         blocks: BlockManager,
         constrained: ConstrainedRequests,
-        planner: DraftPlanner | None,
+        *,
+        is_adaptive: bool,
     ) -> None:
         self._drafter, self._running, self._blocks, self._constrained = drafter, running, blocks, constrained
-        self._planner = planner
-        self._draft_s = 0.0  # that a draft model took, since the start
         self._draws_in_ranks = isinstance(drafter, RankDrafter)
+        self._step_costs = StepCosts()
+        self._pass_costs = StepCosts(falls_to_zero=True)  # of a draft model, which reads prompts first
+        self._planner: DraftPlanner | None = None
+        if is_adaptive and self._draws_in_ranks:
+            self._planner = RankDraftPlanner(running, self._step_costs, self._pass_costs)
+        elif is_adaptive:
+            self._planner = DraftPlanner(running, self._step_costs)
+        self._draft_s = 0.0  # that a draft model took, since the start
         self._num_proposed = [0] * drafter.max_num_drafts  # by position in a draft, since the start
         self._num_accepted = [0] * drafter.max_num_drafts
 
@@ -109,9 +118,16 @@ class Speculation:
         assert request.row is not None
         return self._constrained.num_allowed(request.row, token_ids)
 
-    def record(self, update: StepUpdate, draft_s: float) -> None:
-        """Count the drafts that a step verified, those accepted, and the seconds that a draft model took."""
+    def record(self, update: StepUpdate, num_tokens: int, took_s: float, passes: Sequence[tuple[int, float]]) -> None:
+        """Count the drafts that a step of `num_tokens` verified, and those accepted; learn what it cost.
+
+        Of its seconds, the draft model took those of its `passes`: tokens and seconds of each.
+        """
+        draft_s = sum(seconds for _, seconds in passes)
         self._draft_s += draft_s
+        self._step_costs.record(num_tokens, took_s - draft_s)
+        for num_tokens_of_pass, seconds in passes:
+            self._pass_costs.record(num_tokens_of_pass, seconds)
         if update.several is None:
             return
         drafted = update.several.num_drafts.nonzero()[0]
