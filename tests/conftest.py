@@ -11,8 +11,6 @@ from hypothesis import settings
 from tests.breadth import RUNS_ALL, pick
 from tests.order import place
 
-from octavo.device.collector import collector_at_rest
-
 # Before any test imports a library that reads them. Child processes inherit them. One thread: matrices in tests are
 # tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
 # that are about threads set their own number.
@@ -36,8 +34,11 @@ settings.load_profile("octavo")
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, None, None]:
     """Let the garbage collector leave alone what is there once tests are collected: it stays, and is most of memory."""
-    with collector_at_rest():
+    gc.disable()
+    try:
         yield
+    finally:
+        gc.enable()
     gc.freeze()
 
 
