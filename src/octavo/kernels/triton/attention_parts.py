@@ -131,6 +131,8 @@ def last_seen(
     is_token: tl.tensor,  # [...]
 ) -> tl.tensor:
     """Return the last position visible to a token; -1 for none."""
-    if visible_ends is None:
-        return position
-    return tl.load(visible_ends + token, mask=is_token, other=0) - 1
+    # Not by an early return: the compiler also visits what follows one.
+    last = position
+    if visible_ends is not None:
+        last = tl.load(visible_ends + token, mask=is_token, other=0) - 1
+    return last

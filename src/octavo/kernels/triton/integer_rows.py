@@ -58,8 +58,7 @@ def _rotated(
     mixed = mixed * 0.125
     if SPANS_ROW:
         for number in tl.static_range(6, NUM_STEPS):
-            STEP: tl.constexpr = 1 << number
-            mixed = tl.where(num_rotated % (2 * STEP) == 0, _sums_and_differences(mixed, STEP, BLOCK), mixed)
+            mixed = tl.where(num_rotated % (2 << number) == 0, _sums_and_differences(mixed, 1 << number, BLOCK), mixed)
         step = num_rotated & -num_rotated
         while (num_rotated > 0) & (num_rotated % tl.maximum(3 * step, 1) == 0):
             first = tl.minimum(columns - columns // step % 3 * step, BLOCK - 1 - 2 * step)
