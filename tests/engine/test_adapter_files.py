@@ -10,7 +10,7 @@ from octavo import LoRARequest
 from octavo.config.lora import LoraConfig
 from octavo.engine import adapter_files
 from octavo.engine.adapter_files import AdapterFiles
-from octavo.engine.front import adapters_per_prompt
+from octavo.engine.front import one_per_prompt
 from octavo.errors import AdapterError, CheckpointError, InvalidParameterError
 from octavo.lora.folder import content_hash
 
@@ -79,9 +79,9 @@ def test_a_lora_request_validates_itself(name: str, number: int, path: str) -> N
 
 def test_one_adapter_for_all_prompts_or_one_for_each() -> None:
     one = LoRARequest("one", 1, "x")
-    assert adapters_per_prompt(one, 2) == [one, one]
-    assert adapters_per_prompt([one, None], 2) == [one, None]
-    assert adapters_per_prompt(None, 1) == [None]
+    assert one_per_prompt(one, LoRARequest, 2, "lora_request") == [one, one]
+    assert one_per_prompt([one, None], LoRARequest, 2, "lora_request") == [one, None]
+    assert one_per_prompt(None, LoRARequest, 1, "lora_request") == [None]
     for wrong, why in (([one], "as many as there are prompts"), ("one", "a LoRARequest, a list of them, or None")):
         with pytest.raises(InvalidParameterError, match=why):
-            adapters_per_prompt(wrong, 2)
+            one_per_prompt(wrong, LoRARequest, 2, "lora_request")

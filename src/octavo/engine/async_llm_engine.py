@@ -15,7 +15,7 @@ from octavo.config.args import EngineArgs
 from octavo.contracts.engine import EngineCoreOutputs
 from octavo.contracts.lora import AdapterRef
 from octavo.engine.core_client import CoreMethod
-from octavo.engine.front import EngineFront, ModelName, adapters_per_prompt, params_per_prompt, streaming_engine_args
+from octavo.engine.front import EngineFront, ModelName, one_per_prompt, streaming_engine_args
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.output_pump import OutputPump
 from octavo.engine.request_state import CompletionState, RequestState
@@ -193,9 +193,10 @@ class AsyncLLMEngine:
             InvalidParameterError: names the field, its value and the limit; nothing was started.
         """
         prompt_list = as_prompt_list(prompts)
-        params_list = params_per_prompt(sampling_params, len(prompt_list))
+        params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
         await self._check_structured_outputs(params_list)
-        adapters = [await self.read_adapter(one) for one in adapters_per_prompt(lora_request, len(prompt_list))]
+        chosen = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
+        adapters = [await self.read_adapter(one) for one in chosen]
         processed = [
             self.front.process(prompt, params, priority=priority, adapter=adapter)
             for prompt, params, adapter in zip(prompt_list, params_list, adapters, strict=True)

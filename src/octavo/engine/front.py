@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
@@ -17,7 +17,6 @@ from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import InvalidParameterError
-from octavo.lora_request import LoRARequest
 from octavo.metrics.collect import EngineMetrics
 from octavo.sampling_params import RequestPriority, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -141,6 +140,7 @@ def read_template(path: str) -> str:
 
 
 ModelName = str | os.PathLike[str]
+ValueT = TypeVar("ValueT")
 
 
 def engine_args(model_name: ModelName | None, options: Mapping[str, Any]) -> EngineArgs:
@@ -156,33 +156,17 @@ def streaming_engine_args(model_name: ModelName | None, options: Mapping[str, An
     return engine_args(model_name, for_streaming(options))
 
 
-def params_per_prompt(params: object, num_prompts: int) -> list[SamplingParams | None]:
-    """Return one `SamplingParams` (or None: the defaults) per prompt, from one for all or a list.
+def one_per_prompt(given: object, kind: type[ValueT], num_prompts: int, name: str) -> list[ValueT | None]:
+    """Return the value of option `name` for each prompt, from one for all, None, or a list with one or None for each.
 
     Raises:
-        InvalidParameterError: a list of another length.
+        InvalidParameterError: a list of another length, or something else.
     """
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    if isinstance(params, (list, tuple)):
-        if len(params) != num_prompts:
-            limit = f"one SamplingParams, or as many as there are prompts ({num_prompts})"
-            raise InvalidParameterError("sampling_params", f"a list of {len(params)}", limit)
-        return list(params)
-    raise InvalidParameterError("sampling_params", params, "SamplingParams, or a list of them")
-
-
-def adapters_per_prompt(lora_request: object, num_prompts: int) -> list[LoRARequest | None]:
-    """Return one `LoRARequest` (or None: the base model) per prompt, from one for all or a list.
-
-    Raises:
-        InvalidParameterError: a list of another length.
-    """
-    if lora_request is None or isinstance(lora_request, LoRARequest):
-        return [lora_request] * num_prompts
-    if isinstance(lora_request, (list, tuple)):
-        if len(lora_request) != num_prompts:
-            limit = f"one LoRARequest, or as many as there are prompts ({num_prompts})"
-            raise InvalidParameterError("lora_request", f"a list of {len(lora_request)}", limit)
-        return list(lora_request)
-    raise InvalidParameterError("lora_request", lora_request, "a LoRARequest, a list of them, or None")
+    if given is None or isinstance(given, kind):
+        return [given] * num_prompts
+    if isinstance(given, (list, tuple)):
+        if len(given) != num_prompts:
+            limit = f"one {kind.__name__}, or as many as there are prompts ({num_prompts})"
+            raise InvalidParameterError(name, f"a list of {len(given)}", limit)
+        return list(given)
+    raise InvalidParameterError(name, given, f"a {kind.__name__}, a list of them, or None")

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.engine.front import EngineFront, ModelName, adapters_per_prompt, engine_args, params_per_prompt
+from octavo.engine.front import EngineFront, ModelName, engine_args, one_per_prompt
 from octavo.engine.input_processor import ProcessedRequest
 from octavo.engine.progress_bar import ProgressBar
 from octavo.engine.request_state import RequestState
@@ -96,8 +96,9 @@ class LLMEngine:
             AdapterError: an adapter is not supported.
         """
         prompt_list = as_prompt_list(prompts)
-        params_list = params_per_prompt(sampling_params, len(prompt_list))
-        adapters = map(self.front.inputs.read_adapter, adapters_per_prompt(lora_request, len(prompt_list)))
+        params_list = one_per_prompt(sampling_params, SamplingParams, len(prompt_list), "sampling_params")
+        chosen = one_per_prompt(lora_request, LoRARequest, len(prompt_list), "lora_request")
+        adapters = map(self.front.inputs.read_adapter, chosen)
         processed = [
             self.front.process(prompt, params, priority=priority, cache_salt=cache_salt, adapter=adapter)
             for prompt, params, adapter in zip(prompt_list, params_list, adapters, strict=True)
