@@ -139,7 +139,7 @@ def compare(ours: VisionTower, theirs: Any, options: argparse.Namespace) -> None
         patches = torch.randn(grid[1] * grid[2], ours.config.patch_values).to(dtype)
         grids = torch.tensor([grid])
         run = partial(ours, patches, [grid])
-        times = medians({"ours": run, "theirs": lambda: theirs(patches, grids)}, options.seconds)  # noqa: B023
+        times = medians({"ours": run, "theirs": lambda: theirs(patches, grids)}, options.seconds)  # noqa: B023 - called within this round
         [mine], other = run(), theirs(patches, grids).pooler_output
         difference = (mine.float() - other.float()).abs().max() / other.float().abs().max()
         print(

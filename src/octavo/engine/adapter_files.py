@@ -42,11 +42,11 @@ class AdapterFiles:
             known = self._known.get(folder)
         if known is None or known[0] != version:
             known = version, self._read(request.name, folder)
-            with self._lock:
-                self._known[folder] = known
-                self._known.move_to_end(folder)
-                while len(self._known) > _MAX_KNOWN:
-                    self._known.popitem(last=False)
+        with self._lock:
+            self._known[folder] = known
+            self._known.move_to_end(folder)
+            while len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
         ref = known[1]
         return AdapterRef(name=request.name, path=ref.path, content_hash=ref.content_hash, rank=ref.rank)
 
