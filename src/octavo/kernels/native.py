@@ -193,23 +193,8 @@ class NativeKernels(Kernels, KeepsPacked):
         self.native.activate(self._activated_rows(x, activation), out.data_ptr())
         return out
 
-    def empty_lora(
-        self,
-        num_slots: int,
-        max_rank: int,
-        in_size: int,
-        parts: tuple[int, ...],
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> LoraAdapters:
-        assert dtype == self.dtype, f"adapters of {dtype} for kernels of {self.dtype}"
-        return LoraAdapters(
-            down=zeros_on_large_pages((num_slots, len(parts) * max_rank, in_size), dtype),
-            up=zeros_on_large_pages((num_slots, max_rank, sum(parts)), dtype),
-            parts=parts,
-            ranks=torch.zeros(num_slots, dtype=torch.int32),
-        )
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return zeros_on_large_pages(shape, dtype)
 
     def add_lora(
         self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor

@@ -228,6 +228,10 @@ class Kernels:
         rows = self.expert_rows(*pairs) if adapters is None else self.adapted_expert_rows(*pairs, adapters)
         return self.combine_experts(rows.view(len(x), routing.num_choices, x.shape[1]), routes.weights), total
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate memory that stays and is read in every step."""
+        return torch.zeros(shape, dtype=dtype, device=device)
+
     def empty_lora(
         self,
         num_slots: int,
@@ -240,8 +244,8 @@ class Kernels:
     ) -> LoraAdapters:
         """Allocate slots for adapters of a linear [sum of parts, K]; none has an adapter yet. See `LoraAdapters`."""
         return LoraAdapters(
-            down=torch.zeros(num_slots, len(parts) * max_rank, in_size, dtype=dtype, device=device),
-            up=torch.zeros(num_slots, max_rank, sum(parts), dtype=dtype, device=device),
+            down=self.zeros((num_slots, len(parts) * max_rank, in_size), dtype, device),
+            up=self.zeros((num_slots, max_rank, sum(parts)), dtype, device),
             parts=parts,
             ranks=torch.zeros(num_slots, dtype=torch.int32, device=device),
         )
