@@ -21,6 +21,7 @@ from tools.demo_model.batches import Packer
 from tools.demo_model.bpe import save_tokenizer, token_id, train_tokenizer
 from tools.demo_model.checkpoint import save_checkpoint
 from tools.demo_model.qwen3 import Qwen3, Shape
+from tools.demo_model.run import Run
 from tools.demo_model.score import in_words, scores
 
 
@@ -60,43 +61,16 @@ class Plan:
         return self.peak_rate * min(1.0, (step + 1) / self.warmup_steps, (left - self.last_steps) / self.decay_steps)
 
 
-class Run:
-    """A training run in a folder: model, optimizers and progress."""
+class Training(Run):
+    """The run: model, batches, and what is logged."""
 
     def __init__(self, plan: Plan, folder: Path, tokenizer: Tokenizer) -> None:
         torch.manual_seed(plan.seed)
-        self.plan, self.folder, self.tokenizer = plan, folder, tokenizer
+        self.plan, self.tokenizer = plan, tokenizer
         self.model = Qwen3(Shape(vocab_size=tokenizer.get_vocab_size()))
-        self.optimizers = make_optimizers(self.model, plan)
+        super().__init__(folder, plan, self.model, make_optimizers(self.model, plan))
         self.hidden = torch.compile(self.model.hidden, dynamic=False)  # halves the time of a step
         self.packer = Packer(tokenizer, plan.seed)
-        self.step, self.core_seconds = 0, 0.0
-
-    @property
-    def state_path(self) -> Path:
-        """The state file."""
-        return self.folder / "state.pt"
-
-    def save_state(self) -> None:
-        """Save everything needed to resume; atomically, so that a partial file never replaces a complete one."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step,
-            "core_seconds": self.core_seconds,
-        }
-        partial = self.state_path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.state_path)
-
-    def load_state(self) -> None:
-        """Resume from the state file if there is one."""
-        if self.state_path.exists():
-            state = torch.load(self.state_path)
-            self.model.load_state_dict(state["model"])
-            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            self.step, self.core_seconds = state["step"], state["core_seconds"]
 
     def train_step(self) -> float:
         """Run one step and return its loss."""
@@ -105,19 +79,8 @@ class Run:
         with torch.autocast("cpu", torch.bfloat16):
             hidden = self.hidden(batch.ids)[batch.has_loss]  # [N, D]
             loss = F.cross_entropy(self.model.logits(hidden).float(), batch.targets[batch.has_loss])
-        loss.backward()  # type: ignore[no-untyped-call]  # torch has no type for it
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.update()
-        self.step += 1
+        self.learn(loss)
         return loss.item()
-
-    def update(self) -> None:
-        """Update the weights with this step's learning rate."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.plan.rate(self.step)
-            optimizer.step()
-            optimizer.zero_grad()
 
     def train(self) -> None:
         """Run the remaining steps."""
@@ -171,7 +134,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     plan = Plan(steps=options.steps)
     save_tokenizer(train_tokenizer(plan.seed), options.out)
-    run = Run(plan, options.out, Tokenizer.from_file(str(options.out / "tokenizer.json")))
+    run = Training(plan, options.out, Tokenizer.from_file(str(options.out / "tokenizer.json")))
     run.load_state()
     run.train()
     run.finish()

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
+from tools.demo_model.run import Run
 from tools.demo_model.seeing.batches import KINDS, Batches
 from tools.demo_model.seeing.conversations import train_tokenizer
 from tools.demo_model.seeing.model import Seeing, image_processor, save
@@ -50,42 +51,15 @@ class Plan:
         )
 
 
-class Run:
-    """A training run in a folder: model, optimizers and progress."""
+class Training(Run):
+    """The run: model, batches, and what is logged."""
 
     def __init__(self, plan: Plan, folder: Path, tokenizer: Tokenizer) -> None:
         torch.manual_seed(plan.seed)
-        self.plan, self.folder, self.tokenizer = plan, folder, tokenizer
+        self.plan, self.tokenizer = plan, tokenizer
         self.model = Seeing(tokenizer, len(KINDS) + 1, len(COLOURS) + 1)
-        self.optimizers = make_optimizers(self.model, plan)
+        super().__init__(folder, plan, self.model, make_optimizers(self.model, plan))
         self.batches = Batches(tokenizer, image_processor(tokenizer), plan.seed, plan.rows)
-        self.step, self.core_seconds = 0, 0.0
-
-    @property
-    def state_path(self) -> Path:
-        """The state file."""
-        return self.folder / "state.pt"
-
-    def save_state(self) -> None:
-        """Save everything needed to resume; atomically, so that a partial file never replaces a complete one."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step,
-            "core_seconds": self.core_seconds,
-        }
-        partial = self.state_path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.state_path)
-
-    def load_state(self) -> None:
-        """Resume from the state file if there is one."""
-        if self.state_path.exists():
-            state = torch.load(self.state_path, weights_only=True)
-            self.model.load_state_dict(state["model"])
-            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(saved)
-            self.step, self.core_seconds = state["step"], state["core_seconds"]
 
     def train_step(self) -> dict[str, float]:
         """Run one step and return what is worth logging."""
@@ -97,19 +71,8 @@ class Run:
             reading = F.cross_entropy(output, wanted)
             loss = loss + self.plan.reading_weight * reading
             figures[name] = reading.item()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.update()
-        self.step += 1
+        self.learn(loss)
         return figures
-
-    def update(self) -> None:
-        """Update the weights with this step's learning rate."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.plan.rate(self.step)
-            optimizer.step()
-            optimizer.zero_grad()
 
     def train(self) -> None:
         """Run the remaining steps."""
@@ -161,7 +124,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     plan = Plan(steps=options.steps)
-    run = Run(plan, options.out, tokenizer_in(options.out, plan.seed))
+    run = Training(plan, options.out, tokenizer_in(options.out, plan.seed))
     run.load_state()
     run.train()
     run.finish()
