@@ -2,7 +2,7 @@
 
 constexpr std::int64_t kGroupBytes = kBlockGroup * kStripOutputs;
 
-// A chunk of a panel, expanded: codes of each strip [groups][8 quads][16 outputs][4] with kBlockBias added, and scales of all
+// A chunk of a panel, expanded: codes of each strip [groups][8 quads][16 outputs][4] with the type's bias added, and scales of all
 // 32 outputs for each group and each half of it.
 struct ExpandedChunk {
   alignas(64) std::uint8_t room[2][kChunkGroups * kGroupBytes];
@@ -64,11 +64,11 @@ template <int kBits, bool kIsTable, int... kQuad>
   (put(codes_of<kBits, kQuad>(planes), kQuad), ...);
 }
 
-// The codes of `num_groups` groups of a strip.
+// The codes of `num_groups` groups of a strip, each `more` than it is.
 template <int kBits, bool kIsTable = false>
-static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int zero, std::uint8_t* to) {
+static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int more, std::uint8_t* to) {
   constexpr std::int64_t kPlaneBytes = kBits * 64;
-  const std::uint8_t added = static_cast<std::uint8_t>(kBlockBias - zero);
+  const std::uint8_t added = static_cast<std::uint8_t>(more);
   for (std::int64_t group = 0; group < num_groups; ++group, from += kPlaneBytes, to += kGroupBytes) {
     for (std::int64_t line = 0; line < kPlaneBytes; line += 64) prefetch_line(from + line);
     expand_group<kBits, kIsTable>(from, added, to, Numbers<0, 1, 2, 3, 4, 5, 6, 7>{});
@@ -133,17 +133,18 @@ static inline void expand_codes_of_strip(const BlockTraits& traits, const std::u
                                          ExpandedChunk& to) {
   std::uint8_t* values = to.room[strip];
   to.values[strip] = values;
+  const int more = bias_of(traits) - traits.zero;
   switch (traits.bits) {
-    case 2: return expand_codes<2>(from, num_groups, traits.zero, values);
-    case 3: return expand_codes<3>(from, num_groups, traits.zero, values);
-    case 5: return expand_codes<5>(from, num_groups, traits.zero, values);
-    case 6: return expand_codes<6>(from, num_groups, traits.zero, values);
+    case 2: return expand_codes<2>(from, num_groups, more, values);
+    case 3: return expand_codes<3>(from, num_groups, more, values);
+    case 5: return expand_codes<5>(from, num_groups, more, values);
+    case 6: return expand_codes<6>(from, num_groups, more, values);
     case 8:
-      if (traits.zero != kBlockBias) return expand_codes<8>(from, num_groups, traits.zero, values);
+      if (more != 0) return expand_codes<8>(from, num_groups, more, values);
       to.values[strip] = from;
       for (std::int64_t line = 0; line < num_groups * kGroupBytes; line += 64) prefetch_line(from + line);
       return;
-    default: traits.is_table ? expand_codes<4, true>(from, num_groups, 0, values) : expand_codes<4>(from, num_groups, traits.zero, values);
+    default: traits.is_table ? expand_codes<4, true>(from, num_groups, more, values) : expand_codes<4>(from, num_groups, more, values);
   }
 }
 

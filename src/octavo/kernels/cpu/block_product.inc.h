@@ -18,6 +18,7 @@ struct ChunkOfRows {
   const IntegerProduct& product;
   const ExpandedChunk& chunk;
   std::int64_t index, num_groups;  // of the chunk; its groups
+  int bias[2];                     // of each strip's codes
   std::int64_t first;              // row tile
   float* results;                  // [row tiles][2][16][16]
 
@@ -35,47 +36,53 @@ struct ChunkOfRows {
   }
 };
 
-// kRows rows times kBlockStrips strips from `strip` on.
+// kRows rows times kBlockStrips strips from `strip` on. Totals are in registers from group to group, where there are enough.
 template <class Way, int kSubs, bool kHasOffsets, int kRows>
 [[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, std::int64_t row, int strip) {
   const std::int8_t* left = of.left(row);
   const TileGroup* groups = of.groups(row);
   const std::uint8_t *right = of.chunk.values[strip], *other = of.chunk.values[1];
   float* results = of.result(row, strip);
-  if (of.index == 0)
+  f32x16 totals[kBlockStrips][kRows];
+#pragma GCC unroll 2
+  for (int s = 0; s < kBlockStrips; ++s)
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
-      for (int s = 0; s < kBlockStrips; ++s) store_f32(results + s * kResultElements + i * 16, splat(0.0f));
+      totals[s][i] = of.index == 0 ? splat(0.0f) : load_f32(results + s * kResultElements + i * 16);
+#pragma GCC unroll 1
   for (std::int64_t group = 0; group < of.num_groups; ++group, ++groups, right += kGroupBytes, other += kGroupBytes) {
     const std::int8_t* q = left + group / 2 * kTileBytes + group % 2 * kUnitK;
 #pragma GCC unroll 2
     for (int sub = 0; sub < kSubs; ++sub) {
-      BlockDots<Way, kRows> dots;
-#pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i) dots.begin(i, kSubs == 1 ? groups->begin[i] : groups->begin_half[sub][i]);
+      BlockDots<Way, kRows> dots(kSubs == 1 ? groups->begin : groups->begin_half[sub], of.bias[strip]);
       constexpr int kQuads = 8 / kSubs;
 #pragma GCC unroll 8
-      for (int quad = sub * kQuads; quad < (sub + 1) * kQuads; ++quad) dots.add(right + quad * 64, other + quad * 64, q + quad * 4);
+      for (int quad = 0; quad < kQuads; ++quad) {
+        const std::int64_t at = sub * kQuads + quad;
+        dots.add(right + at * 64, other + at * 64, q + at * 4, kQuads - 1 - quad);
+      }
 #pragma GCC unroll 2
       for (int s = 0; s < kBlockStrips; ++s) {
         const f32x16 scale = load_f32(&of.chunk.scales[group][sub][(strip + s) * 16]);
-        const f32x16 offset = kHasOffsets ? load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]) : splat(0.0f);
 #pragma GCC unroll 8
-        for (int i = 0; i < kRows; ++i) {
-          float* total = results + s * kResultElements + i * 16;
-          const f32x16 scale_of_both = scale * splat(groups->scale[i]);
-          f32x16 sum = fused_multiply_add(dots.sum(s, i), scale_of_both, load_f32(total));
-          if constexpr (kHasOffsets) {
-            const float of_row = kSubs == 1 ? groups->scaled_sum[i] : groups->scaled_half[sub][i];
-            sum = fused_multiply_add(offset, splat(of_row), sum);
-          }
-          store_f32(total, sum);
+        for (int i = 0; i < kRows; ++i)
+          totals[s][i] = fused_multiply_add(dots.sum(s, i), scale * splat(groups->scale[i]), totals[s][i]);
+        if constexpr (kHasOffsets) {
+          const f32x16 offset = load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]);
+          const float* of_rows = kSubs == 1 ? groups->scaled_sum : groups->scaled_half[sub];
+#pragma GCC unroll 8
+          for (int i = 0; i < kRows; ++i) totals[s][i] = fused_multiply_add(offset, splat(of_rows[i]), totals[s][i]);
         }
       }
     }
   }
+#pragma GCC unroll 2
+  for (int s = 0; s < kBlockStrips; ++s)
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) store_f32(results + s * kResultElements + i * 16, totals[s][i]);
 }
 
-template <class Way, int kSubs, bool kHasOffsets, int kRows = kMaxBlockRows>
+template <class Way, int kSubs, bool kHasOffsets, int kRows = kMaxBlockRows<Way, kSubs, kHasOffsets>>
 static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64_t row, std::int64_t count, int strip) {
   if constexpr (kRows > 1) {
     if (count < kRows) return multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets, kRows - 1>(of, row, count, strip);
@@ -83,41 +90,36 @@ static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64
   multiply_chunk_by_rows<Way, kSubs, kHasOffsets, kRows>(of, row, strip);
 }
 
-// All rows up to `end`, a few at a time, as equal in number as may be.
+// All rows up to `end`, a few at a time, as equal in number as may be, times strips from `strip` on.
 template <class Way, int kSubs, bool kHasOffsets>
-static inline void multiply_chunk_by_all_rows(const ChunkOfRows& of, std::int64_t end) {
+static inline void multiply_chunk_by_all_rows(const ChunkOfRows& of, std::int64_t end, int strip) {
   for (std::int64_t row = of.first * 16; row < end;) {
     const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row;
-    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMaxBlockRows));
-    for (int strip = 0; strip < 2; strip += kBlockStrips) multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
+    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMaxBlockRows<Way, kSubs, kHasOffsets>));
+    multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
     row += count;
   }
 }
 
 template <class Way>
-static inline void multiply_panel_of_blocks_by(const IntegerProduct& product, std::int64_t number, std::int64_t first,
-                                               std::int64_t end_row, float* results) {
-  const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
-  ExpandedChunk chunk;
-  for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
-    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, chunk);
-    const ChunkOfRows of = {product, chunk, index, panel.groups_of(index), first, results};
-    if (panel.num_subs() == 1) {
-      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 1, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 1, false>(of, end_row);
-    } else {
-      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 2, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 2, false>(of, end_row);
-    }
+static inline void multiply_strips(const BlockPanel& panel, const ChunkOfRows& of, std::int64_t end, int strip) {
+  if (panel.num_subs() == 1) {
+    panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 1, true>(of, end, strip) : multiply_chunk_by_all_rows<Way, 1, false>(of, end, strip);
+  } else {
+    panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 2, true>(of, end, strip) : multiply_chunk_by_all_rows<Way, 2, false>(of, end, strip);
   }
 }
 
 static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::int64_t number, std::int64_t first,
                                             std::int64_t end_row, float* results) {
-#if defined(OCTAVO_HAS_VNNI)
-  has_avx_vnni() ? multiply_panel_of_blocks_by<VexDots>(product, number, first, end_row, results)
-                 : multiply_panel_of_blocks_by<EvexDots>(product, number, first, end_row, results);
-#else
-  multiply_panel_of_blocks_by<AnyWay>(product, number, first, end_row, results);
-#endif
+  const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
+  ExpandedChunk chunk;
+  for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
+    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, chunk);
+    const ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias_of(panel.strips[0]), bias_of(panel.strips[1])}, first, results};
+    for (int strip = 0; strip < 2; strip += kBlockStrips)
+      with_way(panel.strips[strip], [&](auto way) { multiply_strips<decltype(way)>(panel, of, end_row, strip); });
+  }
 }
 
 static IntegerCut cut_product_of_blocks(const IntegerProduct& product, std::int64_t num_wanted) {
