@@ -10,7 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ("bf16", "int8", "int4")
-GGUF_FORMS = ("q8_0", "q6_k", "q4_0", "q4_k_m")  # Octavo and llama.cpp read the same file, which llama.cpp quantizes
+MORE_FORMS = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k_m", "q5_k_m", "iq4_nl", "iq4_xs")  # of the group "gguf"
+# Octavo and llama.cpp read the same file, which llama.cpp quantizes.
+GGUF_FORMS = ("q8_0", "q6_k", "q4_0", "q4_k_m", *MORE_FORMS)
 
 
 class PeerMissingError(Exception):
@@ -74,6 +76,7 @@ OCTAVO = Peer(
         "bf16": ("bf16", "bf16+kv8"),
         "int8": ("int8", "int8+kv8", "q8_0", "q6_k"),
         "int4": ("int4", "int4+kv8", "q4_0", "q4_k_m"),
+        "gguf": MORE_FORMS,
     },
     has_environment=False,
 )
@@ -81,12 +84,12 @@ LLAMA_CPP = Peer(
     name="llama.cpp",
     module="benchmarks.peers.llama_cpp_peer",
     export="benchmarks.peers.gguf_file",
-    precisions={"bf16": ("bf16",), "int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m")},
+    precisions={"bf16": ("bf16",), "int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m"), "gguf": MORE_FORMS},
 )
 IK_LLAMA_CPP = Peer(
     name="ik_llama.cpp",
     module="benchmarks.peers.ik_llama_cpp_peer",
-    precisions={"int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m")},
+    precisions={"int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m"), "gguf": MORE_FORMS},
     has_environment=False,
     program_variable="IK_LLAMA_CPP",
 )
