@@ -13,6 +13,8 @@ static inline f32x16 fused_multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #endif
 }
 
+constexpr std::int64_t kFewRowsOfBlocks = 2;
+
 // An expanded chunk of a panel, and the rows that it meets.
 struct ChunkOfRows {
   const IntegerProduct& product;
@@ -21,6 +23,7 @@ struct ChunkOfRows {
   int bias[2];                     // of each strip's codes
   std::int64_t first;              // row tile
   float* results;                  // [row tiles][2][16][16]
+  Ahead ahead;                     // what each group asks memory for, beside: all at once, products would wait meanwhile
 
   const std::int8_t* left(std::int64_t row) const {
     return product.rows.left + (row / 16 * product.num_k() + index * (kChunkGroups / 2)) * kTileBytes + row % 16 * kTileK;
@@ -52,6 +55,7 @@ template <class Way, int kSubs, bool kHasOffsets, int kRows>
 #pragma GCC unroll 1
   for (std::int64_t group = 0; group < of.num_groups; ++group, ++groups, right += kGroupBytes, other += kGroupBytes) {
     const std::int8_t* q = left + group / 2 * kTileBytes + group % 2 * kUnitK;
+    for (std::int64_t i = 0; i < of.ahead.lines; ++i) __builtin_prefetch(of.ahead.line(group * of.ahead.lines + i), 0, 2);
 #pragma GCC unroll 2
     for (int sub = 0; sub < kSubs; ++sub) {
       BlockDots<Way, kRows> dots(kSubs == 1 ? groups->begin : groups->begin_half[sub], of.bias[strip]);
@@ -92,33 +96,42 @@ static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64
 
 // All rows up to `end`, a few at a time, as equal in number as may be, times strips from `strip` on.
 template <class Way, int kSubs, bool kHasOffsets>
-static inline void multiply_chunk_by_all_rows(const ChunkOfRows& of, std::int64_t end, int strip) {
+static inline void multiply_chunk_by_all_rows(ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
+  constexpr std::int64_t kMost = kMaxBlockRows<Way, kSubs, kHasOffsets>;
+  const std::int64_t num_rows = end - of.first * 16, num_passes = num_rows / 16 * ceil_div(16, kMost) + ceil_div(num_rows % 16, kMost);
+  of.ahead.lines = ceil_div(num_lines, num_passes * of.num_groups);
   for (std::int64_t row = of.first * 16; row < end;) {
-    const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row;
-    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMaxBlockRows<Way, kSubs, kHasOffsets>));
+    const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row, count = ceil_div(rest, ceil_div(rest, kMost));
     multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
+    of.ahead.from = of.ahead.line(of.num_groups * of.ahead.lines);
     row += count;
   }
 }
 
 template <class Way>
-static inline void multiply_strips(const BlockPanel& panel, const ChunkOfRows& of, std::int64_t end, int strip) {
-  if (panel.num_subs() == 1) {
-    panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 1, true>(of, end, strip) : multiply_chunk_by_all_rows<Way, 1, false>(of, end, strip);
-  } else {
-    panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 2, true>(of, end, strip) : multiply_chunk_by_all_rows<Way, 2, false>(of, end, strip);
-  }
+static inline void multiply_strips(const BlockPanel& panel, ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
+  const auto multiply = [&](auto num_subs, auto has_offsets) {
+    multiply_chunk_by_all_rows<Way, num_subs.value, has_offsets.value>(of, num_lines, end, strip);
+  };
+  const auto with_subs = [&](auto num_subs) {
+    panel.has_offsets() ? multiply(num_subs, std::true_type{}) : multiply(num_subs, std::false_type{});
+  };
+  panel.num_subs() == 1 ? with_subs(std::integral_constant<int, 1>{}) : with_subs(std::integral_constant<int, 2>{});
 }
 
 static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::int64_t number, std::int64_t first,
                                             std::int64_t end_row, float* results) {
   const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
+  // Memory is asked for what follows beside what takes longest: for a few rows, expanding.
+  const bool expands_longest = end_row - first * 16 <= kFewRowsOfBlocks && is_expanded(panel.strips[0]) && is_expanded(panel.strips[1]);
   ExpandedChunk chunk;
   for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
-    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, chunk);
-    const ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias_of(panel.strips[0]), bias_of(panel.strips[1])}, first, results};
+    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, expands_longest, chunk);
+    const int bias[2] = {bias_of(panel.strips[0]), bias_of(panel.strips[1])};
+    ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias[0], bias[1]}, first, results, {panel.chunk(index, 0) + kFarBytes}};
+    const std::int64_t num_lines = expands_longest ? 0 : panel.bytes_of(index) / 64 * kBlockStrips / 2;
     for (int strip = 0; strip < 2; strip += kBlockStrips)
-      with_way(panel.strips[strip], [&](auto way) { multiply_strips<decltype(way)>(panel, of, end_row, strip); });
+      with_way(panel.strips[strip], [&](auto way) { multiply_strips<decltype(way)>(panel, of, num_lines, end_row, strip); });
   }
 }
 
