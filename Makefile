@@ -93,8 +93,8 @@ sanitized-folder: $(TEST)
 	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOCTAVO_SANITIZE=ON \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
-CHECKED := sanitized_linear sanitized_integers sanitized_moe sanitized_attention sanitized_draws sanitized_collectives \
-    threads_collectives
+CHECKED := sanitized_linear sanitized_integers sanitized_blocks sanitized_moe sanitized_attention sanitized_draws \
+    sanitized_collectives threads_collectives
 sanitize: sanitized-folder
 	$(BIN)/cmake --build $(SANITIZED) --target $(CHECKED)
 	@for program in $(CHECKED); do echo $$program; $(SANITIZED)/$$program || exit 1; done

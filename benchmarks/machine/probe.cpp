@@ -138,9 +138,10 @@ void multiply_int8(int) {
   _tile_release();
 }
 constexpr double kInt8Operations = 2.0 * 16 * 16 * 64 * 4 * (kRounds / 16);
-#elif defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#else
 bool allow_tiles() { return true; }
 
+#if defined(__AVX512BF16__)
 void multiply_bf16(int) {
   __m512 sums[12];
   for (int j = 0; j < 12; ++j) sums[j] = _mm512_set1_ps(static_cast<float>(j));
@@ -152,7 +153,13 @@ void multiply_bf16(int) {
   sink = static_cast<std::uint64_t>(sums[0][0]);
 }
 constexpr double kBf16Operations = 2.0 * 32 * 12 * kRounds;
+#else
+// No unit for bfloat16: it is widened, and floats are the limit.
+void multiply_bf16(int thread) { multiply_float(thread); }
+constexpr double kBf16Operations = kFloatOperations;
+#endif
 
+#if defined(__AVX512VNNI__)
 void multiply_int8(int) {
   __m512i sums[12];
   for (int j = 0; j < 12; ++j) sums[j] = _mm512_set1_epi32(j);
@@ -164,12 +171,7 @@ void multiply_int8(int) {
   sink = static_cast<std::uint64_t>(sums[0][0]);
 }
 constexpr double kInt8Operations = 2.0 * 64 * 12 * kRounds;
-#else
-// No unit for bfloat16: it is widened, and floats are the limit.
-bool allow_tiles() { return true; }
-void multiply_bf16(int thread) { multiply_float(thread); }
-constexpr double kBf16Operations = kFloatOperations;
-#if defined(__AVX2__)
+#elif defined(__AVX2__)
 // Pairs of products in 16 bits, widened; of the sum itself, so that nothing is the same in every round.
 void multiply_int8(int) {
   __m256i sums[12];

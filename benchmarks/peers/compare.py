@@ -154,7 +154,13 @@ def write(found: dict[str, Any], name: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument(
+        "--groups",
+        nargs="+",
+        choices=[*GROUPS, "gguf"],
+        default=list(GROUPS),
+        help="gguf: the other types of such files",
+    )
     parser.add_argument("--precisions", nargs="+", help="only these, by their names in the registry")
     parser.add_argument("--cells", nargs="+", default=SHORT, help="or `all`: contexts of about 1,000 tokens too")
     parser.add_argument("--repeats", type=int, default=3)

@@ -10,9 +10,15 @@ _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "OCTAVO_CPU_LEVEL")
 
 
 def environment(peer: Peer) -> dict[str, str]:
-    """Return what the peer needs, and nothing that a shell has set by chance (thread counts, paths, hubs)."""
+    """Return what the peer needs, and nothing that a shell has set by chance (thread counts, paths, hubs).
+
+    Raises:
+        PeerMissingError: when its program is not there.
+    """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     paths = [str(ROOT)] if peer.has_environment else [str(ROOT), str(ROOT / "src")]
+    if peer.program_variable is not None:
+        kept[peer.program_variable] = str(peer.program())
     always = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     if peer is LLAMA_CPP:
         always["LLAMA_CPP_LIB_PATH"] = str(peer.home / "build" / "bin")

@@ -21,6 +21,14 @@ FILE_TYPES = {
     "q6_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q6_K,
     "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
     "q4_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+    "q4_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_1,
+    "q5_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_0,
+    "q5_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_1,
+    "q2_k": llama_cpp.LLAMA_FTYPE_MOSTLY_Q2_K,
+    "q3_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q3_K_M,
+    "q5_k_m": llama_cpp.LLAMA_FTYPE_MOSTLY_Q5_K_M,
+    "iq4_nl": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_NL,
+    "iq4_xs": llama_cpp.LLAMA_FTYPE_MOSTLY_IQ4_XS,
 }
 PRECISIONS = ["bf16", *FILE_TYPES]
 _OUTER = {

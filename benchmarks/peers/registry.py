@@ -10,7 +10,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ("bf16", "int8", "int4")
-GGUF_FORMS = ("q8_0", "q6_k", "q4_0", "q4_k_m")  # Octavo and llama.cpp read the same file, which llama.cpp quantizes
+MORE_FORMS = ("q4_1", "q5_0", "q5_1", "q2_k", "q3_k_m", "q5_k_m", "iq4_nl", "iq4_xs")  # of the group "gguf"
+# Octavo and llama.cpp read the same file, which llama.cpp quantizes.
+GGUF_FORMS = ("q8_0", "q6_k", "q4_0", "q4_k_m", *MORE_FORMS)
 
 
 class PeerMissingError(Exception):
@@ -30,6 +32,7 @@ class Peer:
     precisions: dict[str, tuple[str, ...]]
     export: str | None = None  # module that writes the checkpoint in this peer's form
     has_environment: bool = True
+    program_variable: str | None = None  # environment variable that names a program which the user built
 
     @property
     def home(self) -> Path:
@@ -41,12 +44,25 @@ class Peer:
         Raises:
             PeerMissingError: when it was not installed.
         """
+        if self.program_variable is not None:
+            self.program()
         if not self.has_environment:
             return Path(sys.executable)
         python = self.home / "venv" / "bin" / "python"
         if not (self.home / "installed").exists():
             raise PeerMissingError(self.name, f"install it by: python -m benchmarks.peers.install {self.name}")
         return python
+
+    def program(self) -> Path:
+        """Return the program that `program_variable` names.
+
+        Raises:
+            PeerMissingError: when it names none.
+        """
+        path = Path(os.environ.get(self.program_variable or "", ""))
+        if not path.is_file():
+            raise PeerMissingError(self.name, f"{self.program_variable} names no program: benchmarks/peers/README.md")
+        return path.absolute()
 
 
 def peers_home() -> Path:
@@ -60,6 +76,7 @@ OCTAVO = Peer(
         "bf16": ("bf16", "bf16+kv8"),
         "int8": ("int8", "int8+kv8", "q8_0", "q6_k"),
         "int4": ("int4", "int4+kv8", "q4_0", "q4_k_m"),
+        "gguf": MORE_FORMS,
     },
     has_environment=False,
 )
@@ -67,7 +84,14 @@ LLAMA_CPP = Peer(
     name="llama.cpp",
     module="benchmarks.peers.llama_cpp_peer",
     export="benchmarks.peers.gguf_file",
-    precisions={"bf16": ("bf16",), "int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m")},
+    precisions={"bf16": ("bf16",), "int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m"), "gguf": MORE_FORMS},
+)
+IK_LLAMA_CPP = Peer(
+    name="ik_llama.cpp",
+    module="benchmarks.peers.ik_llama_cpp_peer",
+    precisions={"int8": ("q8_0", "q6_k"), "int4": ("q4_0", "q4_k_m"), "gguf": MORE_FORMS},
+    has_environment=False,
+    program_variable="IK_LLAMA_CPP",
 )
 TRANSFORMERS = Peer(
     name="transformers",
@@ -87,4 +111,4 @@ VLLM = Peer(
     export="benchmarks.peers.vllm_export",
     precisions={"bf16": ("bf16",), "int8": ("w8a8",)},
 )
-ENGINES = {peer.name: peer for peer in (OCTAVO, LLAMA_CPP, TRANSFORMERS, OPENVINO, VLLM)}
+ENGINES = {peer.name: peer for peer in (OCTAVO, LLAMA_CPP, IK_LLAMA_CPP, TRANSFORMERS, OPENVINO, VLLM)}

@@ -8,8 +8,8 @@ from benchmarks.geometry import QWEN3_0_6B, kv_bytes_per_token, parameter_counts
 from benchmarks.machine.probe import Machine
 from benchmarks.peers.cells import Capacity, Cell
 
-# int4 with a 16-bit scale for each 32 weights, as in Q4_0; groups of 128 take 4.125.
-BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.5}
+# int4 with a 16-bit scale for each 32 weights, as in Q4_0; groups of 128 take 4.125. gguf: types of 2.6 to 6 bits.
+BITS = {"bf16": 16.0, "int8": 8.0, "int4": 4.5, "gguf": 4.5}
 EVERYTHING_ELSE = 500e6
 
 

@@ -7,7 +7,7 @@ from typing import Any
 # What a form costs in quality, measured by `benchmarks.quality` on a real model: "forms", by engine and precision.
 QUALITY = Path(__file__).parents[1] / "results" / "2026-11-23-quality-smollm2.json"
 OURS = "octavo"
-TITLES = {"bf16": "bf16", "int8": "8 bits", "int4": "4 bits"}
+TITLES = {"bf16": "bf16", "int8": "8 bits", "int4": "4 bits", "gguf": "Other types of GGUF files"}
 
 QUIET = 0.85  # of the ideal speed-up; below, somebody else was computing
 

@@ -1,9 +1,12 @@
 """What a comparison says must follow from what was measured, whoever is compared."""
 
+from pathlib import Path
+
 import pytest
 from benchmarks.machine.probe import Machine, best_of, speedup
 from benchmarks.peers.cells import Arrivals, Capacity, Cell, Engine, measure, steady_rate
-from benchmarks.peers.registry import LLAMA_CPP, PeerMissingError
+from benchmarks.peers.ik_llama_cpp_peer import arguments, rates
+from benchmarks.peers.registry import IK_LLAMA_CPP, LLAMA_CPP, PeerMissingError
 from benchmarks.peers.roofline import limit, memory_bytes
 from benchmarks.peers.tables import tables
 
@@ -85,3 +88,20 @@ def test_a_peer_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("BENCHMARK_PEERS", str(tmp_path))
     with pytest.raises(PeerMissingError, match=r"benchmarks\.peers\.install llama\.cpp"):
         LLAMA_CPP.python()
+
+
+def test_the_program_of_ik_llama_cpp_is_named_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IK_LLAMA_CPP", raising=False)
+    with pytest.raises(PeerMissingError, match=r"IK_LLAMA_CPP names no program"):
+        IK_LLAMA_CPP.python()
+
+
+def test_the_table_of_ik_llama_cpp_is_read(tmp_path: Path) -> None:
+    output = [
+        "|   128 |     64 |    8 |    640 |    0.500 |   256.00 |   10.240 |    50.00 |   10.740 |    59.59 |",
+        "told",
+    ]
+    assert list(rates(iter(output), "decode")) == [50.0]
+    assert list(rates(iter(output), "prefill")) == [256.0]
+    text = " ".join(arguments(tmp_path / "q8_0.gguf", Cell.parse("decode:8:128"), 2, 3))
+    assert "-npp 128 -ntg 64 -npl 8,8 -pps -c 768 " in text

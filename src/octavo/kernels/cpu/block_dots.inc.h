@@ -1,32 +1,49 @@
 // Sums of products with bytes of a chunk. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// BlockDots: sums of kRows rows, which follow one another in a row tile, by kBlockStrips strips of 16 outputs. `Way` tells
-// two encodings of one instruction apart where a level has both.
+// BlockDots(begin, bias): sums of kRows rows, which follow one another in a row tile, by kBlockStrips strips of 16 outputs.
+// They begin with `begin` of each row, times `bias` where the bias differs by type. `Way` tells how codes are multiplied
+// where a level has several ways.
 
-#if defined(OCTAVO_HAS_AVX2) && !defined(OCTAVO_HAS_VNNI)
-typedef Maddubs AnyWay;
-#elif !defined(OCTAVO_HAS_AVX2)
-struct AnyWay {};
+#if !defined(__AVX2__) || defined(OCTAVO_HAS_AVX512)
+
+struct OneWay {};
+
+template <class Multiply>
+static inline void with_way(const BlockTraits&, const Multiply& multiply) { multiply(OneWay{}); }
+
 #endif
 
 #if defined(OCTAVO_HAS_AVX512)
 
-constexpr int kMaxBlockRows = 8, kBlockStrips = 2;
+constexpr int kBlockStrips = 2;
+
+// Sums and totals of all rows are in registers: with more rows, those of halves or offsets would not be.
+template <class Way, int kSubs, bool kHasOffsets>
+constexpr int kMaxBlockRows = kSubs == 1 && !kHasOffsets ? 8 : 6;
 
 typedef std::int32_t BlockQuad __attribute__((may_alias));
+
+// Not by intrinsics: GCC 12 would load those of many rows at once, and spill sums.
+[[gnu::always_inline]] static inline __m512i broadcast_quad(const void* from) {
+  __m512i quad;
+  asm volatile("vpbroadcastd %1, %0" : "=v"(quad) : "m"(*static_cast<const BlockQuad*>(from)));
+  return quad;
+}
 
 template <class Way, int kRows>
 struct BlockDots {
   __m512i sums[kBlockStrips][kRows];
 
-  [[gnu::always_inline]] void begin(int row, std::int32_t value) { sums[0][row] = sums[1][row] = _mm512_set1_epi32(value); }
-  // 4 of k of both strips. Not by intrinsics: GCC 12 would load those of many rows at once, and spill sums.
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t* other, const std::int8_t* left) {
+  [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) sums[0][row] = sums[1][row] = broadcast_quad(begin + row);
+  }
+  // 4 of k of both strips; `num_left` such are to follow.
+  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t* other, const std::int8_t* left, int /*num_left*/) {
     const __m512i first = _mm512_loadu_si512(right), second = _mm512_loadu_si512(other);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      __m512i quad;
-      asm volatile("vpbroadcastd %1, %0" : "=v"(quad) : "m"(*reinterpret_cast<const BlockQuad*>(left + row * kTileK)));
+      const __m512i quad = broadcast_quad(left + row * kTileK);
       sums[0][row] = _mm512_dpbusd_epi32(sums[0][row], first, quad);
       sums[1][row] = _mm512_dpbusd_epi32(sums[1][row], second, quad);
     }
@@ -35,52 +52,19 @@ struct BlockDots {
 };
 
 #elif defined(__AVX2__)
+#include "block_dots_avx2.inc.h"
+#else
 
-constexpr int kMaxBlockRows = 4, kBlockStrips = 1;
+constexpr int kBlockStrips = 1;
+template <class Way, int kSubs, bool kHasOffsets>
+constexpr int kMaxBlockRows = 2;
 
 template <class Way, int kRows>
 struct BlockDots {
-  __m256i sums[kRows][2];
+  i32x16 sums[kRows] = {};
 
-  [[gnu::always_inline]] void begin(int row, std::int32_t value) { sums[row][0] = sums[row][1] = _mm256_set1_epi32(value); }
-  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left) {
-    const __m256i* weights = reinterpret_cast<const __m256i*>(right);
-    const __m256i halves[2] = {_mm256_loadu_si256(weights), _mm256_loadu_si256(weights + 1)};
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      std::int32_t four;
-      __builtin_memcpy(&four, left + row * kTileK, sizeof four);
-      const __m256i quad = _mm256_set1_epi32(four);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) add_quad(sums[row][half], halves[half], quad);
-    }
-  }
-  [[gnu::always_inline]] f32x16 sum(int, int row) const {
-    return {(f32x16::Half)_mm256_cvtepi32_ps(sums[row][0]), (f32x16::Half)_mm256_cvtepi32_ps(sums[row][1])};
-  }
-
- private:
-  [[gnu::always_inline]] static void add_quad(__m256i& sum, __m256i weights, __m256i quad) {
-#if defined(OCTAVO_HAS_VNNI)
-    Way::add(sum, weights, quad);
-#else
-    // Of signed weights, |w| and the row's q with the sign of w: 2 * 128 * 127 is just within 16 bits.
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(quad, weights));
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
-  }
-};
-
-#else
-
-constexpr int kMaxBlockRows = 2, kBlockStrips = 1;
-
-template <class Way, int kRows>
-struct BlockDots {
-  i32x16 sums[kRows];
-
-  void begin(int row, std::int32_t value) { sums[row] = i32x16{} + value; }
-  void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left) {
+  BlockDots(const std::int32_t*, int) {}
+  void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int) {
     const u8x64 weights = load<u8x64>(right);
     for (int row = 0; row < kRows; ++row) {
       std::uint32_t quad;

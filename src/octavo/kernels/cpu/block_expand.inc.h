@@ -2,7 +2,7 @@
 
 constexpr std::int64_t kGroupBytes = kBlockGroup * kStripOutputs;
 
-// A chunk of a panel, expanded: codes of each strip [groups][8 quads][16 outputs][4] with kBlockBias added, and scales of all
+// A chunk of a panel, expanded: codes of each strip [groups][8 quads][16 outputs][4] with the type's bias added, and scales of all
 // 32 outputs for each group and each half of it.
 struct ExpandedChunk {
   alignas(64) std::uint8_t room[2][kChunkGroups * kGroupBytes];
@@ -64,13 +64,13 @@ template <int kBits, bool kIsTable, int... kQuad>
   (put(codes_of<kBits, kQuad>(planes), kQuad), ...);
 }
 
-// The codes of `num_groups` groups of a strip.
+// The codes of `num_groups` groups of a strip, each `more` than it is.
 template <int kBits, bool kIsTable = false>
-static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int zero, std::uint8_t* to) {
+static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int more, bool fetches_far, std::uint8_t* to) {
   constexpr std::int64_t kPlaneBytes = kBits * 64;
-  const std::uint8_t added = static_cast<std::uint8_t>(kBlockBias - zero);
+  const std::uint8_t added = static_cast<std::uint8_t>(more);
   for (std::int64_t group = 0; group < num_groups; ++group, from += kPlaneBytes, to += kGroupBytes) {
-    for (std::int64_t line = 0; line < kPlaneBytes; line += 64) prefetch_line(from + line);
+    for (std::int64_t line = 0; line < kPlaneBytes; line += 64) fetches_far ? prefetch_line(from + line) : prefetch_near(from + line);
     expand_group<kBits, kIsTable>(from, added, to, Numbers<0, 1, 2, 3, 4, 5, 6, 7>{});
   }
 }
@@ -129,31 +129,34 @@ static inline void expand_scales(const BlockTraits& traits, const std::uint8_t* 
   }
 }
 
+static inline bool is_expanded(const BlockTraits& traits) { return traits.bits < 8 || bias_of(traits) != traits.zero; }
+
 static inline void expand_codes_of_strip(const BlockTraits& traits, const std::uint8_t* from, std::int64_t num_groups, int strip,
-                                         ExpandedChunk& to) {
+                                         bool fetches_far, ExpandedChunk& to) {
   std::uint8_t* values = to.room[strip];
   to.values[strip] = values;
+  const int more = bias_of(traits) - traits.zero;
   switch (traits.bits) {
-    case 2: return expand_codes<2>(from, num_groups, traits.zero, values);
-    case 3: return expand_codes<3>(from, num_groups, traits.zero, values);
-    case 5: return expand_codes<5>(from, num_groups, traits.zero, values);
-    case 6: return expand_codes<6>(from, num_groups, traits.zero, values);
+    case 2: return expand_codes<2>(from, num_groups, more, fetches_far, values);
+    case 3: return expand_codes<3>(from, num_groups, more, fetches_far, values);
+    case 5: return expand_codes<5>(from, num_groups, more, fetches_far, values);
+    case 6: return expand_codes<6>(from, num_groups, more, fetches_far, values);
     case 8:
-      if (traits.zero != kBlockBias) return expand_codes<8>(from, num_groups, traits.zero, values);
+      if (is_expanded(traits)) return expand_codes<8>(from, num_groups, more, fetches_far, values);
       to.values[strip] = from;
-      for (std::int64_t line = 0; line < num_groups * kGroupBytes; line += 64) prefetch_line(from + line);
       return;
-    default: traits.is_table ? expand_codes<4, true>(from, num_groups, 0, values) : expand_codes<4>(from, num_groups, traits.zero, values);
+    default: traits.is_table ? expand_codes<4, true>(from, num_groups, more, fetches_far, values) : expand_codes<4>(from, num_groups, more, fetches_far, values);
   }
 }
 
-static inline void expand_strip(const BlockPanel& panel, std::int64_t index, int strip, ExpandedChunk& to) {
+// `fetches_far`: beside, memory is asked for what follows.
+static inline void expand_strip(const BlockPanel& panel, std::int64_t index, int strip, bool fetches_far, ExpandedChunk& to) {
   const BlockTraits& traits = panel.strips[strip];
   const std::int64_t num_groups = panel.groups_of(index);
   const std::uint8_t* from = panel.chunk(index, strip);
-  expand_codes_of_strip(traits, from, num_groups, strip, to);
+  expand_codes_of_strip(traits, from, num_groups, strip, fetches_far, to);
   const std::uint8_t* scales = from + num_groups * traits.group_bytes();
-  for (std::int64_t line = 0; line < traits.scale_bytes(num_groups, panel.span); line += 64) prefetch_line(scales + line);
+  for (std::int64_t line = 0; fetches_far && line < traits.scale_bytes(num_groups, panel.span); line += 64) prefetch_line(scales + line);
   const std::int64_t outer_bytes = (traits.is_two_level ? ceil_div(num_groups, panel.span) : num_groups) * 32;
   const std::int64_t inner_bytes = num_groups * traits.num_subs() * 16;
   const std::uint8_t* inner = scales + outer_bytes * (traits.has_offsets ? 2 : 1);

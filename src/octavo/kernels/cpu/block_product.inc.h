@@ -13,13 +13,17 @@ static inline f32x16 fused_multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #endif
 }
 
+constexpr std::int64_t kFewRowsOfBlocks = 2;
+
 // An expanded chunk of a panel, and the rows that it meets.
 struct ChunkOfRows {
   const IntegerProduct& product;
   const ExpandedChunk& chunk;
   std::int64_t index, num_groups;  // of the chunk; its groups
+  int bias[2];                     // of each strip's codes
   std::int64_t first;              // row tile
   float* results;                  // [row tiles][2][16][16]
+  Ahead ahead;                     // what each group asks memory for, beside: all at once, products would wait meanwhile
 
   const std::int8_t* left(std::int64_t row) const {
     return product.rows.left + (row / 16 * product.num_k() + index * (kChunkGroups / 2)) * kTileBytes + row % 16 * kTileK;
@@ -35,47 +39,54 @@ struct ChunkOfRows {
   }
 };
 
-// kRows rows times kBlockStrips strips from `strip` on.
+// kRows rows times kBlockStrips strips from `strip` on. Totals are in registers from group to group, where there are enough.
 template <class Way, int kSubs, bool kHasOffsets, int kRows>
 [[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, std::int64_t row, int strip) {
   const std::int8_t* left = of.left(row);
   const TileGroup* groups = of.groups(row);
   const std::uint8_t *right = of.chunk.values[strip], *other = of.chunk.values[1];
   float* results = of.result(row, strip);
-  if (of.index == 0)
+  f32x16 totals[kBlockStrips][kRows];
+#pragma GCC unroll 2
+  for (int s = 0; s < kBlockStrips; ++s)
+#pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i)
-      for (int s = 0; s < kBlockStrips; ++s) store_f32(results + s * kResultElements + i * 16, splat(0.0f));
+      totals[s][i] = of.index == 0 ? splat(0.0f) : load_f32(results + s * kResultElements + i * 16);
+#pragma GCC unroll 1
   for (std::int64_t group = 0; group < of.num_groups; ++group, ++groups, right += kGroupBytes, other += kGroupBytes) {
     const std::int8_t* q = left + group / 2 * kTileBytes + group % 2 * kUnitK;
+    for (std::int64_t i = 0; i < of.ahead.lines; ++i) __builtin_prefetch(of.ahead.line(group * of.ahead.lines + i), 0, 2);
 #pragma GCC unroll 2
     for (int sub = 0; sub < kSubs; ++sub) {
-      BlockDots<Way, kRows> dots;
-#pragma GCC unroll 8
-      for (int i = 0; i < kRows; ++i) dots.begin(i, kSubs == 1 ? groups->begin[i] : groups->begin_half[sub][i]);
+      BlockDots<Way, kRows> dots(kSubs == 1 ? groups->begin : groups->begin_half[sub], of.bias[strip]);
       constexpr int kQuads = 8 / kSubs;
 #pragma GCC unroll 8
-      for (int quad = sub * kQuads; quad < (sub + 1) * kQuads; ++quad) dots.add(right + quad * 64, other + quad * 64, q + quad * 4);
+      for (int quad = 0; quad < kQuads; ++quad) {
+        const std::int64_t at = sub * kQuads + quad;
+        dots.add(right + at * 64, other + at * 64, q + at * 4, kQuads - 1 - quad);
+      }
 #pragma GCC unroll 2
       for (int s = 0; s < kBlockStrips; ++s) {
         const f32x16 scale = load_f32(&of.chunk.scales[group][sub][(strip + s) * 16]);
-        const f32x16 offset = kHasOffsets ? load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]) : splat(0.0f);
 #pragma GCC unroll 8
-        for (int i = 0; i < kRows; ++i) {
-          float* total = results + s * kResultElements + i * 16;
-          const f32x16 scale_of_both = scale * splat(groups->scale[i]);
-          f32x16 sum = fused_multiply_add(dots.sum(s, i), scale_of_both, load_f32(total));
-          if constexpr (kHasOffsets) {
-            const float of_row = kSubs == 1 ? groups->scaled_sum[i] : groups->scaled_half[sub][i];
-            sum = fused_multiply_add(offset, splat(of_row), sum);
-          }
-          store_f32(total, sum);
+        for (int i = 0; i < kRows; ++i)
+          totals[s][i] = fused_multiply_add(dots.sum(s, i), scale * splat(groups->scale[i]), totals[s][i]);
+        if constexpr (kHasOffsets) {
+          const f32x16 offset = load_f32(&of.chunk.offsets[group][sub][(strip + s) * 16]);
+          const float* of_rows = kSubs == 1 ? groups->scaled_sum : groups->scaled_half[sub];
+#pragma GCC unroll 8
+          for (int i = 0; i < kRows; ++i) totals[s][i] = fused_multiply_add(offset, splat(of_rows[i]), totals[s][i]);
         }
       }
     }
   }
+#pragma GCC unroll 2
+  for (int s = 0; s < kBlockStrips; ++s)
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) store_f32(results + s * kResultElements + i * 16, totals[s][i]);
 }
 
-template <class Way, int kSubs, bool kHasOffsets, int kRows = kMaxBlockRows>
+template <class Way, int kSubs, bool kHasOffsets, int kRows = kMaxBlockRows<Way, kSubs, kHasOffsets>>
 static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64_t row, std::int64_t count, int strip) {
   if constexpr (kRows > 1) {
     if (count < kRows) return multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets, kRows - 1>(of, row, count, strip);
@@ -83,41 +94,45 @@ static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64
   multiply_chunk_by_rows<Way, kSubs, kHasOffsets, kRows>(of, row, strip);
 }
 
-// All rows up to `end`, a few at a time, as equal in number as may be.
+// All rows up to `end`, a few at a time, as equal in number as may be, times strips from `strip` on.
 template <class Way, int kSubs, bool kHasOffsets>
-static inline void multiply_chunk_by_all_rows(const ChunkOfRows& of, std::int64_t end) {
+static inline void multiply_chunk_by_all_rows(ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
+  constexpr std::int64_t kMost = kMaxBlockRows<Way, kSubs, kHasOffsets>;
+  const std::int64_t num_rows = end - of.first * 16, num_passes = num_rows / 16 * ceil_div(16, kMost) + ceil_div(num_rows % 16, kMost);
+  of.ahead.lines = ceil_div(num_lines, num_passes * of.num_groups);
   for (std::int64_t row = of.first * 16; row < end;) {
-    const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row;
-    const std::int64_t count = ceil_div(rest, ceil_div(rest, kMaxBlockRows));
-    for (int strip = 0; strip < 2; strip += kBlockStrips) multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
+    const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row, count = ceil_div(rest, ceil_div(rest, kMost));
+    multiply_chunk_by_some_rows<Way, kSubs, kHasOffsets>(of, row, count, strip);
+    of.ahead.from = of.ahead.line(of.num_groups * of.ahead.lines);
     row += count;
   }
 }
 
 template <class Way>
-static inline void multiply_panel_of_blocks_by(const IntegerProduct& product, std::int64_t number, std::int64_t first,
-                                               std::int64_t end_row, float* results) {
-  const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
-  ExpandedChunk chunk;
-  for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
-    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, chunk);
-    const ChunkOfRows of = {product, chunk, index, panel.groups_of(index), first, results};
-    if (panel.num_subs() == 1) {
-      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 1, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 1, false>(of, end_row);
-    } else {
-      panel.has_offsets() ? multiply_chunk_by_all_rows<Way, 2, true>(of, end_row) : multiply_chunk_by_all_rows<Way, 2, false>(of, end_row);
-    }
-  }
+static inline void multiply_strips(const BlockPanel& panel, ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
+  const auto multiply = [&](auto num_subs, auto has_offsets) {
+    multiply_chunk_by_all_rows<Way, num_subs.value, has_offsets.value>(of, num_lines, end, strip);
+  };
+  const auto with_subs = [&](auto num_subs) {
+    panel.has_offsets() ? multiply(num_subs, std::true_type{}) : multiply(num_subs, std::false_type{});
+  };
+  panel.num_subs() == 1 ? with_subs(std::integral_constant<int, 1>{}) : with_subs(std::integral_constant<int, 2>{});
 }
 
 static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::int64_t number, std::int64_t first,
                                             std::int64_t end_row, float* results) {
-#if defined(OCTAVO_HAS_VNNI)
-  has_avx_vnni() ? multiply_panel_of_blocks_by<VexDots>(product, number, first, end_row, results)
-                 : multiply_panel_of_blocks_by<EvexDots>(product, number, first, end_row, results);
-#else
-  multiply_panel_of_blocks_by<AnyWay>(product, number, first, end_row, results);
-#endif
+  const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
+  // Memory is asked for what follows beside what takes longest: for a few rows, expanding.
+  const bool expands_longest = end_row - first * 16 <= kFewRowsOfBlocks && is_expanded(panel.strips[0]) && is_expanded(panel.strips[1]);
+  ExpandedChunk chunk;
+  for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
+    for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, expands_longest, chunk);
+    const int bias[2] = {bias_of(panel.strips[0]), bias_of(panel.strips[1])};
+    ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias[0], bias[1]}, first, results, {panel.chunk(index, 0) + kFarBytes}};
+    const std::int64_t num_lines = expands_longest ? 0 : panel.bytes_of(index) / 64 * kBlockStrips / 2;
+    for (int strip = 0; strip < 2; strip += kBlockStrips)
+      with_way(panel.strips[strip], [&](auto way) { multiply_strips<decltype(way)>(panel, of, num_lines, end_row, strip); });
+  }
 }
 
 static IntegerCut cut_product_of_blocks(const IntegerProduct& product, std::int64_t num_wanted) {

@@ -3,17 +3,26 @@
 //
 // x is about scale * q, scale = max|x| of the group / 127, q rounded to the nearest integer, ties to even.
 
+// Codes are expanded so much too large that none is negative, where an instruction wants that, and sums of products begin with
+// as much less: vpdpbusd takes all types 128 too large, vpmaddubsw those of few bits as they are.
 #if defined(OCTAVO_HAS_AVX512) || defined(OCTAVO_HAS_VNNI)
-constexpr std::int32_t kBlockBias = 128;  // vpdpbusd wants weights unsigned: they are taken so much too large
+constexpr std::int32_t kBeginFactor = 128;
+static inline int bias_of(const BlockTraits&) { return 128; }
 #else
-constexpr std::int32_t kBlockBias = 0;
+constexpr std::int32_t kBeginFactor = 1;  // the bias, which differs by type, is multiplied later
+#if defined(OCTAVO_HAS_AVX2)
+static inline bool has_small_codes(const BlockTraits& traits) { return traits.bits < 8 && !traits.is_table; }
+static inline int bias_of(const BlockTraits& traits) { return has_small_codes(traits) ? traits.zero : 0; }
+#else
+static inline int bias_of(const BlockTraits&) { return 0; }
+#endif
 #endif
 
 // What products need of 32 q of the 16 rows of a row tile, ready to be broadcast. These lie together, as [row tiles][groups]:
 // by row, rows of a power of two would evict one another from the first-level cache.
 struct TileGroup {
   float scale[16];
-  std::int32_t begin[16];          // what sums of products begin with: -kBlockBias * sum of q
+  std::int32_t begin[16];          // what sums of products begin with: -kBeginFactor * sum of q
   float scaled_sum[16];            // scale * sum of q
   std::int32_t begin_half[2][16];  // the same of 16 q each
   float scaled_half[2][16];
@@ -63,9 +72,9 @@ static inline void quantize_row_by_groups(const bf16* x, std::int64_t size, std:
     const std::int32_t sums[2] = {put_integers_of_group(first * inverse, to), put_integers_of_group(second * inverse, to + 16)};
     const std::int32_t sum = sums[0] + sums[1];
     TileGroup& of = groups[group];
-    of.scale[0] = of_group, of.begin[0] = -kBlockBias * sum, of.scaled_sum[0] = of_group * static_cast<float>(sum);
+    of.scale[0] = of_group, of.begin[0] = -kBeginFactor * sum, of.scaled_sum[0] = of_group * static_cast<float>(sum);
     for (int half = 0; half < 2; ++half) {
-      of.begin_half[half][0] = -kBlockBias * sums[half];
+      of.begin_half[half][0] = -kBeginFactor * sums[half];
       of.scaled_half[half][0] = of_group * static_cast<float>(sums[half]);
     }
   }

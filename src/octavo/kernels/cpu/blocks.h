@@ -113,9 +113,11 @@ struct BlockPanel {
     const std::int64_t rest = num_groups - chunk * kChunkGroups;
     return rest < kChunkGroups ? rest : kChunkGroups;
   }
+  std::int64_t bytes_of(std::int64_t chunk) const {
+    return strips[0].chunk_bytes(groups_of(chunk), span) + strips[1].chunk_bytes(groups_of(chunk), span);
+  }
   const std::uint8_t* chunk(std::int64_t index, int strip) const {
-    const std::int64_t before = strips[0].chunk_bytes(kChunkGroups, span) + strips[1].chunk_bytes(kChunkGroups, span);
-    return data + index * before + (strip ? strips[0].chunk_bytes(groups_of(index), span) : 0);
+    return data + index * bytes_of(0) + (strip ? strips[0].chunk_bytes(groups_of(index), span) : 0);
   }
 };
 

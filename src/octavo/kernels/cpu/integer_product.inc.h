@@ -45,7 +45,8 @@ struct IntegerProduct {
 // requests at once, and shortly before they are needed into the first.
 constexpr std::int64_t kFarBytes = 16384, kNearBytes = 2048;
 
+static inline void prefetch_near(const std::uint8_t* from) { __builtin_prefetch(from + kNearBytes); }
 static inline void prefetch_line(const std::uint8_t* from) {
   __builtin_prefetch(from + kFarBytes, 0, 2);
-  __builtin_prefetch(from + kNearBytes);
+  prefetch_near(from);
 }

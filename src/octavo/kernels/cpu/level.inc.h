@@ -2,6 +2,7 @@
 // its constants, includes this file, and is compiled with the flags of its level.
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

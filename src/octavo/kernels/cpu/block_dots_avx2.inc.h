@@ -1,0 +1,108 @@
+// BlockDots by vectors of 32 bytes, at the levels of AVX2. Included from block_dots.inc.h.
+//
+// Without vpdpbusd, vpmaddubsw adds pairs of products in 16 bits, where they saturate. Codes of 6 bits or fewer are
+// taken as they are, unsigned, and a few quads' pairs are added before they are widened: SmallCodes. Others are signed:
+// |w| and the row's q with the sign of w, as 2 * 128 * 127 is just within 16 bits.
+
+constexpr int kBlockStrips = 1;
+template <class Way, int kSubs, bool kHasOffsets>
+constexpr int kMaxBlockRows = 4;
+
+#if defined(OCTAVO_HAS_VNNI)
+
+template <class Multiply>
+static inline void with_way(const BlockTraits&, const Multiply& multiply) {
+  has_avx_vnni() ? multiply(VexDots{}) : multiply(EvexDots{});
+}
+
+template <class Way, int kRows>
+struct BlockDots {
+  __m256i sums[kRows][2];
+
+  [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) sums[row][0] = sums[row][1] = _mm256_set1_epi32(begin[row]);
+  }
+  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int) {
+    const __m256i weights[2] = {load_bytes(right), load_bytes(right + 32)};
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const __m256i quad = load_quad(left + row * kTileK);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) Way::add(sums[row][half], weights[half], quad);
+    }
+  }
+  [[gnu::always_inline]] f32x16 sum(int, int row) const {
+    return {(f32x16::Half)_mm256_cvtepi32_ps(sums[row][0]), (f32x16::Half)_mm256_cvtepi32_ps(sums[row][1])};
+  }
+};
+
+#else
+
+// So many quads' pairs are added up in 16 bits, which is enough for kQuads * 2 * (2^bits - 1) * 127.
+template <int kQuads>
+struct SmallCodes {};
+struct SignedCodes {};
+
+// Calls multiply(way) with the way for codes of a type.
+template <class Multiply>
+static inline void with_way(const BlockTraits& traits, const Multiply& multiply) {
+  if (!has_small_codes(traits)) return multiply(SignedCodes{});
+  if (traits.bits == 6) return multiply(SmallCodes<2>{});
+  traits.bits == 5 ? multiply(SmallCodes<4>{}) : multiply(SmallCodes<8>{});
+}
+
+template <class Way, int kRows>
+struct BlockDots;
+
+template <int kQuads, int kRows>
+struct BlockDots<SmallCodes<kQuads>, kRows> {
+  __m256i sums[kRows][2], pairs[kRows][2] = {};
+
+  [[gnu::always_inline]] BlockDots(const std::int32_t* begin, int bias) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) sums[row][0] = sums[row][1] = _mm256_set1_epi32(begin[row] * bias);
+  }
+  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int num_left) {
+    const __m256i weights[2] = {load_bytes(right), load_bytes(right + 32)};
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const __m256i quad = load_quad(left + row * kTileK);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        pairs[row][half] = _mm256_add_epi16(pairs[row][half], _mm256_maddubs_epi16(weights[half], quad));
+        if (num_left % kQuads != 0) continue;
+        sums[row][half] = add_pairs(sums[row][half], pairs[row][half]);
+        pairs[row][half] = __m256i{};
+      }
+    }
+  }
+  [[gnu::always_inline]] f32x16 sum(int, int row) const {
+    return {(f32x16::Half)_mm256_cvtepi32_ps(sums[row][0]), (f32x16::Half)_mm256_cvtepi32_ps(sums[row][1])};
+  }
+};
+
+template <int kRows>
+struct BlockDots<SignedCodes, kRows> {
+  __m256i sums[kRows][2] = {};
+
+  [[gnu::always_inline]] BlockDots(const std::int32_t*, int) {}
+  [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t*, const std::int8_t* left, int) {
+    const __m256i weights[2] = {load_bytes(right), load_bytes(right + 32)};
+    const __m256i magnitudes[2] = {_mm256_abs_epi8(weights[0]), _mm256_abs_epi8(weights[1])};
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const __m256i quad = load_quad(left + row * kTileK);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const __m256i pairs = _mm256_maddubs_epi16(magnitudes[half], _mm256_sign_epi8(quad, weights[half]));
+        sums[row][half] = add_pairs(sums[row][half], pairs);
+      }
+    }
+  }
+  [[gnu::always_inline]] f32x16 sum(int, int row) const {
+    return {(f32x16::Half)_mm256_cvtepi32_ps(sums[row][0]), (f32x16::Half)_mm256_cvtepi32_ps(sums[row][1])};
+  }
+};
+
+#endif
