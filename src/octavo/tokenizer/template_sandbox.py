@@ -36,7 +36,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
         return template
 
-    def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """Call a function or macro for a template."""
         _spend(_STEPS_PER_MACRO if isinstance(function, Macro) else 1)
         return super().call(context, function, *arguments, **named)
