@@ -72,3 +72,11 @@ def test_a_damaged_file_is_a_user_error(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "model.gguf: byte 8: the file ends at byte 12" in done.stderr
+
+
+def test_shards_of_torch_say_the_same(folder: Path, tmp_path: Path) -> None:
+    write_checkpoint(Checkpoint.open(str(folder)), tmp_path / "out", "pt", TargetOptions(max_shard_bytes=20_000))
+    assert (tmp_path / "out" / "pytorch_model.bin.index.json").is_file()
+    ours, theirs = facts(str(folder), "--tensors"), facts(str(tmp_path / "out"), "--tensors")
+    assert ours["weights"] == theirs["weights"]
+    assert sorted(each[:2] for each in ours["tensors"]) == sorted(each[:2] for each in theirs["tensors"])  # type: ignore[attr-defined]

@@ -292,3 +292,12 @@ def test_reading_a_configuration_needs_neither_torch_nor_transformers() -> None:
     code = "import sys, octavo.config.hf, octavo.config.hub; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "max_position_embeddings"]
+)
+@pytest.mark.parametrize("value", [2**31, 2**62, 2**70])
+def test_sizes_that_no_model_has(key: str, value: int, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key}={value}: at most"):
+        read(tmp_path, {**LLAMA, key: value})

@@ -27,9 +27,16 @@ Tensors = dict[str, torch.Tensor]
 Quantize = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 
 
-def save_pair(folder: Path, settings: dict[str, Any], is_quantized: Callable[[str], bool], quantize: Quantize) -> None:
-    """Save a tiny Qwen3 to folder/dense in float32, and to folder/quantized with `settings` as its configuration."""
-    TinyModel(name="quantized", family="Qwen3", settings=SIZES).save(folder / "dense")
+def save_pair(
+    folder: Path,
+    settings: dict[str, Any],
+    is_quantized: Callable[[str], bool],
+    quantize: Quantize,
+    family: str = "Qwen3",
+    **sizes: int,
+) -> None:
+    """Save a tiny model to folder/dense in float32, and to folder/quantized with `settings` as its configuration."""
+    TinyModel(name="quantized", family=family, settings=SIZES | sizes).save(folder / "dense")
     dense = load_file(folder / "dense" / "model.safetensors")
     quantized: Tensors = {}
     for name, tensor in list(dense.items()):

@@ -103,11 +103,11 @@ def test_json_that_is_none_or_too_deep(kind: str, text: str, saved: Path, tmp_pa
         load(folder)
 
 
-def test_files_that_point_in_circles(saved: Path, tmp_path: Path) -> None:
+def test_files_that_point_in_circles_or_cannot_be(saved: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved, tmp_path / "checkpoint"))
     index = folder / "model.safetensors.index.json"
     names = load_file(folder / "model.safetensors")
-    for target in (index.name, "loop", ".", "folder"):
+    for target in (index.name, "loop", ".", "folder", "a" * 300, "\0", "é" * 200):
         index.write_text(json.dumps({"weight_map": dict.fromkeys(names, target)}))
         (folder / "loop").unlink(missing_ok=True)
         (folder / "loop").symlink_to(folder / "loop")

@@ -275,6 +275,17 @@ def test_what_kernels_lack_is_said_once(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.text.count("gptq, 8 bits in groups of 16: ") == 1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_have_one_form_although_the_order_of_some_does_not_matter(dtype: str, tmp_path: Path) -> None:
+    """With act-order in groups of 32, all 32 inputs of an expert's second linear are in one group."""
+    sizes = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    quantize = gptq(4, 32, is_symmetric=True, has_order=True)
+    save_pair(tmp_path, gptq_settings(4, 32, desc_act=True), lambda layer: True, quantize, "Qwen3Moe", **sizes)
+    dense, quantized = load(tmp_path / "dense", dtype=dtype), load(tmp_path / "quantized", dtype=dtype)
+    [found], [expected] = (PagedRunner(model).step({0: PROMPTS[2]}) for model in (quantized, dense))
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0 if dtype == "float32" else 0.1)
+
+
 @needs_kernels
 def test_a_bias_of_zeros_may_stand_in_the_file(tmp_path: Path) -> None:
     save(CASES[0], tmp_path)

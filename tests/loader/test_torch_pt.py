@@ -3,6 +3,7 @@
 import json
 import pickle
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -89,3 +90,35 @@ def test_damaged_files(folder: Path) -> None:
     file.unlink()
     with pytest.raises(CheckpointError, match=r"none of pytorch_model\.bin, model\.pt"):
         logits_of(folder, "pt")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(36).to_sparse(), "has no plain values: torch.float32 on cpu, torch.sparse_coo"),
+        (torch.zeros(36, device="meta"), "has no plain values: torch.float32 on meta"),
+        (torch.zeros(1).expand(2**40), r"of shape \[1099511627776\] has only 4 bytes in the file"),
+    ],
+)
+def test_tensors_without_values_of_their_own(value: torch.Tensor, message: str, folder: Path) -> None:
+    tensors, _ = take_tensors(folder)
+    torch.save({**tensors, "model.norm.weight": value}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=rf"pytorch_model\.bin: tensor 'model.norm.weight' {message}"):
+        logits_of(folder)
+
+
+def test_parameters_are_tensors_and_numbers_are_no_names(folder: Path) -> None:
+    tensors, expected = take_tensors(folder)
+    torch.save({name: torch.nn.Parameter(value) for name, value in tensors.items()}, folder / "pytorch_model.bin")
+    assert torch.equal(logits_of(folder), expected)
+    torch.save({1: torch.zeros(1)}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="a dict of tensors by name is expected, found the name 1"):
+        logits_of(folder)
+
+
+def test_a_compressed_archive_is_refused(folder: Path) -> None:
+    take_tensors(folder)
+    with ZipFile(folder / "pytorch_model.bin", "w", ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\0" * 2**20)
+    with pytest.raises(CheckpointError, match=r"'archive/data\.pkl' in it is compressed"):
+        logits_of(folder)

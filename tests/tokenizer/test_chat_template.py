@@ -236,3 +236,29 @@ def test_messages_are_left_as_they_were() -> None:
     messages = [USER, dict(ANSWER)]
     ChatTemplate(CHATML).render(messages, continue_final_message=True)
     assert messages == [USER, ANSWER]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(50) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in range(99999) %}{{ 'x' * 10 ** 6 }}{% endfor %}",
+        "{{ 'x' * 10 ** 12 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ lipsum(n=10 ** 9) }}",
+    ],
+)
+def test_a_template_that_loops_or_asks_for_memory_is_stopped(source: str) -> None:
+    with pytest.raises(InvalidParameterError, match="the chat template cannot render them"):
+        ChatTemplate(source).render([{"role": "user", "content": "x"}])
+
+
+def test_counted_loops_have_all_of_their_variables() -> None:
+    source = (
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}"
+        "{{ loop.nextitem }}{% else %}none{% endfor %}{% for x in nothing %}{% else %}-{% endfor %}{{ '=' * 3 }}"
+    )
+    messages = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    assert ChatTemplate(source).render(messages) == "1/2False{'role': 'user', 'content': 'c'}2/2True-==="

@@ -129,6 +129,12 @@ def test_missing_folder_and_file_are_named(tmp_path: Path) -> None:
         ("tokenizer_config.json", b'{"added_tokens_decoder": [1]}', "tokenizer_config.json: malformed entry"),
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"9999": {"content": "<z>"}}}', "should have id 9999"),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "tokenizer_config.json: malformed entry"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": [{"name": "default", "template": 5}]}',
+            "tokenizer_config.json: malformed entry",
+        ),
+        ("tokenizer_config.json", b'{"x": ' + b"9" * 5000 + b"}", "tokenizer_config.json: not valid JSON"),
     ],
 )
 def test_broken_files_are_named(

@@ -25,7 +25,7 @@ from octavo.layers.logits import LogitsHead
 from octavo.layers.moe import ExpertRouter
 from octavo.layers.quant.registry import make_schemes
 from octavo.models.registry import initialize_model
-from octavo.worker.memory import check_weights_fit, choose_num_blocks, kv_budget
+from octavo.worker.memory import check_length_fits, check_weights_fit, choose_num_blocks, kv_budget
 from octavo.worker.parameters import count_parameters, weights_bytes
 from octavo.worker.rank_builder import RankBuilder
 from octavo.worker.stages import plan_stages
@@ -203,3 +203,9 @@ def test_blocks_have_room_for_a_draft_model(tmp_path: Path) -> None:
     windows = [spec.group.sliding_window for spec in plain.kv_cache_spec.groups]
     assert added == [0 if window else of_draft[0] for window in windows]
     assert len(added) > 1
+
+
+def test_a_length_whose_rotary_table_cannot_fit_is_refused(model: ModelConfig) -> None:
+    check_length_fits(model, 1 << 30)
+    with pytest.raises(InsufficientMemoryError, match=r"max_model_len=2147483647: .* needs .* may use 1\.00 GiB"):
+        check_length_fits(replace(model, max_model_len=2**31 - 1), 1 << 30)

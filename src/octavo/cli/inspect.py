@@ -80,7 +80,8 @@ def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int)
     if config.quantization is None:
         return as_floats
     if config.quantization.method != "gguf":
-        return f"quantized: {config.quantization.method}"
+        size = size_text(sum(each.num_bytes for each in stored))
+        return f"quantized: {config.quantization.method}, {size} in memory where there are kernels for it"
     has_head = any(each.name == "output.weight" for each in stored)
     held = [each for each in stored if not has_head or each.name != "token_embd.weight"]  # rows are read from the file
     of_float = _BYTES[config.dtype]
@@ -99,7 +100,7 @@ def _images(vision: VisionConfig) -> str:
 
 
 def stored_tensors(path: Path) -> Iterator[StoredTensor]:
-    """Yield the tensors of a GGUF file, or of a folder with safetensors or a tensorizer file, from their headers.
+    """Yield the tensors of a GGUF file, or of a folder with safetensors, a tensorizer file or torch's, from headers.
 
     Raises:
         CheckpointError: damaged, or none are there.
@@ -114,11 +115,17 @@ def stored_tensors(path: Path) -> Iterator[StoredTensor]:
         yield from _tensorizer_index(tensorized)
         return
     files = sorted(path.glob("*.safetensors"))
-    if not files:
-        why = "no *.safetensors or model.tensors; only headers of these and of GGUF files are read"
-        raise CheckpointError(f"{path}: {why}")
     for file in files:
         yield from _header(file)
+    if not files:
+        yield from _pickled(path)
+
+
+def _pickled(path: Path) -> Iterator[StoredTensor]:
+    from octavo.loader.torch_pt import read_folder  # torch, which no other format needs here
+
+    for name, tensor in read_folder(path):
+        yield StoredTensor(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
 
 
 def _tensorizer_index(file: Path) -> Iterator[StoredTensor]:
@@ -131,18 +138,27 @@ def _tensorizer_index(file: Path) -> Iterator[StoredTensor]:
 
 def _header(file: Path) -> Iterator[StoredTensor]:
     """Yield the tensors of one safetensors file."""
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        if size > file.stat().st_size:
-            raise CheckpointError(f"{file}: truncated, or not a safetensors file")
-        try:
-            entries: dict[str, Any] = json_codec.loads(opened.read(size))
-            for name, entry in entries.items():
-                if name != "__metadata__":
-                    begin, end = entry["data_offsets"]
-                    yield StoredTensor(name, tuple(entry["shape"]), entry["dtype"], end - begin)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{file}: malformed header: {error!r}") from error
+    try:
+        entries: dict[str, Any] = json_codec.loads(_header_text(file))
+        for name, entry in entries.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                yield StoredTensor(name, tuple(entry["shape"]), entry["dtype"], end - begin)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file}: malformed header: {error!r}") from error
+
+
+def _header_text(file: Path) -> bytes:
+    if not file.is_file():
+        raise CheckpointError(f"{file}: not a file")
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            if size > file.stat().st_size:
+                raise CheckpointError(f"{file}: truncated, or not a safetensors file")
+            return opened.read(size)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def _by_type(stored: list[StoredTensor]) -> Iterator[str]:

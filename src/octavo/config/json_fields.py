@@ -3,9 +3,26 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from octavo.errors import CheckpointError
+
+# Sizes beyond these are lies that would take memory or time for a model that no file has weights for.
+_MAX_INTEGER = 2**31 - 1
+_MAX_SIZES = MappingProxyType(
+    {
+        "num_hidden_layers": 1 << 11,
+        "num_experts": 1 << 13,
+        "num_local_experts": 1 << 13,
+        "num_attention_heads": 1 << 13,
+        "num_key_value_heads": 1 << 13,
+        "head_dim": 1 << 14,
+        "hidden_size": 1 << 20,
+        "intermediate_size": 1 << 24,
+        "vocab_size": 1 << 26,
+    }
+)
 
 
 class JsonFields:
@@ -50,12 +67,14 @@ class JsonFields:
         return CheckpointError(f"{self.origin}: {key}={self.values.get(key)!r}: {why}")
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Return an integer of at least `minimum`."""
+        """Return an integer of at least `minimum`, and no greater than any model's."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(key, "an integer is expected")
         if value < minimum:
             raise self.fail(key, f"at least {minimum} is expected")
+        if value > (maximum := _MAX_SIZES.get(key, _MAX_INTEGER)):
+            raise self.fail(key, f"at most {maximum} is expected")
         return value
 
     def number(self, key: str, default: float | None = None, *, can_be_zero: bool = False) -> float:

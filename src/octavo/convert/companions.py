@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.convert.source import Checkpoint
+from octavo.errors import CheckpointError
 from octavo.gguf.file import GgufFile
 from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
 
@@ -23,7 +24,7 @@ def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
     """Write config.json, generation_config.json and the tokenizer's files to a folder.
 
     Raises:
-        CheckpointError: the tokenizer of a GGUF file is malformed.
+        CheckpointError: a file that cannot be read, or the tokenizer of a GGUF file is malformed.
         UnsupportedModelError: it is of a kind that Octavo does not read.
     """
     write_json(folder / "config.json", checkpoint.settings)
@@ -40,12 +41,14 @@ def write_companions(checkpoint: Checkpoint, folder: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write an object, indented."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _copy(source: Path, folder: Path) -> None:
     skipped = {file for pattern in _WRITTEN for file in source.glob(pattern)}
     for file in sorted({file for pattern in _COPIED for file in source.glob(pattern)} - skipped):
+        if not file.is_file():
+            raise CheckpointError(f"{file}: not a file")
         shutil.copyfile(file, folder / file.name)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from octavo.errors import UnsupportedModelError
 from octavo.kernels.large_pages import zeros_on_large_pages
 from octavo.kernels.quantization import WeightFormat
 from octavo.kernels.reference import Kernels
@@ -222,6 +223,8 @@ class NativeKernels(Kernels, KeepsPacked):
         return out, total
 
     def pack_experts(self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> PackedExperts:
+        if len({type(linear) for linear in (*gate_up, *down)}) > 1:
+            raise UnsupportedModelError("the experts of a layer have linears of different formats on this rank")
         handle = self._cpu.Experts(list(map(_handle, gate_up)), list(map(_handle, down)))
         return NativeExperts(gate_up=tuple(gate_up), down=tuple(down), handle=handle)
 

@@ -51,6 +51,11 @@ class RotaryEmbedding(nn.Module):
         return torch.cat([part.index_select(0, of_axis) for part, of_axis in parts], dim=1)
 
 
+def peak_table_bytes(rotary_dim: int, num_positions: int) -> int:
+    """Return the memory that computing a table takes: angles and one function of them in float64, three in float32."""
+    return num_positions * rotary_dim // 2 * (2 * 8 + 3 * 4)
+
+
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> tuple[torch.Tensor, float]:
     """Return radians per position [D / 2] (float32) and the factor on cos and sin.
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from octavo.config.json_fields import JsonFields
 
+_MAX_NAME_BYTES = 255  # of a file, in any file system
+
 
 def names_by_shard(index: Path) -> dict[str, list[str]]:
     """Group the tensors that an index file lists by their file, in the same folder.
@@ -17,7 +19,7 @@ def names_by_shard(index: Path) -> dict[str, list[str]]:
     shards: dict[str, list[str]] = {}
     for name in weight_map.values:
         file_name = weight_map.text(name)
-        if Path(file_name).name != file_name:
+        if Path(file_name).name != file_name or "\0" in file_name or len(file_name.encode()) > _MAX_NAME_BYTES:
             raise weight_map.fail(name, "the name of a file in the same folder is expected")
         shards.setdefault(file_name, []).append(name)
     return shards

@@ -1,9 +1,9 @@
 """Weights in files of `torch.save`, one or several with an index. Files are memory-mapped; no code in them is run."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
-from zipfile import is_zipfile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
 
@@ -26,19 +26,27 @@ class TorchLoader(ModelLoader):
         Raises:
             CheckpointError: no such file, a damaged one, or one with anything but tensors in it.
         """
-        folder, elsewhere = Path(model.config.path), OtherStages(model)
-        if (folder / INDEX_FILE).is_file():
-            for file_name, names in names_by_shard(folder / INDEX_FILE).items():
-                wanted = [name for name in names if name not in elsewhere]
-                if wanted:
-                    yield from _read_file(folder / file_name, wanted)
+        yield from read_folder(Path(model.config.path), OtherStages(model))
+
+
+def read_folder(folder: Path, elsewhere: Container[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a folder's file or shards, except those `elsewhere`.
+
+    Raises:
+        CheckpointError: see `TorchLoader.tensors`.
+    """
+    if (folder / INDEX_FILE).is_file():
+        for file_name, names in names_by_shard(folder / INDEX_FILE).items():
+            wanted = [name for name in names if name not in elsewhere]
+            if wanted:
+                yield from _read_file(folder / file_name, wanted)
+        return
+    for file_name in SINGLE_FILES:
+        if (folder / file_name).is_file():
+            tensors = read_state_dict(folder / file_name)
+            yield from ((name, tensors[name]) for name in tensors if name not in elsewhere)
             return
-        for file_name in SINGLE_FILES:
-            if (folder / file_name).is_file():
-                tensors = read_state_dict(folder / file_name)
-                yield from ((name, tensors[name]) for name in tensors if name not in elsewhere)
-                return
-        raise CheckpointError(f"{folder}: none of {', '.join(SINGLE_FILES)} and {INDEX_FILE}")
+    raise CheckpointError(f"{folder}: none of {', '.join(SINGLE_FILES)} and {INDEX_FILE}")
 
 
 def _read_file(path: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -63,6 +71,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"{path}: not a zip archive: damaged, or of torch before 1.6; if so, write it anew: {how}"
         )
+    _check_is_stored(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
@@ -76,4 +85,30 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
         raise CheckpointError(f"{path}: a dict of tensors by name is expected")
-    return found
+    return {name: _checked(path, name, value) for name, value in found.items()}
+
+
+def _check_is_stored(path: Path) -> None:
+    """Check that the archive is not compressed, as it may be huge when it is expanded; torch compresses none."""
+    try:
+        with ZipFile(path) as archive:
+            compressed = [entry.filename for entry in archive.infolist() if entry.compress_type != ZIP_STORED]
+    except (BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{path}: truncated or malformed: {error}") from error
+    if compressed:
+        raise CheckpointError(f"{path}: {compressed[0]!r} in it is compressed; torch.save writes no such files")
+
+
+def _checked(path: Path, name: object, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its history: parameters may have been saved as such."""
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path}: a dict of tensors by name is expected, found the name {name!r}")
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+        kind = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
+        raise CheckpointError(f"{path}: tensor {name!r} has no plain values: {kind}")
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        stored = tensor.untyped_storage().nbytes()
+        raise CheckpointError(
+            f"{path}: tensor {name!r} of shape {list(tensor.shape)} has only {stored} bytes in the file"
+        )
+    return tensor.detach()

@@ -1,8 +1,9 @@
 """`ChatTemplate`: renders a conversation to a prompt with the checkpoint's Jinja template.
 
-Templates are untrusted code and run in Jinja's immutable sandbox. The dialect is that of Hugging Face checkpoints
-(https://huggingface.co/docs/transformers/chat_templating): trimmed blocks, `break` and `continue`, `raise_exception`,
-`strftime_now`, `tojson` without HTML escapes, and `{% generation %}` marks, which only matter for training.
+Templates are untrusted code and run in a sandbox (`template_sandbox.py`). The dialect is that of Hugging Face
+checkpoints (https://huggingface.co/docs/transformers/chat_templating): trimmed blocks, `break` and `continue`,
+`raise_exception`, `strftime_now`, `tojson` without HTML escapes, and `{% generation %}` marks, which only matter for
+training.
 """
 
 import json
@@ -15,9 +16,9 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.errors import InvalidParameterError
+from octavo.tokenizer.template_sandbox import LimitedEnvironment, render_limited
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,16 @@ _CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
 
 
 # What a template may raise that does not suit the messages: it is a program.
-_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
 
 
 class _RefusedError(TemplateError):
@@ -123,7 +133,7 @@ class ChatTemplate:
 
     def _render(self, context: Mapping[str, Any]) -> str:
         template = self._tool_use_template if context["tools"] else self._template
-        return template.render(context)
+        return render_limited(template, dict(context))
 
     @cached_property
     def _template(self) -> Template:
@@ -198,8 +208,8 @@ def _cut_at_mark(text: str) -> str:
     return head if tail.startswith(" ") else head.rstrip()
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMark, LoopControlExtension]
     )
     environment.filters["tojson"] = _to_json

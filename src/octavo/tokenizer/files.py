@@ -118,7 +118,10 @@ def _read_chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str
     if isinstance(found, list):
         found = {entry["name"]: entry["template"] for entry in found}
     if isinstance(found, dict):
-        return {name: found[name] for name in CHAT_TEMPLATE_NAMES if name in found}
+        templates = {name: found[name] for name in CHAT_TEMPLATE_NAMES if name in found}
+        if any(not isinstance(text, str) for text in templates.values()):
+            raise TypeError("a chat template has to be text")
+        return templates
     return {"default": found} if isinstance(found, str) else {}
 
 
@@ -128,7 +131,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(_read_text(file))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: expected a JSON object, found {type(content).__name__}")

@@ -20,6 +20,7 @@ from octavo.device.base import DeviceMemory
 from octavo.device.manager import DeviceManager
 from octavo.distributed.shares import HeadShare, Share
 from octavo.errors import InsufficientMemoryError, UnsupportedModelError
+from octavo.layers.rotary import peak_table_bytes
 from octavo.lora.pool import slot_bytes
 from octavo.models.interfaces import CausalLM
 from octavo.worker.parameters import num_weights, weights_bytes
@@ -111,6 +112,20 @@ def check_weights_fit(model: ModelConfig, num_weights: int, weights_bytes: int, 
             f"{model.model}: {num_weights / 1e6:,.0f} M weights in {model.dtype} need "
             f"{gib(weights_bytes)}, but Octavo may use {gib(budget_bytes)} of this device's memory; "
             "raise gpu_memory_utilization or use a smaller model"
+        )
+
+
+def check_length_fits(model: ModelConfig, budget_bytes: int) -> None:
+    """Check before building the model, which computes rotary tables.
+
+    Raises:
+        InsufficientMemoryError: with both numbers.
+    """
+    table_bytes = peak_table_bytes(model.head_dim, model.max_model_len)
+    if table_bytes > budget_bytes:
+        raise InsufficientMemoryError(
+            f"max_model_len={model.max_model_len}: the table of its rotary angles needs {gib(table_bytes)}, "
+            f"but Octavo may use {gib(budget_bytes)} of this device's memory; lower max_model_len"
         )
 
 
@@ -211,6 +226,14 @@ class RankMemory:
         self._config, self._devices = config, devices
         self._part, self._stage = part, stage
         self._dtype_bytes = dtype.itemsize
+
+    def check_length_fits(self) -> None:
+        """Check `max_model_len` before the model is built.
+
+        Raises:
+            InsufficientMemoryError: with both numbers.
+        """
+        check_length_fits(self._part, self._budget_bytes)
 
     def check_weights_fit(self, *models: CausalLM) -> None:
         """Check empty models, the rank's own and perhaps a draft model, before their weights are loaded.

@@ -107,6 +107,7 @@ class RankBuilder:
         """Read the weights; see `Worker.load_model`."""
         start_s = time.perf_counter()
         keep_freed_memory()
+        self._memory.check_length_fits()
         context = BuildContext(
             kernels=self._kernels,
             attention=self._attention,

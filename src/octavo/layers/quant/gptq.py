@@ -8,7 +8,7 @@ Legend: N = outputs, K = inputs, G = groups of inputs, W = integers per word.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +23,7 @@ from octavo.layers.quant.words import per_word, unpack
 
 # Zero point conventions: AutoGPTQ's own format stores them minus one.
 _ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}
+_EXPERT = "expert"  # in the names of experts' layers, also of a shared one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,7 @@ class GPTQScheme(WeightScheme):
     is_symmetric: bool  # zeros are at the midpoint of the range
     has_order: bool
     added_to_zeros: int
+    keeps_order: bool = False  # although it may not matter
 
     @property
     def name(self) -> str:
@@ -82,7 +84,7 @@ class GPTQScheme(WeightScheme):
             return None
         expected = torch.arange(inputs.total, device=of_inputs.device) // (self.form.group_size or inputs.total)
         if torch.equal(of_inputs.long(), expected):
-            return None
+            return torch.arange(inputs.size, dtype=torch.int32, device=of_inputs.device) if self.keeps_order else None
         ordered, order = of_inputs.long().sort(stable=True)
         if not torch.equal(ordered, expected):
             raise CheckpointError(f"{self.name}: g_idx does not put {self.form.group_size} inputs into each group")
@@ -90,6 +92,11 @@ class GPTQScheme(WeightScheme):
             why = "act-order groups cannot be sharded over ranks; set tensor_parallel_size=1"
             raise UnsupportedModelError(f"{self.name}: {why}")
         return order.to(torch.int32)
+
+    @property
+    def of_expert(self) -> "GPTQScheme":
+        """The scheme of an expert's linears: kernels compute all experts as one, so all have an order or none has."""
+        return replace(self, keeps_order=self.has_order and self.form.group_size is not None)
 
 
 class GPTQSchemes:
@@ -133,4 +140,4 @@ class GPTQSchemes:
         is_dense = role == "router" or (role == "logits" and not self._has_head) or layer in self._excluded
         if is_dense or (role != "logits" and self._included is not None and layer not in self._included):
             return DENSE
-        return self._scheme
+        return self._scheme.of_expert if _EXPERT in layer else self._scheme
