@@ -2,9 +2,9 @@
 
     python -m benchmarks.peers.speculation [--model smollm2] [--repeats 3] [--task NAME ...] [--out FILE]
 
-Greedy, one request at a time, two threads each. `llama-server` (`install.py` builds it) runs once for every way it looks
-drafts up; its time between first and last token is its own, so HTTP costs it nothing. Octavo runs in this process, as in
-`benchmarks.speculation`, which has the tasks. Figures are tokens per second after the first token, medians of the
+Greedy, one request at a time, two threads each. `llama-server` (`install.py` builds it) runs once for every way it
+looks drafts up; its time from first to last token is its own, so HTTP costs it nothing. Octavo runs in this process,
+as in `benchmarks.speculation`, which has the tasks. Figures are tokens per second after the first token, medians of the
 repeats. Answers of the two may differ in some tokens, as they round differently.
 """
 
