@@ -3,9 +3,9 @@
     python -m benchmarks.host.compute_share [--precision int8] [--model FOLDER] [--batch 1 8 32 128] [--repeats 3]
 
 Random weights of Qwen3-0.6B's geometry, or another model; prompts of 16 tokens and 64 out, greedy. The engine's own
-clock (`scheduler/busy_time.py`) measures from output to output, so nothing between two steps is left out. `LLM` runs the
-core in its caller's thread; `AsyncLLM` in a process of its own, with a stream for each request. Medians of the repeats.
-The aim is 97 % at batch 32.
+clock (`scheduler/busy_time.py`) measures from output to output, so nothing between two steps is left out. `LLM` runs
+the core in its caller's thread; `AsyncLLM` in a process of its own, with a stream for each request. Medians of the
+repeats. The aim is 97 % at batch 32.
 """
 
 import argparse

@@ -45,10 +45,9 @@ Cell = dict[str, float]
 class OctavoEngine:
     """One `LLM`."""
 
-    def __init__(self, model: str, config: dict[str, Any] | None) -> None:
-        options: dict[str, Any] = {"max_model_len": CONTEXT, "enable_prefix_caching": False}
-        self._llm = LLM(model, speculative_config=config, **options)
-        self._params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    def __init__(self, model: str, config: dict[str, Any] | None, num_out: int) -> None:
+        self._llm = LLM(model, speculative_config=config, max_model_len=CONTEXT)
+        self._params = SamplingParams(temperature=0.0, max_tokens=num_out)
 
     def prompt(self, text: str) -> list[int]:
         """Return a chat as tokens."""
@@ -64,11 +63,11 @@ class OctavoEngine:
 class LlamaServer:
     """A running `llama-server`."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, num_out: int) -> None:
+        self._url, self._num_out = url, num_out
 
     def run(self, prompt: list[int]) -> tuple[list[int], Cell]:
-        wanted = {"n_predict": MAX_TOKENS, "temperature": 0.0, "cache_prompt": False, "return_tokens": True}
+        wanted = {"n_predict": self._num_out, "temperature": 0.0, "cache_prompt": True, "return_tokens": True}
         body = json.dumps({"prompt": prompt, **wanted}).encode()
         with urlopen(Request(f"{self._url}/completion", body, {"Content-Type": "application/json"})) as reply:
             answer = json.load(reply)
@@ -89,17 +88,19 @@ def llama_command(file: Path, port: int, flags: Sequence[str]) -> list[str]:
     return [str(program), "--model", str(file), "--port", str(port), *always, *flags]
 
 
-def compare(model: str, tasks: Sequence[str], repeats: int) -> dict[str, dict[str, Cell]]:
-    """Return what each engine and way did, by task."""
+def compare(
+    model: str, tasks: Sequence[str], ways: Sequence[str], num_out: int, repeats: int
+) -> dict[str, dict[str, Cell]]:
+    """Return what each engine did in each way, llama.cpp in `ways`, by task."""
     file = Path(resolve_model(model))
     with ExitStack() as servers:
-        ours = {way: OctavoEngine(model, config) for way, config in OCTAVO_WAYS.items()}
+        ours = {way: OctavoEngine(model, config, num_out) for way, config in OCTAVO_WAYS.items()}
         engines: dict[str, OctavoEngine | LlamaServer] = {f"octavo {way}": engine for way, engine in ours.items()}
-        for way, flags in LLAMA_WAYS.items():
-            port = _free_port()
+        for way in ways:
+            port, flags = _free_port(), LLAMA_WAYS[way]
             url = f"http://127.0.0.1:{port}"
             servers.enter_context(serving(LLAMA_CPP, llama_command(file, port, flags), url, "/health"))
-            engines[f"llama.cpp {way}"] = LlamaServer(url)
+            engines[f"llama.cpp {way}"] = LlamaServer(url, num_out)
         table: dict[str, dict[str, Cell]] = {}
         for task in tasks:
             prompt = ours["plain"].prompt(TASKS[task])
@@ -142,13 +143,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a GGUF file, or the name of one")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--way", action="append", choices=list(LLAMA_WAYS), help="of llama.cpp; repeatable")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     parser.add_argument("--task", action="append", choices=list(TASKS), help="repeatable; default: all")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    tasks = compare(args.model, args.task or list(TASKS), args.repeats)
+    tasks = compare(args.model, args.task or list(TASKS), args.way or list(LLAMA_WAYS), args.max_tokens, args.repeats)
     if args.out is not None:
-        report = {"commit": commit.stdout.strip(), "model": args.model, "tasks": tasks}
+        report = {"commit": commit.stdout.strip(), "model": args.model, "max_tokens": args.max_tokens, "tasks": tasks}
         args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
