@@ -110,9 +110,9 @@ def main() -> None:
                 rows.append({"model": args.model or args.precision, "engine": name, "batch": batch, **row})
                 print(f"{rows[-1]['model']:8} {name:9} batch {batch:3}  {row['step_ms']:7.1f} ms a step, "
                       f"{row['host_us']:6.0f} us of it the host's: {row['share']:.1%} native", flush=True)  # fmt: skip
+                if args.out is not None:
+                    args.out.write_text(json.dumps(rows, indent=1) + "\n")
             engine.close()
-    if args.out is not None:
-        args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import json
 import socket
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,8 @@ def llama_command(file: Path, port: int, flags: Sequence[str]) -> list[str]:
 
 def compare(
     model: str, tasks: Sequence[str], ways: Sequence[str], num_out: int, repeats: int
-) -> dict[str, dict[str, Cell]]:
-    """Return what each engine did in each way, llama.cpp in `ways`, by task."""
+) -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Yield each task with what each engine did in each way, llama.cpp in `ways`."""
     file = Path(resolve_model(model))
     with ExitStack() as servers:
         ours = {way: OctavoEngine(model, config, num_out) for way, config in OCTAVO_WAYS.items()}
@@ -101,7 +101,6 @@ def compare(
             url = f"http://127.0.0.1:{port}"
             servers.enter_context(serving(LLAMA_CPP, llama_command(file, port, flags), url, "/health"))
             engines[f"llama.cpp {way}"] = LlamaServer(url, num_out)
-        table: dict[str, dict[str, Cell]] = {}
         for task in tasks:
             prompt = ours["plain"].prompt(TASKS[task])
             runs: dict[str, list[Cell]] = {name: [] for name in engines}
@@ -111,9 +110,7 @@ def compare(
                     answers[name], cell = engine.run(prompt)
                     runs[name].append({**cell, "num_tokens": len(answers[name])})
             assert answers["octavo ngram"] == answers["octavo plain"], task
-            table[task] = {name: _summary(cells[1:]) for name, cells in runs.items()}
-            show({task: table[task]})
-    return table
+            yield task, {name: _summary(cells[1:]) for name, cells in runs.items()}
 
 
 def _summary(cells: Sequence[Cell]) -> Cell:
@@ -128,15 +125,14 @@ def _free_port() -> int:
         return port
 
 
-def show(table: dict[str, dict[str, Cell]]) -> None:
-    for task, cells in table.items():
-        for name, cell in cells.items():
-            plain = cells[f"{name.split()[0]} plain"]["tokens_per_s"]
-            print(
-                f"{task:10} {name:28} {cell['tokens_per_s']:7.1f} tok/s {cell['tokens_per_s'] / plain:5.2f}x "
-                f"{cell['num_accepted']:4.0f} of {cell['num_drafts']:4.0f} drafts, {cell['num_tokens']:.0f} tokens",
-                flush=True,
-            )
+def show(task: str, cells: dict[str, Cell]) -> None:
+    for name, cell in cells.items():
+        plain = cells.get(f"{name.split()[0]} plain", cell)["tokens_per_s"]
+        print(
+            f"{task:10} {name:28} {cell['tokens_per_s']:7.1f} tok/s {cell['tokens_per_s'] / plain:5.2f}x "
+            f"{cell['num_accepted']:4.0f} of {cell['num_drafts']:4.0f} drafts, {cell['num_tokens']:.0f} tokens",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -149,10 +145,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    tasks = compare(args.model, args.task or list(TASKS), args.way or list(LLAMA_WAYS), args.max_tokens, args.repeats)
-    if args.out is not None:
-        report = {"commit": commit.stdout.strip(), "model": args.model, "max_tokens": args.max_tokens, "tasks": tasks}
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    report: dict[str, Any] = {"commit": commit.stdout.strip(), "model": args.model, "max_tokens": args.max_tokens}
+    report["tasks"] = tasks = dict[str, dict[str, Cell]]()
+    ways = args.way or list(LLAMA_WAYS)
+    for task, cells in compare(args.model, args.task or list(TASKS), ways, args.max_tokens, args.repeats):
+        tasks[task] = cells
+        show(task, cells)
+        if args.out is not None:
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
