@@ -86,6 +86,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether a filter may keep some tokens from being sampled: top-k, top-p or min-p."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def changes_logits(self) -> bool:
         """Whether logits are changed before a token is selected, other than by bad words and constraints."""
         return bool(

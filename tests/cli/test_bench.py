@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from octavo.cli.bench import request_times
 from octavo.cli.main import app
+from octavo.kernels.native_level import native_kernels
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 
@@ -29,6 +30,8 @@ def test_throughput_adds_up() -> None:
     assert report["total_tokens_per_s"] == pytest.approx(27 / report["elapsed_s"])
     assert 0 < report["time_to_first_token_ms_p50"] <= report["time_to_first_token_ms_p99"] <= report["elapsed_s"] * 1e3
     assert report["time_per_output_token_ms_mean"] > 0
+    if native_kernels() is not None:
+        assert 0 < report["compute_share"] < 1
 
 
 def test_pictures_count_beside_tokens() -> None:

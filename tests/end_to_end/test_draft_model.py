@@ -24,6 +24,7 @@ from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+from octavo.structured_output import StructuredOutput
 
 GetDraft = Callable[[str], str]
 NAMES = ["llama", "qwen3-mixed-windows"]
@@ -163,6 +164,24 @@ def test_constraints(num_stages: int, make_llm: MakeLLM, draft_of: GetDraft) -> 
     assert answers(outputs) == expected
     constrained = [output for output, each in zip(outputs, params, strict=True) if each.structured_output is not None]
     assert drafts_of(constrained)[1] > len(constrained)
+
+
+def test_samples_under_a_grammar(make_llm: MakeLLM) -> None:
+    """Without filters, samples are drafted for as well, and a model that drafts for itself knows their noise."""
+    some_words = StructuredOutput(regex="([A-Za-z]+ ){4,12}")
+    sampled = SamplingParams(seed=3, max_tokens=pick(30, 90), structured_output=some_words)
+    params = [
+        sampled,
+        sampled.replace(temperature=0.6, logprobs=2),
+        sampled.replace(top_p=0.9),
+        sampled.replace(top_k=9),
+    ]
+    prompts = [PROMPT] * len(params)
+    expected = answers(make_llm("demo").generate(prompts, params, use_tqdm=False))
+    llm = make_llm("demo", speculative_config=always(str(demo_model_path())))
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert answers(outputs) == expected
+    assert [drafts_of([output])[1] > 2 for output in outputs] == [True, True, False, False]
 
 
 def test_stages_and_shards(make_llm: MakeLLM, checkpoint: GetCheckpoint, draft_of: GetDraft) -> None:

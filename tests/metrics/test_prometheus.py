@@ -39,7 +39,7 @@ def samples(exposition: Exposition) -> dict[tuple[str, tuple[tuple[str, str], ..
 
 def busy() -> tuple[HttpMetrics, EngineMetrics]:
     http, engine = HttpMetrics(), EngineMetrics(cache_info={"block_size": "16"})
-    engine.stats = SchedulerStats(num_waiting=3, num_deferred=1, num_blocks=5)
+    engine.stats = SchedulerStats(num_waiting=3, num_deferred=1, num_blocks=5, step_s_total=2.0, compute_s_total=1.5)
     http.requests["GET", "/health", "2xx"] = 4
     http.responses.update({200: 3, 429: 1})
     http.rejections.update({"queue_full": 1})
@@ -58,6 +58,7 @@ def test_our_own_names() -> None:
     model = ("model_name", "m")
     assert shown["octavo_http_responses_total", (("status", "200"),)] == 3
     assert shown["octavo_requests_rejected_total", (("cause", "queue_full"),)] == 1
+    assert [shown[f"octavo_step_{name}_total", (model,)] for name in ("seconds", "compute_seconds")] == [2.0, 1.5]
     assert shown["octavo_client_aborts_total", ()] == 2
     assert shown["octavo_prompt_tokens_total", (model,)] == 7
     assert shown["octavo_requests_finished_total", (model, ("reason", "stop"))] == 1

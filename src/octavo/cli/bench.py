@@ -69,7 +69,9 @@ def throughput(
     """Tokens per second, and images, when many requests are submitted at once."""
     with _prompts(engine, input_len, num_images, image_size, num_adapters, adapter_rank) as prompts:
         _timed(prompts.take(num_prompts), min(output_len, WARM_UP_TOKENS))
+        before = step_times(prompts.llm)
         outputs, elapsed_s = _timed(prompts.take(num_prompts), output_len)
+        share = compute_share(before, step_times(prompts.llm))
     num_output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_tokens = num_output_tokens + sum(len(output.prompt_token_ids) for output in outputs)
     report: Report = {
@@ -83,6 +85,7 @@ def throughput(
         "total_tokens_per_s": num_tokens / elapsed_s,
         **_images(prompts, num_prompts / elapsed_s),
         **request_times(outputs),
+        **share,
         **drafts(outputs),
     }
     print_reports([report], as_json=json)
@@ -116,6 +119,7 @@ def latency(
 def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_warmup: int) -> Report:
     for _ in range(num_warmup):
         _timed(prompts.take(size), output_len)
+    before = step_times(prompts.llm)
     runs = [_timed(prompts.take(size), output_len) for _ in range(num_iters)]
     outputs = [output for batch, _ in runs for output in batch]
     elapsed_s = [seconds for _, seconds in runs]
@@ -129,8 +133,24 @@ def _latency(prompts: Prompts, size: int, output_len: int, num_iters: int, num_w
         "output_tokens_per_s": size * output_len * num_iters / sum(elapsed_s),
         **_images(prompts, size * num_iters / sum(elapsed_s)),
         **request_times(outputs),
+        **compute_share(before, step_times(prompts.llm)),
         **drafts(outputs),
     }
+
+
+def step_times(llm: "LLM") -> tuple[float, float]:
+    """Return the seconds of all steps so far, and of these the seconds in native calls."""
+    stats = llm.engine.front.outputs.metrics.stats
+    return (0.0, 0.0) if stats is None else (stats.step_s_total, stats.compute_s_total)
+
+
+def compute_share(before: tuple[float, float], after: tuple[float, float]) -> Report:
+    """Return the share of steps in native calls between two `step_times`; nothing where calls are not timed.
+
+    The rest is the host's: scheduling, laying out inputs, detokenizing.
+    """
+    step_s, compute_s = (end - start for start, end in zip(before, after, strict=True))
+    return {"compute_share": compute_s / step_s} if step_s else {}
 
 
 def request_times(outputs: "Sequence[RequestOutput]") -> Report:

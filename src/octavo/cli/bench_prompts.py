@@ -23,6 +23,7 @@ Run = Callable[["SamplingParams"], "list[RequestOutput]"]
 class Prompts(Protocol):
     """Prompts of one length, which use some adapters in turn."""
 
+    llm: "LLM"
     length: int
     adapters: "Sequence[LoRARequest]"
 
@@ -37,14 +38,14 @@ class RandomPrompts:
     def __init__(self, llm: "LLM", length: int, adapters: "Sequence[LoRARequest]" = ()) -> None:
         tokenizer = llm.get_tokenizer()
         self.length, self.adapters = length, adapters
-        self._llm = llm
+        self.llm = llm
         self._ids = [id_ for id_ in range(tokenizer.vocab_size) if id_ not in tokenizer.special_token_ids]
         self._random = random.Random(SEED)
 
     def take(self, count: int) -> Run:
         prompts: list[TokensPrompt] = [{"prompt_token_ids": self.tokens()} for _ in range(count)]
         lora_request = _in_turn(self.adapters, count)
-        return lambda params: self._llm.generate(prompts, params, use_tqdm=False, lora_request=lora_request)
+        return lambda params: self.llm.generate(prompts, params, use_tqdm=False, lora_request=lora_request)
 
     def tokens(self) -> list[int]:
         """Return the tokens of one prompt."""
@@ -65,20 +66,20 @@ class RandomPictures:
         if not self._width * self._height:
             raise InvalidParameterError("image_size", size, "a width and a height in pixels, such as 448x448")
         self.length, self.num_images, self.adapters = length, num_images, adapters
-        self._llm, self._text = llm, RandomPrompts(llm, length)
+        self.llm, self._text = llm, RandomPrompts(llm, length)
         self._pixels = np.random.default_rng(SEED)
 
     def take(self, count: int) -> Run:
         requests = [{"messages": [{"role": "user", "content": self._content()}]} for _ in range(count)]
         lora_request = _in_turn(self.adapters, count)
-        return lambda params: self._llm.generate_multimodal(requests, params, use_tqdm=False, lora_request=lora_request)
+        return lambda params: self.llm.generate_multimodal(requests, params, use_tqdm=False, lora_request=lora_request)
 
     def _content(self) -> list[dict[str, object]]:
         size = (self._height, self._width, 3)
         parts: list[dict[str, object]] = [
             {"type": "image", "image": self._pixels.integers(0, 256, size, "uint8")} for _ in range(self.num_images)
         ]
-        return [*parts, {"type": "text", "text": self._llm.get_tokenizer().decode(self._text.tokens())}]
+        return [*parts, {"type": "text", "text": self.llm.get_tokenizer().decode(self._text.tokens())}]
 
 
 def _in_turn(adapters: "Sequence[LoRARequest]", count: int) -> "list[LoRARequest | None]":

@@ -12,6 +12,7 @@ SpeculativeMethod = Literal["ngram", "draft_model"]
 _OPTION = "speculative_config"
 _LATER_METHODS = ("eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
 _DEFAULT_NUM_TOKENS = 8
+_DEFAULT_NUM_COPIED = 16  # of ngram: they cost nothing to propose, and long copies are common
 _MAX_NUM_TOKENS = 64
 _DEFAULT_MIN_MATCH, _DEFAULT_MAX_MATCH = 2, 16
 _MAX_MATCH = 128
@@ -81,7 +82,9 @@ class SpeculativeConfig:
         if len(lengths) == 1:
             (length,) = lengths.values()
             lengths = {"prompt_lookup_min": length, "prompt_lookup_max": length}
-        return cls(**{"method": "draft_model" if "model" in options else "ngram", **options, **lengths})
+        method = options.get("method", "draft_model" if "model" in options else "ngram")
+        count = _DEFAULT_NUM_COPIED if method == "ngram" else _DEFAULT_NUM_TOKENS
+        return cls(**{"method": method, "num_speculative_tokens": count, **options, **lengths})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

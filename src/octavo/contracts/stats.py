@@ -18,6 +18,10 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions_total: int = 0
     num_prefix_queries_total: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits_total: int = 0  # prompt tokens found in the prefix cache
+    step_s_total: float = (
+        0.0  # seconds of steps whose native calls are timed: while there is work, from output to output
+    )
+    compute_s_total: float = 0.0  # of these, in native calls; the rest is the host's, not hidden behind them
 
     @property
     def kv_cache_usage(self) -> float:

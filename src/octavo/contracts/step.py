@@ -23,6 +23,7 @@ class ModelRunnerOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     errors: dict[str, str] = {}  # requests that failed individually (NaN logits, ...), with the reason
     draft_passes: list[tuple[int, float]] = []  # of a draft model, in this step: tokens and seconds of each
     expert_load: ExpertLoad | None = None  # only for MoE models
+    compute_s: float | None = None  # of this step, in native calls; None: not measured
 
     @cached_property  # cached in the instance's __dict__
     def req_id_to_index(self) -> dict[str, int]:

@@ -7,13 +7,14 @@ Legend: T = tokens, K = input size, N = output size, D = hidden or head size, I 
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from threading import local
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -89,6 +90,7 @@ class NativeKernels(Kernels, KeepsPacked):
         self._cpu, self.dtype = _cpu, dtype
         self.native = _cpu.Kernels(level, num_threads, is_float32=dtype == torch.float32)
         self.name = f"native-{level}"
+        self.compute_s = 0.0  # in replays and in what follows them: logits and sampling
         self._recording = local()  # thread-local: `buffers` while recording
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -107,7 +109,7 @@ class NativeKernels(Kernels, KeepsPacked):
 
         The tape refers to tensors by address: those that come from outside must stay alive.
         """
-        tape = Tape(self.native)
+        tape = Tape(self)
         self._recording.buffers = tape.buffers
         self.native.begin_recording(tape.calls)
         try:
@@ -115,6 +117,12 @@ class NativeKernels(Kernels, KeepsPacked):
         finally:
             self.native.end_recording()
             self._recording.buffers = None
+
+    def timed(self, op: Callable[..., None], *args: Any) -> None:
+        """Run a native call and add its time to `compute_s`."""
+        start_s = time.perf_counter()
+        op(*args)
+        self.compute_s += time.perf_counter() - start_s
 
     @property
     def layout(self) -> str:
@@ -161,7 +169,7 @@ class NativeKernels(Kernels, KeepsPacked):
     def logits_argmax(self, x: torch.Tensor, packed: PackedLinear) -> tuple[torch.Tensor, torch.Tensor]:
         x = x.contiguous()
         argmax = torch.empty(len(x), 2, dtype=torch.int32)  # a float32's bits, an index
-        self.native.argmax(self._rows(x), _handle(packed), argmax.data_ptr())
+        self.timed(self.native.argmax, self._rows(x), _handle(packed), argmax.data_ptr())
         bits, ids = argmax.unbind(1)
         return bits.view(torch.float32), ids.long()
 
@@ -175,7 +183,7 @@ class NativeKernels(Kernels, KeepsPacked):
         num_rows, vocab_size = logits.shape
         token_ids, max_logit = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
         results = token_ids.data_ptr(), max_logit.data_ptr()
-        self.native.draw(logits.data_ptr(), num_rows, vocab_size, rows.ctypes.data, *results)
+        self.timed(self.native.draw, logits.data_ptr(), num_rows, vocab_size, rows.ctypes.data, *results)
         return token_ids, max_logit
 
     def activated_linear(self, x: torch.Tensor, packed: PackedLinear, activation: Activation) -> torch.Tensor:
@@ -308,7 +316,7 @@ class NativeKernels(Kernels, KeepsPacked):
 
     def _linear(self, x: torch.Tensor, packed: PackedLinear, dtype: torch.dtype, output: "_cpu.Output") -> torch.Tensor:
         out = self.empty(len(x), _handle(packed).out_size, dtype=dtype)
-        self.native.linear(self._rows(x), _handle(packed), output, out.data_ptr())
+        self.timed(self.native.linear, self._rows(x), _handle(packed), output, out.data_ptr())
         return out
 
     def _routing(self, routing: Routing) -> "_cpu.Routing":

@@ -14,6 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from octavo.kernels.cpu import _cpu
+    from octavo.kernels.native import NativeKernels
 
 
 class TapeBuffers:
@@ -45,13 +46,13 @@ class TapeBuffers:
 class Tape:
     """The calls and the memory they use. Can be replayed for any number of tokens up to that of the recording."""
 
-    def __init__(self, native: "_cpu.Kernels") -> None:
+    def __init__(self, kernels: "NativeKernels") -> None:
         from octavo.kernels.cpu import _cpu
 
-        self._native = native
+        self._kernels = kernels
         self.calls = _cpu.Tape()
         self.buffers = TapeBuffers()
 
     def replay(self, num_tokens: int, steps: "list[_cpu.AttentionStep]") -> None:
         """Execute all calls for the first T rows of every tensor, with this step's attention for each KV group."""
-        self._native.replay(self.calls, num_tokens, steps)
+        self._kernels.timed(self._kernels.native.replay, self.calls, num_tokens, steps)

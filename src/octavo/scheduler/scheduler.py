@@ -36,6 +36,7 @@ from octavo.scheduler.adapted import AdaptedRequests
 from octavo.scheduler.admission import Admission
 from octavo.scheduler.block_hash import vision_keys
 from octavo.scheduler.block_manager import BlockManager
+from octavo.scheduler.busy_time import BusyTime
 from octavo.scheduler.constrained import ConstrainedRequests
 from octavo.scheduler.encoder_schedule import EncoderSchedule
 from octavo.scheduler.pace import FEWEST_TOKENS, StepPace
@@ -94,6 +95,7 @@ class Scheduler:
         self._max_chunk = config.max_num_batched_tokens
         self._epoch = epoch
         self._clock = clock
+        self._busy_time = BusyTime(clock)
         self._num_arrived = self._num_steps = self._num_preemptions = 0
         self._stop_ids = StopIdTable()
         self._owner: int | None = None
@@ -273,6 +275,7 @@ class Scheduler:
                 self._end_if_stopped(int(update.rows[index]), int(update.last_token_ids[index]))
         for request_id, error in update.errors.items():
             self._fail(self._requests[request_id], error)
+        self._busy_time.record(model_output.compute_s, step.scheduled_s, has_more=bool(self._requests))
         return self._outputs(update, step)
 
     def _num_until_stop(self, request_id: str, position: int, token_ids: list[int]) -> int:
@@ -378,6 +381,8 @@ class Scheduler:
             num_preemptions_total=self._num_preemptions,
             num_prefix_queries_total=self.blocks.num_prefix_queries_total,
             num_prefix_hits_total=self.blocks.num_prefix_hits_total,
+            step_s_total=self._busy_time.step_s,
+            compute_s_total=self._busy_time.compute_s,
         )
 
     def check_integrity(self) -> None:

@@ -103,13 +103,15 @@ class Speculation:
         """Return whether the drafter's tokens can be verified in this row.
 
         Tokens drawn in ranks are not known here, so that only the first position has its grammar's mask. Elsewhere an
-        argmax is right if the grammar turns out to allow it: then it is the argmax of the allowed tokens, too.
+        argmax is right if the grammar turns out to allow it: then it is the argmax of the allowed tokens, too. A sample
+        is the argmax of logits over temperature plus noise; but what top-k, top-p and min-p leave depends on the mask.
         """
         if not (self._draws_in_ranks and self._running.is_constrained[row]):
             return True
         message = self._running.request_at(row).message
         params = message.sampling_params
-        return params.is_greedy and not (params.changes_logits or message.bad_words_token_ids)
+        is_argmax = params.is_greedy or not params.is_filtered
+        return is_argmax and not (params.changes_logits or message.bad_words_token_ids)
 
     def num_allowed(self, request: Request, token_ids: list[int]) -> int:
         """Return how many of a request's several new tokens its grammar allows; at least the first."""

@@ -41,16 +41,16 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows | Dr
     max_blocks = -(-int(ends.max()) // block_size)
 
     def slots_in(table: torch.Tensor) -> torch.Tensor:
-        return table[at_rows, at_columns].to(torch.int64) * block_size + at_offsets
+        return rows.look_up(table, at_rows, at_columns).to(torch.int64) * block_size + at_offsets
 
     first_table, *other_tables = rows.block_tables
     batch = ForwardBatch(
-        input_ids=rows.token_ids[at_rows, at_positions].to(torch.int64),
+        input_ids=rows.look_up(rows.token_ids, at_rows, at_positions).to(torch.int64),
         positions=at_positions,
         query_start_loc=query_start_loc,
         seq_lens=lens,
         slot_mapping=slots_in(first_table),
-        block_table=first_table[step_rows, :max_blocks],
+        block_table=rows.look_up(first_table, step_rows, slice(max_blocks)),
         logits_indices=logits_indices,
         kept_indices=_kept(logits_indices, num_tokens, rows),
         block_size=block_size,
@@ -62,7 +62,7 @@ def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows | Dr
     if not (other_tables or rows.groups[0].kind == "recurrent"):
         return batch
     groups = [GroupSlots(batch.slot_mapping, batch.block_table)]
-    groups += [GroupSlots(slots_in(table), table[step_rows, :max_blocks]) for table in other_tables]
+    groups += [GroupSlots(slots_in(table), rows.look_up(table, step_rows, slice(max_blocks))) for table in other_tables]
     for index, group in enumerate(rows.groups):
         if group.kind == "recurrent":
             block_tokens = group.block_tokens(block_size)

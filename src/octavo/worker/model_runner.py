@@ -20,6 +20,7 @@ from octavo.contracts.lora import NO_SLOT
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.errors import InvalidParameterError
+from octavo.kernels.native import NativeKernels
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
@@ -62,6 +63,10 @@ class RankModelRunner:
         self.encoder = EncoderRunner(model.encoder, rows)
         self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
+        models = (model,) if draft_model is None else (model, draft_model.model)
+        self._timed_kernels: set[NativeKernels] = set()  # if layers are recorded, so that few calls are all calls
+        if graph is not None:
+            self._timed_kernels = {each for m in models if isinstance(each := m.context.kernels, NativeKernels)}
 
     @torch.inference_mode()
     def begin(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
@@ -72,13 +77,20 @@ class RankModelRunner:
         Raises:
             StepError: an earlier stage failed.
         """
-        model_output, done = self._compute(scheduler_output), Future[ModelRunnerOutput]()
+        before_s, done = self._compute_s(), Future[ModelRunnerOutput]()
+        model_output = self._compute(scheduler_output)
+        if self._timed_kernels:
+            model_output = msgspec.structs.replace(model_output, compute_s=self._compute_s() - before_s)
         if self.expert_loads is not None:
             model_output = msgspec.structs.replace(model_output, expert_load=self.expert_loads.totals())
         if self.draft_model is not None:
             model_output = msgspec.structs.replace(model_output, draft_passes=self.draft_model.passes)
         done.set_result(model_output)
         return done
+
+    def _compute_s(self) -> float:
+        """Return how long native calls have taken since the start."""
+        return sum(kernels.compute_s for kernels in self._timed_kernels)
 
     def _compute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         if self._links is not None and not self.model.stage.is_last:

@@ -47,6 +47,8 @@ class RequestRows:
         self.block_size, self.groups = block_size, groups
         self.queue = queue
         self.device = device
+        # Lookups and writes are NumPy's then: it runs less code than torch, and weights have evicted all code.
+        self._is_host = queue is None and device.type == "cpu"
         self.sampling = sampling
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = _lazy_zeros((num_rows, max_model_len), device)  # [N, M] int32
@@ -83,8 +85,17 @@ class RequestRows:
 
     def write_sampled(self, rows: Int32Array, positions: Int32Array, token_ids: torch.Tensor) -> None:
         """Do so without updating the sampler's token counts (see `processors_on_device`): no device synchronization."""
+        if self._is_host:
+            self.token_ids.numpy()[rows, positions] = token_ids.numpy()
+            return
         at_rows, at_positions = self.send(rows.astype(np.int64), positions.astype(np.int64))
         self.token_ids[at_rows, at_positions] = token_ids.to(torch.int32)
+
+    def look_up(self, table: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor | slice) -> torch.Tensor:
+        """Return table[rows, columns]."""
+        if not self._is_host:
+            return table[rows, columns]
+        return torch.from_numpy(table.numpy()[rows.numpy(), columns if isinstance(columns, slice) else columns.numpy()])
 
     def send(self, *arrays: NDArray[Any]) -> list[torch.Tensor]:
         """Return the arrays as tensors on the device. With a queue, this is one asynchronous copy."""
@@ -160,7 +171,8 @@ class DraftRows:
     extra: ExtraRows | None = None
 
     def __init__(self, rows: RequestRows, groups: tuple[KVGroup, ...], block_tables: Sequence[torch.Tensor]) -> None:
-        self.block_size, self.token_ids, self.send = rows.block_size, rows.token_ids, rows.send
+        self.block_size, self.token_ids = rows.block_size, rows.token_ids
+        self.send, self.look_up = rows.send, rows.look_up
         self.groups, self.block_tables = groups, block_tables
         self.prompt_logprobs: dict[int, PromptLogprobsJob] = {}
 
