@@ -150,3 +150,43 @@ class ReferenceHead:
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         scale = (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt()
         return x * scale * self.weights[f"{name}.weight"]
+
+    def logits(self, tokens: list[int], states: torch.Tensor) -> torch.Tensor:
+        """Return the logits [n - 1, V] of drafts after each two tokens and more of `tokens` [n]."""
+        hidden = states @ self.weights["fc.weight"].T
+        stream = self._layer(self.embedding[torch.tensor(tokens[1:])], hidden)
+        return self._norm("norm", stream) @ self.weights["lm_head.weight"].T
+
+
+def states_of(model: Any, tokens: list[int], layers: tuple[int, ...]) -> torch.Tensor:
+    """Return the inputs [n, F] of some layers of transformers' model, side by side."""
+    with torch.no_grad():
+        hidden = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    return torch.cat([hidden[layer][0] for layer in layers], dim=1)
+
+
+def memorizing(
+    head: TinyHead, model: Any, sequences: list[tuple[list[int], int]], num_steps: int = 60
+) -> dict[str, torch.Tensor]:
+    """Return weights that draft these sequences well: each has tokens, and the number of those that are prompt."""
+    tensors = head.tensors()
+    embedding = model.get_input_embeddings().weight.detach()
+    to_draft = {int(token): index for index, token in enumerate(tensors["d2t"] + torch.arange(head.draft_vocab_size))}
+    batch = []
+    for tokens, num_prompt in sequences:
+        states = states_of(model, tokens, layers=tuple(range(head.num_states)))[:-1]
+        at = [index for index in range(max(num_prompt, 2), len(tokens)) if tokens[index] in to_draft]
+        wanted = torch.tensor([to_draft[tokens[index]] for index in at])
+        batch.append((tokens[:-1], states[:-1], torch.tensor(at) - 2, wanted))
+    trained = [tensor.requires_grad_() for tensor in tensors.values() if tensor.is_floating_point()]
+    optimizer = torch.optim.Adam(trained, lr=0.02)
+    reference = ReferenceHead(head, tensors, embedding)
+    for _ in range(num_steps):
+        losses = [
+            torch.nn.functional.cross_entropy(reference.logits(tokens, states)[at], wanted)
+            for tokens, states, at, wanted in batch
+        ]
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in tensors.items()}

@@ -18,7 +18,7 @@ from octavo.models.eagle3 import Eagle3Head
 from octavo.models.interfaces import CausalLM
 from octavo.worker.draft_builder import DraftBuilder
 from octavo.worker.eagle_model import EagleModel
-from octavo.worker.eagle_progress import EagleProgress
+from octavo.worker.eagle_progress import OWN_BLOCKS, EagleProgress
 from octavo.worker.kv_cache import KVPrefault
 from octavo.worker.rank_drafting import RankDrafting
 from octavo.worker.request_rows import RequestRows
@@ -82,19 +82,19 @@ class EagleBuilder(DraftBuilder):
 
     @property
     def activation_bytes(self) -> int:
-        """See `DraftBuilder.activation_bytes`. With states of the last positions of rows, and a block of each."""
+        """See `DraftBuilder.activation_bytes`. With states of the last positions of rows, and blocks of their own."""
         rows = self._config.scheduler.max_num_seqs
-        kept = rows * (self._num_slots * self._state_bytes + sum(self._spec.bytes_per_block))
+        kept = rows * (self._num_slots * self._state_bytes + OWN_BLOCKS * sum(self._spec.bytes_per_block))
         return super().activation_bytes + kept + self._config.scheduler.max_num_batched_tokens * self._state_bytes
 
     def build(
         self, model: CausalLM, num_blocks: Sequence[int], num_scratch: Sequence[int], rows: RequestRows, ranks: Group
     ) -> tuple[RankDrafting, list[tuple[int, KVPrefault]]]:
-        """See `DraftBuilder.build`. Every row has a block of its own."""
+        """See `DraftBuilder.build`. Every row has blocks of its own."""
         assert isinstance(model, Eagle3Head)
         (group,) = self._draft.kv_groups
         num_rows, max_blocks = rows.block_tables[group].shape
-        kv_caches, prefaults = self._allocate(num_blocks, [extra + num_rows for extra in num_scratch])
+        kv_caches, prefaults = self._allocate(num_blocks, [extra + OWN_BLOCKS * num_rows for extra in num_scratch])
         num_ids, block_size = num_blocks[group] + num_scratch[group], self._config.cache.block_size
         eagle_model = EagleModel(
             model,
@@ -105,7 +105,7 @@ class EagleBuilder(DraftBuilder):
             self._sampler(rows),
             num_features=self._num_features,
             num_slots=self._num_slots,
-            num_blocks=num_ids + num_rows,
+            num_blocks=num_ids + OWN_BLOCKS * num_rows,
             max_tokens=self._config.scheduler.max_num_batched_tokens,
             ranks=ranks,
         )

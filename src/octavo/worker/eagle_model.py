@@ -146,14 +146,10 @@ class EagleModel(RankDrafting):
         self._remember_blocks(rows, starts, ends, firsts, aux)
         follows.mark(rows, ends, self._tokens)
         copies = follows.settle_hits(self._tokens)
-        for copy in copies:
-            slot = (int(follows.num_computed[copy.row])) % self._num_slots
-            self._recent[copy.row, slot] = self._last_of_block[copy.source]
         is_due = ends // self._block_size > follows.num_computed[rows] // self._block_size
-        copied = np.isin(rows, [copy.row for copy in copies])
-        self._catch_up(step, (is_due & ~copied).nonzero()[0], ends, firsts, aux)
-        self._copy_blocks(copies)
-        self._catch_up(step, (is_due & copied).nonzero()[0], ends, firsts, aux)
+        self._catch_up(step, is_due.nonzero()[0], ends, firsts, aux)
+        if copies:
+            self._take_copies(step, copies)
         self._remember(rows, starts, ends, firsts, aux)
         follows.num_available[rows] = np.maximum(follows.num_available[rows], ends)
 
@@ -202,6 +198,15 @@ class EagleModel(RankDrafting):
         blocks = follows.tables[rows[owners], columns - follows.base[rows][owners] // size]
         places = torch.from_numpy((firsts[owners] + (columns + 1) * size - 1).astype(np.int64))
         self._last_of_block[blocks] = torch.cat([each[places] for each in aux], dim=1)
+
+    def _take_copies(self, step: SchedulerOutput, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks, and compute the last entry of each with the token that follows it in its row."""
+        self._copy_blocks(copies)
+        at_row = {row: index for index, row in enumerate(step.rows.tolist())}
+        at = np.array([at_row[copy.row] for copy in copies])
+        positions = np.array([copy.position for copy in copies], dtype=np.int32)
+        states = self._last_of_block[[copy.source for copy in copies]]
+        self._compute(step, at, positions, positions + 1, self.model.reduce(states), None)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for cache in self._kv_caches:

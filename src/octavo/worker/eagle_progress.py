@@ -3,8 +3,8 @@
 Entry p of a row is token p + 1 and the model's hidden state of position p; its key and value are in the slot of
 position p and depend on nothing else. So the last entry of a block depends on a token that the block's hash does not
 cover: a prefix hit may continue in another way. Then the row gets a copy of that block, which is nobody else's, and the
-entry is computed anew from the state that is kept for the last position of every block. A hit on blocks without entries
-is a miss: the head's context begins behind them.
+entry is computed anew from the state that is kept for the last position of every block. A hit on blocks without
+entries, or on many that continue in another way, is a miss: the head's context begins behind them.
 
 Legend: N = rows, B = most blocks of a request, R = requests in the step.
 """
@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 
 from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
 
+OWN_BLOCKS = 2  # of a row, for such copies: of the last block of a hit, and of one where requests before it parted
 _NOTHING = -1
 
 
 class BlockCopy(NamedTuple):
-    """A row's own copy of the last block that it found in the cache."""
+    """A row's own copy of a block that it found in the cache, and the position whose entry is to compute anew."""
 
     row: int
     source: int
     target: int
+    position: int
 
 
 class EagleProgress:
@@ -39,7 +41,8 @@ class EagleProgress:
         self.base = np.zeros(num_rows, dtype=np.int32)  # [N]
         self.num_computed = np.zeros(num_rows, dtype=np.int32)  # [N]
         self.num_available = np.zeros(num_rows, dtype=np.int32)  # [N]
-        self._next_token = np.full(num_blocks + num_rows, _NOTHING, dtype=np.int32)  # after each block that is computed
+        num_ids = num_blocks + OWN_BLOCKS * num_rows
+        self._next_token = np.full(num_ids, _NOTHING, dtype=np.int32)  # after each block that is computed
         self._num_blocks, self._block_size, self._group = num_blocks, block_size, group
         self._row_of: dict[str, int] = {}
         self._hits: dict[int, int] = {}  # by row, cached tokens, until the step ends that adds the row
@@ -96,16 +99,15 @@ class EagleProgress:
         for row, num_cached in self._hits.items():
             size, num_blocks = self._block_size, num_cached // self._block_size
             blocks = self._blocks(row, 0, num_blocks)
-            found = self._next_token[blocks]
-            is_right = found == token_ids[row, size : num_cached + 1 : size]
-            is_usable = is_right.copy()
-            is_usable[-1] = found[-1] != _NOTHING
-            if is_usable[-1] and not is_right[-1]:
-                copies.append(BlockCopy(row, int(blocks[-1]), self._num_blocks + row))
-                self.tables[row, num_blocks - 1] = copies[-1].target
-                self.num_computed[row] = num_cached - 1
-            if not is_usable.all():
-                self._begin_at(row, int((~is_usable).nonzero()[0][-1]) + 1)
+            found, is_next = self._next_token[blocks], token_ids[row, size : num_cached + 1 : size]
+            others = (found != is_next).nonzero()[0]
+            empty = (found == _NOTHING).nonzero()[0]
+            begin = max([0, *(empty[-1:] + 1).tolist(), *(others[:-OWN_BLOCKS][-1:] + 1).tolist()])
+            for number, column in enumerate(others[others >= begin].tolist()):
+                target = self._num_blocks + OWN_BLOCKS * row + number
+                copies.append(BlockCopy(row, int(blocks[column]), target, (column + 1) * size - 1))
+                self.tables[row, column] = target
+            self._begin_at(row, begin)
         self._hits.clear()
         return copies
 
