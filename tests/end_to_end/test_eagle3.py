@@ -1,6 +1,6 @@
 """EAGLE-3 heads: drafts are those of a plain implementation, and no bit of an answer changes, whatever they are."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,13 +8,17 @@ import pytest
 import torch
 from tests.breadth import pick
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
-from tests.end_to_end.support import answers, random_tokens
+from tests.end_to_end.support import answers, random_prompt, random_tokens
 from tests.end_to_end.test_draft_model import drafts_of
 from tests.end_to_end.test_pipeline import ranks  # noqa: F401 - threads
 from tests.end_to_end.test_same_bytes import PARAMS, PROMPTS, one_by_one
+from tests.end_to_end.test_storm import weather_storm
+from tests.end_to_end.test_structured import PROMPT, mixed_params
 from tests.models.eagle import ReferenceHead, TinyHead, memorizing, states_of
 
+from octavo import LLM
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
+from octavo.errors import CheckpointError, InvalidParameterError, OctavoError, UnsupportedModelError
 from octavo.inputs import Prompt
 from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import SamplingParams
@@ -198,3 +202,138 @@ def test_answers_are_those_without_drafts(pair: Pair, options: dict[str, Any], m
     assert num_drafts > num_accepted > num_drafts // 8
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == pair.alone  # prefixes are in the cache
     assert one_by_one(llm) == pair.alone
+
+
+def test_adaptive_drafts(pair_of: MakePair, make_llm: MakeLLM) -> None:
+    """Some steps have no drafts: then states wait until a block is complete, or drafts are wanted again."""
+    pair = pair_of(*MODELS[0])
+    config = {"method": "eagle3", "model": str(pair.head), "num_speculative_tokens": 5}
+    llm = make_llm(pair.name, **pair.options, speculative_config=config, max_num_batched_tokens=24)
+    assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == pair.alone
+
+
+def test_requests_that_decline_drafts_are_followed(
+    checkpoint: GetCheckpoint, make_llm: MakeLLM, tmp_path: Path, drafted: list[Drafted]
+) -> None:
+    """So that others find their prefixes."""
+    head = TinyHead()
+    head.save(tmp_path / "head", tensors := head.tensors())
+    llm = make_llm("llama", speculative_config=always(tmp_path / "head"))
+    drafted.clear()
+    [plain] = llm.generate(random_prompt(23, seed=9), GREEDY.replace(speculative=False), use_tqdm=False)
+    assert plain.metrics.num_drafts == len(drafted) == 0
+    longer: Prompt = {"prompt_token_ids": plain.prompt_token_ids + plain.outputs[0].token_ids}
+    [late] = llm.generate(longer, GREEDY, use_tqdm=False)
+    assert late.metrics.num_cached_tokens > 24
+    check_drafts(drafted, head, tensors, checkpoint("llama").reference)
+
+
+def test_shards(checkpoint: GetCheckpoint, make_llm: MakeLLM, pair_of: MakePair) -> None:
+    """Every rank draws the same drafts."""
+    pair = pair_of(*MODELS[1])
+    with open_llm(checkpoint, pair.name, tensor_parallel_size=2) as llm:
+        expected = one_by_one(llm)
+    llm = make_llm(
+        pair.name,
+        tensor_parallel_size=2,
+        speculative_config=always(pair.head),
+        num_kv_blocks=24,
+        max_num_batched_tokens=24,
+    )
+    for _ in range(2):
+        outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+        assert answers(outputs) == expected
+        num_drafts, num_accepted = drafts_of(outputs)
+        assert num_drafts > num_accepted > num_drafts // 10
+
+
+@pytest.mark.parametrize("seed", pick([2], [0, 2, 3]))
+def test_a_storm(seed: int, checkpoint: GetCheckpoint, pair_of: MakePair) -> None:
+    """Aborts, preemptions, stop strings, minimum lengths and prompt logprobs, at any moment."""
+    weather_storm(seed, checkpoint, speculative_config=always(pair_of("qwen3-mixed-windows", {}).head))
+
+
+DEMO_HEAD = TinyHead(
+    target_size=256,
+    vocab_size=2048,
+    draft_vocab_size=1500,
+    hidden_size=256,
+    max_len=512,
+    settings={"eagle_aux_hidden_state_layer_ids": [2, 3, 5]},
+)
+
+
+def test_constraints(make_llm: MakeLLM, tmp_path: Path) -> None:
+    """Greedy requests under a grammar verify drafts too, and all of them take the tokens that the grammar forces."""
+    DEMO_HEAD.save(tmp_path / "head")
+    params = mixed_params()[::5]
+    prompts = [PROMPT] * len(params)
+    expected = answers(make_llm("demo", max_model_len=512).generate(prompts, params, use_tqdm=False))
+    llm = make_llm("demo", max_model_len=512, speculative_config=always(tmp_path / "head"))
+    assert answers(llm.generate(prompts, params, use_tqdm=False)) == expected
+
+
+NOT_TOGETHER: dict[str, tuple[str, TinyHead, dict[str, Any], type[OctavoError], str]] = {
+    "hidden size": ("llama", TinyHead(target_size=40), {}, InvalidParameterError, "target_hidden_size is 40, but"),
+    "vocabulary": ("llama", TinyHead(vocab_size=98), {}, InvalidParameterError, "vocab_size is 98, but"),
+    "layers": (
+        "llama",
+        TinyHead(settings={"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}),
+        {},
+        CheckpointError,
+        r"eagle_aux_hidden_state_layer_ids=\[0, 1, 3\]: inputs of different layers are expected, of 3",
+    ),
+    "several layers": (
+        "llama",
+        TinyHead(settings={"num_hidden_layers": 2}),
+        {},
+        UnsupportedModelError,
+        "num_hidden_layers=2: heads of one layer",
+    ),
+    "EAGLE-1": (
+        "llama",
+        TinyHead(settings={"eagle_config": {"use_aux_hidden_state": False}}),
+        {},
+        UnsupportedModelError,
+        "use_aux_hidden_state=False is not supported",
+    ),
+    "not a head": (
+        "llama",
+        TinyHead(settings={"architectures": ["LlamaForCausalLM"]}),
+        {},
+        UnsupportedModelError,
+        "not an EAGLE-3 head, such as",
+    ),
+    "stages": (
+        "llama",
+        TinyHead(),
+        {"pipeline_parallel_size": 2},
+        InvalidParameterError,
+        "1 with method eagle3: a head reads hidden states of several stages",
+    ),
+    "windows": ("mistral-window", TinyHead(), {}, UnsupportedModelError, "keeps only sliding windows"),
+    "number of states": ("llama", TinyHead(num_states=2), {}, CheckpointError, "tensor 'fc.weight': shape"),
+}
+
+
+@pytest.mark.parametrize("what", NOT_TOGETHER)
+def test_heads_that_do_not_fit(what: str, make_llm: MakeLLM, tmp_path: Path) -> None:
+    name, head, options, error, message = NOT_TOGETHER[what]
+    head.save(tmp_path / "head")
+    with pytest.raises(error, match=message):
+        make_llm(name, speculative_config=always(tmp_path / "head"), **options)
+
+
+def test_maps_to_tokens_that_the_model_has_not(make_llm: MakeLLM, tmp_path: Path) -> None:
+    head = TinyHead()
+    tensors = head.tensors()
+    tensors["d2t"][-1] = 97
+    head.save(tmp_path / "head", tensors)
+    with pytest.raises(CheckpointError, match=r"tensor 'd2t' maps to tokens .* but the model has 97"):
+        make_llm("llama", speculative_config=always(tmp_path / "head"))
+
+
+def test_models_with_images_have_no_heads(tmp_path: Path) -> None:
+    TinyHead().save(tmp_path / "head")
+    with pytest.raises(UnsupportedModelError, match="has images in their place"):
+        LLM("demo-vl", speculative_config=always(tmp_path / "head"))

@@ -102,17 +102,13 @@ def _aux_layers(fields: JsonFields, model: ModelConfig) -> tuple[int, ...]:
     third layer, the middle one, and the last but two.
     """
     nested = fields.nested("eagle_config")
-    if stated := fields.integers(_IDS):
-        layers = stated
-    elif stated := nested.integers(_IDS):
-        layers = [output + 1 for output in stated]
-    else:
-        layers = [2, model.num_layers // 2, model.num_layers - 3]
+    origin, layers = nested, [output + 1 for output in nested.integers(_IDS)]
+    if _IDS in fields:
+        origin, layers = fields, fields.integers(_IDS)
+    layers = layers or [2, model.num_layers // 2, model.num_layers - 3]
     if not all(0 <= layer < model.num_layers for layer in layers) or len(set(layers)) < len(layers):
-        origin = fields if fields.integers(_IDS) else nested
-        raise origin.fail(
-            _IDS, f"distinct layers are expected, below {model.num_layers} as inputs of layers of {model.model}"
-        )
+        why = f"inputs of different layers are expected, of {model.num_layers} of {model.model}; found {layers}"
+        raise origin.fail(_IDS, why)
     return tuple(sorted(layers))
 
 
