@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from tests.models.eagle import ReferenceHead, TinyHead, memorizing, states_of
 from octavo import LLM
 from octavo.contracts.schedule import Int32Array, SchedulerOutput
 from octavo.errors import CheckpointError, InvalidParameterError, OctavoError, UnsupportedModelError
-from octavo.inputs import Prompt
+from octavo.inputs import Prompt, TokensPrompt
 from octavo.kernels.native_level import native_kernels
 from octavo.sampling_params import SamplingParams
 from octavo.worker.eagle_model import EagleModel
@@ -167,11 +167,8 @@ def pair_of(checkpoint: GetCheckpoint, tmp_path_factory: pytest.TempPathFactory)
                 alone = one_by_one(llm)
             reference = checkpoint(name.partition(" ")[0]).reference
             folder = tmp_path_factory.mktemp("head")
-            sequences = [
-                ([*prompt["prompt_token_ids"], *sample[0]], len(prompt["prompt_token_ids"]))
-                for prompt, samples in zip(PROMPTS, alone, strict=True)
-                for sample in samples[:1]
-            ]
+            asked = [cast("TokensPrompt", prompt)["prompt_token_ids"] for prompt in PROMPTS]
+            sequences = [([*ids, *samples[0][0]], len(ids)) for ids, samples in zip(asked, alone, strict=True)]
             head = TinyHead(draft_vocab_size=80)
             head.save(folder, memorizing(head, reference, sequences))
             made[key] = Pair(name, options, folder, alone)

@@ -187,6 +187,6 @@ def memorizing(
             for tokens, states, at, wanted in batch
         ]
         optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
+        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]  # torch has no type for it
         optimizer.step()
     return {name: tensor.detach() for name, tensor in tensors.items()}

@@ -158,7 +158,8 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARMUP, (options.steps - step) / (options.steps / 2))
         results = losses(head, model, packer.batch(step, ROWS, LENGTH))
-        torch.stack([DISCOUNT**depth * loss for depth, (loss, _) in enumerate(results)]).sum().backward()
+        loss = torch.stack([DISCOUNT**depth * loss for depth, (loss, _) in enumerate(results)]).sum()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no type for it
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -171,7 +171,11 @@ class DecoderForCausalLM(CausalLM):
         for expert in ("experts.{expert}", "shared_expert")
         for part in ("gate_up", "down")
     )
-    ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+    ignored_weights: ClassVar[tuple[str, ...]] = (
+        "rotary_emb.inv_freq",
+        "rotary_emb.cos_cached",
+        "rotary_emb.sin_cached",
+    )
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)

@@ -85,10 +85,10 @@ class EagleLayer(nn.Module):
 class DraftVocabulary(WeightOwner):
     """The model's token for each token of a head: `d2t` has the differences. Without it, they are the same."""
 
-    def __init__(self, size: int, num_tokens: int, *, context: BuildContext) -> None:
-        """`num_tokens` is the size of the model's vocabulary."""
+    def __init__(self, size: int, num_tokens: int, *, has_map: bool, context: BuildContext) -> None:
+        """`num_tokens` is the size of the model's vocabulary. Random weights have no map."""
         super().__init__()
-        self._context, self._num_tokens = context, num_tokens
+        self._context, self._num_tokens, self._has_map = context, num_tokens, has_map
         self.token_ids = torch.arange(size, device=context.device)  # [V] int64
 
     @property
@@ -96,14 +96,16 @@ class DraftVocabulary(WeightOwner):
         return len(self.token_ids) == self._num_tokens
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
-        return {"ids": TensorSpec((len(self.token_ids),), is_integer=True, is_required=not self.is_whole)}
+        return {
+            "ids": TensorSpec((len(self.token_ids),), is_integer=True, is_required=self._has_map and not self.is_whole)
+        }
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         ids = torch.arange(len(tensor)) + tensor.to(torch.int64)
         if not 0 <= int(ids.min()) <= int(ids.max()) < self._num_tokens:
             what = f"tokens {int(ids.min())} to {int(ids.max())}, but the model has {self._num_tokens}"
             raise CheckpointError(f"tensor 'd2t' maps to {what}")
-        if len(ids.unique()) < len(ids):
+        if len(set(ids.tolist())) < len(ids):
             raise CheckpointError("tensor 'd2t' maps several tokens to one")
         self.token_ids.copy_(ids)
 
@@ -146,8 +148,10 @@ class Eagle3Head(DecoderForCausalLM):
     ignored_weights = (*DecoderForCausalLM.ignored_weights, "t2d")  # the inverse of d2t
     takes_adapters = False
 
-    def __init__(self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool) -> None:
-        """Without an embedding of its own, `share_embedding` says which."""
+    def __init__(
+        self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool, has_map: bool
+    ) -> None:
+        """Without an embedding of its own, `share_embedding` says which. `has_map`: see `DraftVocabulary`."""
         self._eagle = eagle
         stage = Stage(first_layer=0, end_layer=1, is_first=False, is_last=True)
         super().__init__(replace(config, vocab_size=eagle.draft_vocab_size), replace(context, stage=stage))
@@ -157,7 +161,7 @@ class Eagle3Head(DecoderForCausalLM):
         self.reduction = Linear(
             Share.whole(num_features), config.hidden_size, has_bias=False, context=context.at("reduction")
         )
-        self.vocabulary = DraftVocabulary(eagle.draft_vocab_size, config.vocab_size, context=context)
+        self.vocabulary = DraftVocabulary(eagle.draft_vocab_size, config.vocab_size, has_map=has_map, context=context)
         self._num_tokens = config.vocab_size
         self._look_up: Lookup | None = self.embedding if has_embedding else None
 

@@ -56,7 +56,8 @@ class EagleBuilder(DraftBuilder):
         config = self._draft.model
         is_dummy = self._config.load.load_format == "dummy"
         names = frozenset[str]() if is_dummy else tensor_names(Path(config.path))
-        return Eagle3Head(config, self._eagle, self._context(), has_embedding=bool(names & _EMBEDDING))
+        has_embedding = bool(names & _EMBEDDING)
+        return Eagle3Head(config, self._eagle, self._context(), has_embedding=has_embedding, has_map=not is_dummy)
 
     def load(self, model: CausalLM, target: CausalLM) -> CausalLM:
         """See `DraftBuilder.load`. The target hands out hidden states from now on."""
