@@ -12,6 +12,9 @@ tokens in the time of one, since the weights are read once.
 `--draft-model` measures what drafts of a draft model cost at the same geometry in int8 (`agreeing_models.py`), as the
 5th percentile of steps, and the speed-up that follows for known acceptance. The theory beside it reads the weights of
 both models at the same speed, verifies any number of drafts in the time of one token, and knows the best number.
+
+`--eagle` measures the same for an EAGLE-3 head of that geometry with random weights, and what steps without drafts take
+beside those of an engine without a head.
 """
 
 import argparse
@@ -60,6 +63,14 @@ ACCEPTANCES = (1.0, 0.9, 0.8, 0.6, 0.3)
 MODEL_DRAFT_COUNTS = (0, 1, 2, 4, 8)
 MAX_DRAFTS = 8
 DRAFT_NUM_OUT = 40
+EAGLE: dict[str, Any] = {
+    **QWEN3_0_6B,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+    "tie_word_embeddings": False,
+}
 
 
 def tasks(model: str, dtype: str, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -161,18 +172,36 @@ class CountedDrafter(RankDrafter):
 def draft_costs(folder: Path, batches: Sequence[int], repeats: int) -> list[dict[str, Any]]:
     """Return what verifying and drawing cost, in milliseconds, and the speed-up that follows for each acceptance."""
     model, draft = write_pair(folder, ACCEPTANCES)
+    return costs_of_drafts(model, {"model": str(draft)}, batches, repeats)
+
+
+def eagle_costs(folder: Path, batches: Sequence[int], repeats: int) -> list[dict[str, Any]]:
+    """Do so for an EAGLE-3 head; its drafts are wrong."""
+    model, head = write_checkpoint(folder / "model", QWEN3_0_6B), folder / "head"
+    head.mkdir()
+    (head / "config.json").write_text(json.dumps(EAGLE))
+    return costs_of_drafts(model, {"method": "eagle3", "model": str(head)}, batches, repeats, load_format="dummy")
+
+
+def costs_of_drafts(
+    model: Path, drafting: dict[str, Any], batches: Sequence[int], repeats: int, **more_options: Any
+) -> list[dict[str, Any]]:
+    options: dict[str, Any] = {"quantization": "int8", "max_model_len": 512, "enable_prefix_caching": False}
+    options |= more_options
+    without = LLM(str(model), **options)
     drafter = CountedDrafter(max(MODEL_DRAFT_COUNTS), NUM_IN + DRAFT_NUM_OUT)
     setattr(inproc_client, "EngineCore", partial(EngineCore, drafter=drafter))  # noqa: B010 - not an export
-    config = {"model": str(draft), "quantization": "int8", "adaptive": False}
-    options: dict[str, Any] = {"quantization": "int8", "max_model_len": 512, "enable_prefix_caching": False}
+    config = {**drafting, "quantization": "int8", "adaptive": False}
     llm = LLM(str(model), speculative_config=config, **options)
     rows: list[dict[str, Any]] = []
     for batch in batches:
         steps: dict[int, list[tuple[float, float]]] = {count: [] for count in MODEL_DRAFT_COUNTS}
+        prompts, bare = [prompt_of_class(0, index) for index in range(batch)], list[tuple[float, float]]()
         for _, count in itertools.product(range(repeats), MODEL_DRAFT_COUNTS):  # in turns
             drafter.count = count
-            steps[count] += timed_steps(llm, [prompt_of_class(0, index) for index in range(batch)])
-        plain = low_percentile([seconds for seconds, _ in steps[0]])
+            steps[count] += timed_steps(llm, prompts)
+            bare += timed_steps(without, prompts)
+        plain = low_percentile([seconds for seconds, _ in bare])
         for count in MODEL_DRAFT_COUNTS[1:]:
             verifying = low_percentile([seconds - drawing for seconds, drawing in steps[count] if drawing])
             drawing = low_percentile([drawing for _, drawing in steps[count] if drawing])
@@ -182,6 +211,8 @@ def draft_costs(folder: Path, batches: Sequence[int], repeats: int) -> list[dict
                     "batch": batch,
                     "drafts": count,
                     "plain_ms": 1e3 * plain,
+                    "undrafted_ms": 1e3 * statistics.median(seconds for seconds, _ in steps[0]),
+                    "plain_median_ms": 1e3 * statistics.median(seconds for seconds, _ in bare),
                     "verifying_ms": 1e3 * verifying,
                     "pass_ms": 1e3 * drawing / count,
                     "speedup": {str(each): gained * num_expected(each, count) for each in ACCEPTANCES},
@@ -250,10 +281,11 @@ def show(report: dict[str, Any]) -> None:
     for row in report.get("draft_model", []):
         speedups = ", ".join(f"{value:.2f}x at {acceptance}" for acceptance, value in row["speedup"].items())
         print(
-            f"batch {row['batch']:2} drafts {row['drafts']} plain {row['plain_ms']:.1f} ms, verifying "
+            f"batch {row['batch']:2} drafts {row['drafts']} plain {row['plain_ms']:.1f} ms (median "
+            f"{row['plain_median_ms']:.1f}, not drafting {row['undrafted_ms']:.1f}), verifying "
             f"{row['verifying_ms']:.1f} ms, a pass {row['pass_ms']:.1f} ms: {speedups}"
         )
-    if "draft_model" in report:
+    if "draft_model" in report and not report["is_eagle"]:
         print("theory: " + ", ".join(f"{theory(each):.2f}x at {each}" for each in ACCEPTANCES))
 
 
@@ -264,14 +296,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cost-geometry", action="store_true")
     parser.add_argument("--draft-model", action="store_true")
-    parser.add_argument("--batch", type=int, action="append", help="of --draft-model (repeatable)")
+    parser.add_argument("--eagle", action="store_true")
+    parser.add_argument("--batch", type=int, action="append", help="of --draft-model and --eagle (repeatable)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     report: dict[str, Any] = {"commit": commit.stdout.strip(), "machine": platform.processor(), "model": args.model}
-    if args.draft_model:
+    report["is_eagle"] = args.eagle
+    if args.draft_model or args.eagle:
+        measure = eagle_costs if args.eagle else draft_costs
         with tempfile.TemporaryDirectory() as folder:
-            report["draft_model"] = draft_costs(Path(folder), args.batch or BATCHES, args.repeats)
+            report["draft_model"] = measure(Path(folder), args.batch or BATCHES, args.repeats)
     elif args.cost_geometry:
         with tempfile.TemporaryDirectory() as folder:
             report["costs"] = costs(write_checkpoint(Path(folder), QWEN3_0_6B), args.repeats)

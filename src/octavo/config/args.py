@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any, Literal, Self, get_args, get_origin
 
 from octavo.config.draft_model import resolve_draft_model
+from octavo.config.eagle import resolve_eagle_head
 from octavo.config.engine import (
     CacheConfig,
     EngineConfig,
@@ -128,7 +129,8 @@ class EngineArgs:
     speculative_config: str | dict[str, Any] | None = option(
         None,
         'speculative decoding, a JSON object: {"method": "ngram"} verifies drafts copied from the prompt and output, '
-        '{"model": "folder, GGUF file or Hub id"} those of a smaller model; more keys in docs/speculative.md',
+        '{"model": "folder, GGUF file or Hub id"} those of a smaller model, '
+        '{"method": "eagle3", "model": "folder or Hub id"} those of an EAGLE-3 head; more keys in docs/speculative.md',
     )
     enable_lora: bool = option(False, "serve LoRA adapters: requests may name one with lora_request; see docs/lora.md")
     max_loras: int | None = option(
@@ -267,8 +269,13 @@ class EngineArgs:
         return self.encoder_cache_tokens or min(_ENCODER_CACHE_TOKENS, model.max_model_len)
 
     def _draft_model(self, speculative: SpeculativeConfig | None, model: ModelConfig) -> DraftModelConfig | None:
-        if speculative is None or speculative.method != "draft_model":
+        if speculative is None or speculative.model is None:
             return None
+        if speculative.method == "eagle3":
+            if self.pipeline_parallel_size > 1:
+                limit = "1 with method eagle3: a head reads hidden states of several stages"
+                raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
+            return resolve_eagle_head(speculative, model, with_weights=self.load_format != "dummy")
         if self.distributed_executor_backend == "ray" and self.pipeline_parallel_size > 1:
             limit = "1 with a draft model on Ray: stages on unlike processors would draft different tokens"
             raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)

@@ -32,8 +32,17 @@ def resolve_draft_model(options: SpeculativeConfig, model: ModelConfig, *, with_
         model=draft,
         quantization=quantization,
         tokenizer_path=str(path),
-        kv_groups=tuple(_group_for(group, model.kv_groups, draft) for group in draft.kv_groups),
+        kv_groups=kv_groups_for(draft, model),
     )
+
+
+def kv_groups_for(draft: ModelConfig, model: ModelConfig) -> tuple[int, ...]:
+    """Return, for each KV group of a draft model, the model's group whose blocks it uses.
+
+    Raises:
+        UnsupportedModelError: none fits.
+    """
+    return tuple(_group_for(group, model.kv_groups, draft) for group in draft.kv_groups)
 
 
 def _group_for(group: KVGroup, groups: Sequence[KVGroup], draft: ModelConfig) -> int:

@@ -37,7 +37,13 @@ def read_model_config(path: Path, *, model: str, dtype: str = "auto", max_model_
         UnsupportedModelError: valid, but with an architecture or a setting that Octavo does not support.
         InvalidParameterError: `max_model_len` exceeds what the checkpoint supports.
     """
-    fields = _read_fields(path)
+    return model_config_of(_read_fields(path), path, model=model, dtype=dtype, max_model_len=max_model_len)
+
+
+def model_config_of(
+    fields: JsonFields, path: Path, *, model: str, dtype: str = "auto", max_model_len: int | None = None
+) -> ModelConfig:
+    """Do so with the keys of `config.json` in `fields`."""
     architecture = _architecture(fields)
     facts = ARCHITECTURES[architecture]
     whole = fields

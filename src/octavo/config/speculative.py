@@ -8,9 +8,10 @@ from typing import Any, Literal, Self, get_args
 from octavo.config.model import ModelConfig, QuantizationName
 from octavo.errors import InvalidParameterError
 
-SpeculativeMethod = Literal["ngram", "draft_model"]
+SpeculativeMethod = Literal["ngram", "draft_model", "eagle3"]
+_MODEL_METHODS = ("draft_model", "eagle3")
 _OPTION = "speculative_config"
-_LATER_METHODS = ("eagle", "eagle3", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
+_LATER_METHODS = ("eagle", "medusa", "mtp", "mlp_speculator", "suffix")  # of other engines
 _DEFAULT_NUM_TOKENS = 8
 _DEFAULT_NUM_COPIED = 16  # of ngram: they cost nothing to propose, and long copies are common
 _MAX_NUM_TOKENS = 64
@@ -28,7 +29,7 @@ class SpeculativeConfig:
 
     method: SpeculativeMethod
     num_speculative_tokens: int = _DEFAULT_NUM_TOKENS  # maximum drafts per request and step
-    model: str | None = None  # of draft_model: a checkpoint, as `model_name` would name it
+    model: str | None = None  # a draft model or EAGLE-3 head: a checkpoint, as `model_name` would name it
     revision: str | None = None  # branch, tag or commit of it on the Hub
     quantization: QuantizationName | None = None  # of its weights at load; None: as in the checkpoint
     draft_tensor_parallel_size: int = 1  # a draft model runs whole on every rank
@@ -49,12 +50,17 @@ class SpeculativeConfig:
         self._check_draft_model()
 
     def _check_draft_model(self) -> None:
-        if self.method == "draft_model" and (not isinstance(self.model, str) or not self.model):
-            raise _error("model", self.model, "the draft model: a folder, GGUF file or Hub id")
-        if self.method != "draft_model":
+        if self.method in _MODEL_METHODS and (not isinstance(self.model, str) or not self.model):
+            is_head = self.method == "eagle3"
+            what = (
+                "the EAGLE-3 head: a folder or Hub id" if is_head else "the draft model: a folder, GGUF file or Hub id"
+            )
+            raise _error("model", self.model, what)
+        if self.method not in _MODEL_METHODS:
             for key in ("model", "revision", "quantization"):
                 if getattr(self, key) is not None:
-                    raise _error(key, getattr(self, key), f"only for method draft_model, not {self.method}")
+                    limit = f"only for methods {' and '.join(_MODEL_METHODS)}, not {self.method}"
+                    raise _error(key, getattr(self, key), limit)
         if self.quantization is not None and self.quantization not in get_args(QuantizationName):
             raise _error("quantization", self.quantization, f"one of {', '.join(get_args(QuantizationName))}")
         if self.draft_tensor_parallel_size != 1:
@@ -88,13 +94,24 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EagleConfig:
+    """What an EAGLE-3 head reads of the model, and drafts."""
+
+    aux_layers: tuple[int, ...]  # of the model, ascending: those whose inputs it reads
+    target_hidden_size: int  # of each
+    draft_vocab_size: int  # tokens that it drafts
+    norm_before_residual: bool = False  # its residual stream begins with the normalized hidden state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DraftModelConfig:
-    """The draft model of an engine, resolved. It is computed in the dtype of the engine's model."""
+    """The draft model of an engine, or its EAGLE-3 head, resolved. It is computed in the dtype of the model."""
 
     model: ModelConfig  # `max_model_len`: the engine's, or less if that is all it supports
     quantization: QuantizationName | None
     tokenizer_path: str
     kv_groups: tuple[int, ...]  # for each of its KV groups, the group of the engine's model whose blocks it uses
+    eagle: EagleConfig | None = None  # None: a model of its own
 
 
 def _decode(text: str) -> Mapping[str, Any]:

@@ -47,11 +47,13 @@ DECODER_WEIGHT_NAMES = MappingProxyType(
 class DecoderAttention(nn.Module):
     """Project to queries, keys and values, attend, project back."""
 
+    num_inputs: ClassVar[int] = 1  # vectors of the hidden size, side by side, that are projected
+
     def __init__(self, config: ModelConfig, layer: int, context: BuildContext) -> None:
         super().__init__()
         context = context.at(f"layers.{layer}.attention")
         self.qkv = QKVLinear(
-            config.hidden_size,
+            self.num_inputs * config.hidden_size,
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
@@ -169,7 +171,11 @@ class DecoderForCausalLM(CausalLM):
         for expert in ("experts.{expert}", "shared_expert")
         for part in ("gate_up", "down")
     )
-    ignored_weights = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+    ignored_weights: ClassVar[tuple[str, ...]] = (
+        "rotary_emb.inv_freq",
+        "rotary_emb.cos_cached",
+        "rotary_emb.sin_cached",
+    )
 
     def __init__(self, config: ModelConfig, context: BuildContext) -> None:
         super().__init__(config, context)
@@ -259,10 +265,15 @@ class DecoderForCausalLM(CausalLM):
         self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
     ) -> IntermediateTensors:
         """See `CausalLM.run_layers`."""
-        for layer, kv_cache in zip(self.layers.values(), kv_caches, strict=True):
+        aux: list[torch.Tensor] = []
+        for number, layer, kv_cache in zip(self.stage.layers, self.layers.values(), kv_caches, strict=True):
+            if number in self.aux_layers:
+                aux.append(x if residual is None else self.norm.add(x, residual)[1])
             x, residual = layer(x, residual, kv_cache, step)
         assert residual is not None, "a stage has layers"
-        return IntermediateTensors(*(self.norm.add(x, residual) if self.stage.is_last else (x, residual)))
+        if self.stage.is_last:
+            x, residual = self.norm.add(x, residual)
+        return IntermediateTensors(x, residual, tuple(aux))
 
     def ignores_weight(self, name: str) -> bool:
         """See `CausalLM.ignores_weight`. Checkpoints often contain a tied head, too; the embedding's table is used."""

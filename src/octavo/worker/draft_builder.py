@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from octavo.attention.metadata import LayerKVCache
+from octavo.attention.metadata import LayerCache, LayerKVCache
 from octavo.config.engine import EngineConfig, LoadFormat
 from octavo.config.parallel import RankPlace, Stage
 from octavo.config.speculative import DraftModelConfig
@@ -24,6 +24,7 @@ from octavo.worker.draft_progress import DraftProgress
 from octavo.worker.graph import StepGraph
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
 from octavo.worker.memory import activation_bytes
+from octavo.worker.rank_drafting import RankDrafting
 from octavo.worker.request_rows import RequestRows
 
 
@@ -52,17 +53,19 @@ class DraftBuilder:
 
     def initialize(self) -> CausalLM:
         """Return the model without weights."""
-        context = BuildContext(
+        return initialize_model(self._draft.model, self._context())
+
+    def _context(self) -> BuildContext:
+        return BuildContext(
             kernels=self._kernels,
             attention=self._attention,
             dtype=self._dtype,
             device=self._devices.device,
             schemes=self._schemes,
         )
-        return initialize_model(self._draft.model, context)
 
-    def load(self, model: CausalLM) -> CausalLM:
-        """Read its weights."""
+    def load(self, model: CausalLM, target: CausalLM) -> CausalLM:
+        """Read its weights. `target` is the model that it drafts for."""
         own: LoadFormat = "dummy" if self._config.load.load_format == "dummy" else "auto"
         return get_model_loader(replace(self._config.load, load_format=own, tensorizer_uri=None)).load(model)
 
@@ -87,22 +90,13 @@ class DraftBuilder:
 
     def build(
         self, model: CausalLM, num_blocks: Sequence[int], num_scratch: Sequence[int], rows: RequestRows, ranks: Group
-    ) -> tuple[DraftModel, list[tuple[int, KVPrefault]]]:
+    ) -> tuple[RankDrafting, list[tuple[int, KVPrefault]]]:
         """Allocate KV memory for `num_blocks` blocks of each of the rows' KV groups, and `num_scratch` more.
 
         Return the draft model, and the prefaults of its memory by the rows' group.
         """
         config, groups = self._config, self._draft.kv_groups
-        counts = [num_blocks[group] + num_scratch[group] for group in groups]
-        kv_caches = allocate_kv_caches(self._spec, counts, self._devices.device)
-        total_bytes, max_tokens = self._devices.memory().total_bytes, config.scheduler.max_num_batched_tokens
-        prefaults = [
-            (group, KVPrefault(pools, count, total_bytes))
-            for group, of, count in zip(groups, self._spec.groups, counts, strict=True)
-            if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
-        ]
-        is_recorded = rows.queue is None and not config.enforce_eager
-        block_size = config.cache.block_size
+        kv_caches, prefaults = self._allocate(num_blocks, num_scratch)
         num_rows, max_blocks = rows.block_tables[0].shape
         whole = [group for group in groups if config.model.kv_groups[group].sliding_window is None]
         group = (*whole, *groups)[0]  # one that keeps the most
@@ -110,20 +104,43 @@ class DraftBuilder:
             num_rows,
             max_blocks,
             num_blocks[group],
-            block_size=block_size,
+            block_size=config.cache.block_size,
             group=group,
             max_len=self._draft.model.max_model_len,
         )
         draft_model = DraftModel(
             model,
             kv_caches,
-            StepGraph.capture(model, kv_caches, block_size, max_tokens) if is_recorded else None,
+            self._capture(model, kv_caches, rows),
             rows,
             groups,
             progress,
-            Sampler(rows.sampling, select_draws(rows.sampling.device, self._kernels)),
-            max_tokens=max_tokens,
+            self._sampler(rows),
+            max_tokens=config.scheduler.max_num_batched_tokens,
             uses_processors=rows.queue is None and self._place.pp_size == 1,
             ranks=ranks,
         )
         return draft_model, prefaults
+
+    def _allocate(
+        self, num_blocks: Sequence[int], num_extra: Sequence[int]
+    ) -> tuple[list[LayerCache], list[tuple[int, KVPrefault]]]:
+        groups = self._draft.kv_groups
+        counts = [num_blocks[group] + num_extra[group] for group in groups]
+        kv_caches = allocate_kv_caches(self._spec, counts, self._devices.device)
+        total_bytes = self._devices.memory().total_bytes
+        prefaults = [
+            (group, KVPrefault(pools, count, total_bytes))
+            for group, of, count in zip(groups, self._spec.groups, counts, strict=True)
+            if (pools := [pool for layer in of.layers if isinstance(pool := kv_caches[layer], LayerKVCache)])
+        ]
+        return kv_caches, prefaults
+
+    def _capture(self, model: CausalLM, kv_caches: Sequence[LayerCache], rows: RequestRows) -> StepGraph | None:
+        if rows.queue is not None or self._config.enforce_eager:
+            return None
+        max_tokens = self._config.scheduler.max_num_batched_tokens
+        return StepGraph.capture(model, kv_caches, self._config.cache.block_size, max_tokens)
+
+    def _sampler(self, rows: RequestRows) -> Sampler:
+        return Sampler(rows.sampling, select_draws(rows.sampling.device, self._kernels))

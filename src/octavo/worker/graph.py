@@ -69,11 +69,11 @@ class StepGraph:
         attention = model.context.attention
         assert isinstance(attention, NativeAttention), "only this backend is recorded"
         self._attention, self._group_size = attention, model.heads.group_size
-        self._x = torch.empty(
-            max_tokens, model.config.hidden_size, dtype=model.context.dtype
-        )  # input of the first call
+        dtype = model.context.dtype
+        self._x = torch.empty(max_tokens, model.input_size, dtype=dtype)  # input of the first call
         # [max_tokens, D] residual stream from the previous stage
-        self._residual = None if model.stage.is_first else torch.empty_like(self._x)
+        is_first, hidden_size = model.stage.is_first, model.config.hidden_size
+        self._residual = None if is_first else torch.empty(max_tokens, hidden_size, dtype=dtype)
         self._plain = self._record(None)
         self._adapted = self._record(StepAdapters.empty(max_tokens)) if _can_record_adapters(model) else None
 
@@ -106,7 +106,9 @@ class StepGraph:
         num_rows = num_tokens
         if self._model.stage.is_last and batch.kept_indices is not None:
             num_rows = len(batch.kept_indices)
-        return IntermediateTensors(recording.result.hidden[:num_rows], recording.result.residual[:num_rows])
+        result = recording.result
+        aux = tuple(states[:num_tokens] for states in result.aux)
+        return IntermediateTensors(result.hidden[:num_rows], result.residual[:num_rows], aux)
 
     def _record(self, adapters: StepAdapters | None) -> _Recording:
         model, kernels = self._model, self._model.context.kernels

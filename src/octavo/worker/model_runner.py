@@ -25,13 +25,13 @@ from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM, IntermediateTensors
 from octavo.sampling.native_backend import select_draws
 from octavo.sampling.sampler import Sampler, SamplerOutput
-from octavo.worker.draft_model import DraftModel
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph, one_torch_thread
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.prompt_logprobs import PromptLogprobs, PromptLogprobsUpdate
+from octavo.worker.rank_drafting import RankDrafting
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stages import StageLinks
 
@@ -49,7 +49,7 @@ class RankModelRunner:
         graph: StepGraph | None = None,
         links: StageLinks | None = None,
         expert_loads: ExpertLoads | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: RankDrafting | None = None,
         adapters: AdapterPool | None = None,
     ) -> None:
         self.model = model
@@ -99,14 +99,14 @@ class RankModelRunner:
             scheduler_output, batch = self._prepare(scheduler_output)
             if batch is None:
                 return empty_output()
-            hidden = self._run_stage(batch).hidden  # [T, D], or the kept rows
+            computed = self._run_stage(batch)  # hidden states [T, D], or the kept rows
             if not self._prompt_logprobs.are_due:
-                return self._sample(scheduler_output, batch, hidden, PromptLogprobsUpdate())
+                return self._finish(scheduler_output, batch, computed, PromptLogprobsUpdate())
         prompts = self._prompt_logprobs.of_step(
-            scheduler_output, batch, hidden
+            scheduler_output, batch, computed.hidden
         )  # covers the whole vocabulary: uses all threads
         with self._torch_threads():
-            return self._sample(scheduler_output, batch, hidden, prompts)
+            return self._finish(scheduler_output, batch, computed, prompts)
 
     def _torch_threads(self) -> AbstractContextManager[None]:
         return nullcontext() if self.graph is None else one_torch_thread()
@@ -175,6 +175,19 @@ class RankModelRunner:
         if self.graph is not None and self.graph.serves(batch):
             return self.graph.run(batch, incoming)
         return self.model.run_stage(batch, self.kv_caches, incoming)
+
+    def _finish(
+        self,
+        scheduler_output: SchedulerOutput,
+        batch: ForwardBatch,
+        computed: IntermediateTensors,
+        prompts: PromptLogprobsUpdate,
+    ) -> ModelRunnerOutput:
+        """Sample, and show the drafter what the step has computed."""
+        model_output = self._sample(scheduler_output, batch, computed.hidden, prompts)
+        if self.draft_model is not None:
+            self.draft_model.observe(scheduler_output, model_output, computed.aux)
+        return model_output
 
     def _sample(
         self,

@@ -22,13 +22,13 @@ from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.worker.decode_graphs import ARGMAX
 from octavo.worker.device_sampling import Sampled, SampledOnHost, StepSamplingMetadata, context_on_device, sample
-from octavo.worker.draft_model import DraftModel
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graphed_decoding import GraphedDecoding
 from octavo.worker.input_batch import make_forward_batch
 from octavo.worker.logits_rows import LogitsRows
 from octavo.worker.model_runner import RankModelRunner, empty_output
 from octavo.worker.prompt_logprobs import PromptLogprobsUpdate
+from octavo.worker.rank_drafting import RankDrafting
 from octavo.worker.request_rows import RequestRows
 
 _Wait = Callable[[], ModelRunnerOutput]  # for the device; call it once
@@ -65,7 +65,7 @@ class OverlappedRunner(RankModelRunner):
         queue: DeviceQueue,
         graphs: GraphedDecoding | None = None,
         expert_loads: ExpertLoads | None = None,
-        draft_model: DraftModel | None = None,
+        draft_model: RankDrafting | None = None,
         adapters: AdapterPool | None = None,
     ) -> None:
         super().__init__(model, kv_caches, rows, expert_loads=expert_loads, draft_model=draft_model, adapters=adapters)

@@ -29,7 +29,7 @@ from octavo.sampling.rows import SamplingRows
 from octavo.worker.decode_graphs import DecodeGraphs, GraphUses, graph_bytes, row_bucket
 from octavo.worker.decode_record import DecodeRecord
 from octavo.worker.draft_builder import DraftBuilder
-from octavo.worker.draft_model import DraftModel
+from octavo.worker.eagle_builder import EagleBuilder
 from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
 from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
@@ -38,6 +38,7 @@ from octavo.worker.memory import RankMemory, choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
 from octavo.worker.profile_run import ProfileRun, measured_peaks
+from octavo.worker.rank_drafting import RankDrafting
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stages import StageLinks, stage_of
 
@@ -68,7 +69,8 @@ class RankBuilder:
         self._stage = stage_of(config.model, place)
         self._draft: DraftBuilder | None = None
         if config.draft_model is not None:
-            self._draft = DraftBuilder(config, config.draft_model, place, self.devices, self._dtype)
+            builder = DraftBuilder if config.draft_model.eagle is None else EagleBuilder
+            self._draft = builder(config, config.draft_model, place, self.devices, self._dtype)
         self._draft_model: CausalLM | None = None
         self._memory = RankMemory(config, self.devices, self._part, self._stage, self._dtype)
         self.queue = self.devices.queue() if self._stage.is_whole else None
@@ -122,7 +124,7 @@ class RankBuilder:
         self._memory.check_weights_fit(model, *_existing(draft_model))
         loaded = get_model_loader(self._config.load).load(model)
         if self._draft is not None and draft_model is not None:
-            self._draft_model = self._draft.load(draft_model)
+            self._draft_model = self._draft.load(draft_model, loaded)
         give_back_freed_memory()  # that no step will use again
         if (lora := self._config.lora) is not None:
             self._adapters = AdapterPool(
@@ -181,7 +183,7 @@ class RankBuilder:
             device=self.devices.device,
             queue=self.queue,
         )
-        draft_model: DraftModel | None = None
+        draft_model: RankDrafting | None = None
         if self._draft is not None and self._draft_model is not None:
             draft_model, of_draft = self._draft.build(
                 self._draft_model, num_blocks, self._scratch_blocks, rows, self._groups.tensor

@@ -1,0 +1,236 @@
+"""EAGLE-3 heads (Li et al. 2025, arXiv:2503.01840): one decoder layer that drafts from a model's hidden states.
+
+Entry p of a head's context is token p + 1 and the hidden state of position p. The model's own states at a few layers,
+side by side, are reduced to one vector; for tokens that are drafts, the head's own output takes its place. Attention
+reads the embedding next to that vector. The vocabulary of drafts may be a part of the model's.
+
+A head computes like the last stage of a pipeline: what enters its layer is computed before, op by op.
+
+Legend: T = tokens, W = tokens kept after attention, D = hidden size, F = size of the model's states side by side,
+L = rows that get logits, V = vocabulary of drafts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from octavo.attention.metadata import AttentionMetadata, LayerCache, LayerKVCache
+from octavo.config.model import ModelConfig
+from octavo.config.parallel import Stage
+from octavo.config.speculative import EagleConfig
+from octavo.distributed.shares import Share
+from octavo.errors import CheckpointError
+from octavo.layers.context import BuildContext
+from octavo.layers.embedding import Embedding
+from octavo.layers.linear import Linear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.quant.base import TensorSpec
+from octavo.layers.weight_owner import WeightOwner
+from octavo.models.common import DECODER_WEIGHT_NAMES, DecoderAttention, DecoderForCausalLM
+from octavo.models.interfaces import IntermediateTensors
+
+Lookup = Callable[[torch.Tensor], torch.Tensor]  # ids [T] to embeddings [T, D]
+
+
+class EagleAttention(DecoderAttention):
+    """Attention over the normalized embedding and hidden state, side by side."""
+
+    num_inputs = 2
+
+    def attend(
+        self, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the attention [W, D] of x [T, 2 D], and what is left of the residual stream [T, D]."""
+        attended, kept = self.attention(self.qkv(x), kv_cache, step), step.batch.kept_indices
+        attended, residual = (self._kernels.kept_rows(rows, kept) for rows in (attended, residual))
+        return self.out(attended), residual
+
+
+class EagleLayer(nn.Module):
+    """The decoder layer. `forward` begins behind its first norms, which `inputs` applies."""
+
+    def __init__(
+        self,
+        embedding_norm: RMSNorm,
+        hidden_norm: RMSNorm,
+        attention: EagleAttention,
+        mlp_norm: RMSNorm,
+        mlp: nn.Module,
+        *,
+        norm_before_residual: bool,
+    ) -> None:
+        super().__init__()
+        self.embedding_norm, self.hidden_norm, self.attention = embedding_norm, hidden_norm, attention
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+        self._norm_before_residual = norm_before_residual
+
+    def inputs(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> IntermediateTensors:
+        """Return what attention reads [T, 2 D], and the residual stream [T, D]."""
+        normed = self.hidden_norm(hidden)
+        both = torch.cat((self.embedding_norm(embeddings), normed), dim=1)
+        return IntermediateTensors(both, normed if self._norm_before_residual else hidden)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Given x [T, 2 D] and the residual stream [T, D], return the last branch's output and the stream [W, D]."""
+        x, residual = self.attention.attend(x, residual, kv_cache, step)
+        out: tuple[torch.Tensor, torch.Tensor] = self.mlp(self.mlp_norm, x, residual, None)
+        return out
+
+
+class DraftVocabulary(WeightOwner):
+    """The model's token for each token of a head: `d2t` has the differences. Without it, they are the same."""
+
+    def __init__(self, size: int, num_tokens: int, *, has_map: bool, context: BuildContext) -> None:
+        """`num_tokens` is the size of the model's vocabulary. Random weights have no map."""
+        super().__init__()
+        self._context, self._num_tokens, self._has_map = context, num_tokens, has_map
+        self.token_ids = torch.arange(size, device=context.device)  # [V] int64
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.token_ids) == self._num_tokens
+
+    def checkpoint_tensors(self) -> dict[str, TensorSpec]:
+        return {
+            "ids": TensorSpec((len(self.token_ids),), is_integer=True, is_required=self._has_map and not self.is_whole)
+        }
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        ids = torch.arange(len(tensor)) + tensor.to(torch.int64)
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self._num_tokens:
+            what = f"tokens {int(ids.min())} to {int(ids.max())}, but the model has {self._num_tokens}"
+            raise CheckpointError(f"tensor 'd2t' maps to {what}")
+        if len(set(ids.tolist())) < len(ids):
+            raise CheckpointError("tensor 'd2t' maps several tokens to one")
+        self.token_ids.copy_(ids)
+
+    def packed_tensors(self) -> dict[str, torch.Tensor]:
+        return {"ids": self.token_ids}
+
+    def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.token_ids.copy_(tensors["ids"])
+
+    @property
+    def num_bytes(self) -> int:
+        return self.token_ids.nbytes
+
+    @property
+    def num_weights(self) -> int:
+        return 0
+
+
+class Eagle3Head(DecoderForCausalLM):
+    """The head. Names are those of the original repository, and those in which programs have converted them."""
+
+    weight_names = MappingProxyType(
+        {
+            **{name.removeprefix("model."): target for name, target in DECODER_WEIGHT_NAMES.items()},
+            "layers.{layer}.input_layernorm": "layers.{layer}.embedding_norm",
+            "layers.{layer}.hidden_norm": "layers.{layer}.hidden_norm",
+            "fc": "reduction",
+            "d2t": "vocabulary",
+        }
+    )
+    renamed_prefixes = MappingProxyType(
+        {
+            "model.midlayer.": "layers.0.",
+            "midlayer.": "layers.0.",
+            "model.d2t": "d2t.ids",
+            "d2t": "d2t.ids",
+            "model.": "",
+        }
+    )
+    ignored_weights = (*DecoderForCausalLM.ignored_weights, "t2d")  # the inverse of d2t
+    takes_adapters = False
+
+    def __init__(
+        self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool, has_map: bool
+    ) -> None:
+        """Without an embedding of its own, `share_embedding` says which. `has_map`: see `DraftVocabulary`."""
+        self._eagle = eagle
+        stage = Stage(first_layer=0, end_layer=1, is_first=False, is_last=True)
+        super().__init__(replace(config, vocab_size=eagle.draft_vocab_size), replace(context, stage=stage))
+        context, num_features = self.context, eagle.target_hidden_size * len(eagle.aux_layers)
+        if has_embedding:
+            self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
+        self.reduction = Linear(
+            Share.whole(num_features), config.hidden_size, has_bias=False, context=context.at("reduction")
+        )
+        self.vocabulary = DraftVocabulary(eagle.draft_vocab_size, config.vocab_size, has_map=has_map, context=context)
+        self._num_tokens = config.vocab_size
+        self._look_up: Lookup | None = self.embedding if has_embedding else None
+
+    @property
+    def has_embedding(self) -> bool:
+        return self._look_up is not None
+
+    def share_embedding(self, look_up: Lookup) -> None:
+        """Use the model's."""
+        self._look_up = look_up
+
+    @property
+    def parts_on_other_ranks(self) -> frozenset[str]:
+        """See `CausalLM.parts_on_other_ranks`."""
+        return frozenset() if hasattr(self, "embedding") else frozenset({"embedding"})
+
+    @property
+    def bytes_in_file(self) -> int:
+        """See `CausalLM.bytes_in_file`."""
+        return 0
+
+    @property
+    def input_size(self) -> int:
+        """See `CausalLM.input_size`."""
+        return 2 * self.config.hidden_size
+
+    def build_layer(self, layer: int) -> nn.Module:
+        """Build the only layer."""
+        attention = EagleAttention(self.config, layer, self.context)
+        norms = [self.build_norm() for _ in range(3)]
+        return EagleLayer(
+            norms[0],
+            norms[1],
+            attention,
+            norms[2],
+            self.build_mlp(layer),
+            norm_before_residual=self._eagle.norm_before_residual,
+        )
+
+    def reduce(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states [T, D] of a model's states [T, F]."""
+        hidden: torch.Tensor = self.reduction(states)
+        return hidden
+
+    def inputs(self, ids: torch.Tensor, hidden: torch.Tensor) -> IntermediateTensors:
+        """Return what enters the layer for token ids [T] and hidden states [T, D]."""
+        assert self._look_up is not None, "call share_embedding first"
+        layer = self.layers["0"]
+        assert isinstance(layer, EagleLayer)
+        return layer.inputs(self._look_up(ids), hidden)
+
+    def run_layers(
+        self, x: torch.Tensor, residual: torch.Tensor | None, kv_caches: Sequence[LayerCache], step: AttentionMetadata
+    ) -> IntermediateTensors:
+        """See `CausalLM.run_layers`: x [T, 2 D]. The residual stream returned is the hidden state of the next entry."""
+        x, residual = self.layers["0"](x, residual, kv_caches[0], step)
+        return IntermediateTensors(*self.norm.add(x, residual))
+
+    def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute logits of the model's tokens; those that the head has not are -inf."""
+        logits = super().compute_logits(hidden)
+        if self.vocabulary.is_whole:
+            return logits
+        of_all = logits.new_full((len(logits), self._num_tokens), -torch.inf)
+        return of_all.index_copy_(1, self.vocabulary.token_ids, logits)
+
+    def logits_argmax(
+        self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `CausalLM.logits_argmax`."""
+        values, ids = super().logits_argmax(hidden)
+        return values, self.vocabulary.token_ids[ids]

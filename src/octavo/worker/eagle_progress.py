@@ -1,0 +1,132 @@
+"""How far an EAGLE-3 head has come in each row, on the host, and which cached blocks have its keys and values.
+
+Entry p of a row is token p + 1 and the model's hidden state of position p; its key and value are in the slot of
+position p and depend on nothing else. So the last entry of a block depends on a token that the block's hash does not
+cover: a prefix hit may continue in another way. Then the row gets a copy of that block, which is nobody else's, and the
+entry is computed anew from the state that is kept for the last position of every block. A hit on blocks without
+entries, or on many that continue in another way, is a miss: the head's context begins behind them.
+
+Legend: N = rows, B = most blocks of a request, R = requests in the step.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.contracts.schedule import CachedRequestData, Int32Array, NewRequestData, SchedulerOutput
+
+OWN_BLOCKS = 2  # of a row, for such copies: of the last block of a hit, and of one where requests before it parted
+_NOTHING = -1
+
+
+class BlockCopy(NamedTuple):
+    """A row's own copy of a block that it found in the cache, and the position whose entry is to compute anew."""
+
+    row: int
+    source: int
+    target: int
+    position: int
+
+
+class EagleProgress:
+    """By row, positions [base, num_computed) have the head's keys and values, [base, num_available) hidden states.
+
+    `tables` are block tables as the head sees them: from position `base` on, the start of a block.
+    """
+
+    def __init__(self, num_rows: int, max_blocks: int, num_blocks: int, *, block_size: int, group: int) -> None:
+        """Of blocks of KV group `group`, `num_blocks` with its null block. Blocks of the rows' own come after them."""
+        self.tables = np.zeros((num_rows, max_blocks), dtype=np.int32)  # [N, B]
+        self.base = np.zeros(num_rows, dtype=np.int32)  # [N]
+        self.num_computed = np.zeros(num_rows, dtype=np.int32)  # [N]
+        self.num_available = np.zeros(num_rows, dtype=np.int32)  # [N]
+        num_ids = num_blocks + OWN_BLOCKS * num_rows
+        self._next_token = np.full(num_ids, _NOTHING, dtype=np.int32)  # after each block that is computed
+        self._num_blocks, self._block_size, self._group = num_blocks, block_size, group
+        self._row_of: dict[str, int] = {}
+        self._hits: dict[int, int] = {}  # by row, cached tokens, until the step ends that adds the row
+
+    def apply(self, scheduler_output: SchedulerOutput) -> None:
+        """Apply the changes of a step, at its start."""
+        for request_id in scheduler_output.finished_req_ids:
+            row = self._row_of.pop(request_id, None)
+            self._hits.pop(_NOTHING if row is None else row, None)
+        changed = scheduler_output.scheduled_cached_reqs
+        if len(changed.rows):
+            self._change_tables(changed)
+        rows, starts = scheduler_output.rows, scheduler_output.num_computed_tokens
+        for known in (self.num_computed, self.num_available):
+            known[rows] = np.minimum(known[rows], starts)
+        for request in scheduler_output.scheduled_new_reqs:
+            self._enter(request)
+
+    def _change_tables(self, changed: CachedRequestData) -> None:
+        at = (changed.groups == self._group) & (changed.columns * self._block_size >= self.base[changed.rows])
+        rows, block_ids = changed.rows[at], changed.block_ids[at]
+        self._next_token[block_ids] = _NOTHING
+        self.tables[rows, changed.columns[at] - self.base[rows] // self._block_size] = block_ids
+
+    def _enter(self, request: NewRequestData) -> None:
+        row, block_ids, num_cached = request.row, request.block_ids[self._group], request.num_computed_tokens
+        self._row_of[request.request_id] = row
+        self.tables[row, : len(block_ids)] = block_ids
+        self._next_token[block_ids[num_cached // self._block_size :]] = _NOTHING
+        self.base[row] = 0
+        self.num_computed[row] = self.num_available[row] = num_cached
+        self._hits.pop(row, None)
+        if num_cached:
+            self._hits[row] = num_cached
+
+    def skip_gaps(self, rows: Int32Array, starts: Int32Array) -> None:
+        """Begin anew at the next block in rows whose states before `starts` [R] are unknown, as after a failed step."""
+        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+            if start > self.num_available[row]:
+                self._begin_at(row, -(-start // self._block_size))
+
+    def mark(self, rows: Int32Array, ends: Int32Array, token_ids: Int32Array) -> None:
+        """Record that the blocks of rows [R] before positions `ends` [R] will have been computed after this step."""
+        size = self._block_size
+        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
+            first, last = int(self.num_computed[row]) // size, end // size
+            if last > first:
+                blocks = self._blocks(row, first, last)
+                self._next_token[blocks] = token_ids[row, (first + 1) * size : last * size + 1 : size]
+
+    def settle_hits(self, token_ids: Int32Array) -> list[BlockCopy]:
+        """Look at the cached blocks of rows that this step has added; return the copies to make."""
+        copies: list[BlockCopy] = []
+        for row, num_cached in self._hits.items():
+            size, num_blocks = self._block_size, num_cached // self._block_size
+            blocks = self._blocks(row, 0, num_blocks)
+            found, is_next = self._next_token[blocks], token_ids[row, size : num_cached + 1 : size]
+            others = (found != is_next).nonzero()[0]
+            empty = (found == _NOTHING).nonzero()[0]
+            begin = max([0, *(empty[-1:] + 1).tolist(), *(others[:-OWN_BLOCKS][-1:] + 1).tolist()])
+            for number, column in enumerate(others[others >= begin].tolist()):
+                target = self._num_blocks + OWN_BLOCKS * row + number
+                copies.append(BlockCopy(row, int(blocks[column]), target, (column + 1) * size - 1))
+                self.tables[row, column] = target
+            self._begin_at(row, begin)
+        self._hits.clear()
+        return copies
+
+    def _blocks(self, row: int, first: int, last: int) -> Int32Array:
+        """Return a row's blocks in columns [first, last) of its context."""
+        skipped = int(self.base[row]) // self._block_size
+        return self.tables[row, first - skipped : last - skipped]
+
+    def _begin_at(self, row: int, column: int) -> None:
+        """Leave out what is before a column of a row's context."""
+        skipped = column - int(self.base[row]) // self._block_size
+        if skipped > 0:
+            self.tables[row, :-skipped] = self.tables[row, skipped:].copy()
+        position = column * self._block_size
+        self.base[row] = position
+        self.num_computed[row] = max(int(self.num_computed[row]), position)
+        self.num_available[row] = max(int(self.num_available[row]), position)
+
+    def can_draft(self, rows: Int32Array, num_known: Int32Array) -> NDArray[np.bool_]:
+        """Return in which rows [R] of `num_known` [R] tokens the head has all it needs for the first draft."""
+        is_known: NDArray[np.bool_] = (self.num_available[rows] >= num_known - 1) & (self.base[rows] < num_known - 1)
+        return is_known
