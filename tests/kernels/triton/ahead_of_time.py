@@ -38,8 +38,8 @@ class Compiler:
         self._target = GPUTarget("cuda", capability, _WARP_SIZE)
         self._backend = make_backend(self._target)
         self._is_quick = is_quick
-        self._done: set[str] = set()
-        self._compiled: set[str] = set()  # names of kernels
+        self.done: set[str] = set()
+        self.compiled: set[str] = set()  # names of kernels
 
     def install(self) -> None:
         """From here on no kernel runs in this process."""
@@ -58,13 +58,13 @@ class Compiler:
             self._backend, kwargs, bound, specialization, options
         )
         key = f"{kernel.__name__} {signature} {constants} {attributes} {options}"
-        if key not in self._done:
-            self._done.add(key)
+        if key not in self.done:
+            self.done.add(key)
             source = ASTSource(kernel, signature, constants, attributes)
-            if self._is_quick and kernel.__name__ in self._compiled:
+            if self._is_quick and kernel.__name__ in self.compiled:
                 self._check(source, options)
                 return
-            self._compiled.add(kernel.__name__)
+            self.compiled.add(kernel.__name__)
             compiled = triton.compile(source, target=self._target, options=options.__dict__)
             print(f"{kernel.__name__}: {_describe(compiled)}", flush=True)
 
@@ -99,9 +99,12 @@ def main() -> None:
     parser.add_argument("capability", type=int, help="80, 90, ...")
     parser.add_argument("--quick", action="store_true", help="machine code for the first variant of each kernel only")
     arguments = parser.parse_args()
-    Compiler(arguments.capability, is_quick=arguments.quick).install()
+    compiler = Compiler(arguments.capability, is_quick=arguments.quick)
+    compiler.install()
     for module in CASES:
         import_module(module).launch_all(arguments.capability)
+    print(f"{len(compiler.done)} variants of {len(compiler.compiled)} kernels")
+    assert compiler.done, "no launch was seen"
 
 
 if __name__ == "__main__":
