@@ -5,6 +5,8 @@
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start a hundred processes, and compiling our sources is a tenth of what one takes to start.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The first Python that is new enough; PYTHON=... overrides.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -23,7 +25,7 @@ CLIENTS := .venv/clients/installed-$(shell cat tests/clients/requirements.txt co
 # Ray, in an environment of its own on top of ours.
 RAY := .venv/ray/installed-$(shell cat tests/ray/requirements.txt constraints.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test test-all test-changed seeded-faults test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
+.PHONY: help demo test test-all test-changed ahead-of-time seeded-faults test-clients test-ray lint sanitized-folder sanitize valgrind bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +34,7 @@ help:
 	@echo "make test-all    the same in full breadth, sanitizers, clients, Ray: all there is, half an hour"
 	@echo "make test-changed    in full breadth, what looks at sources changed since the last release or 50 commits"
 	@echo "             (BUDGET=10: for so many minutes; each commit begins with another part)"
+	@echo "make ahead-of-time    compile the kernels for GPUs, without one: machine code of one variant of each; a minute"
 	@echo "make seeded-faults    plant mistakes one by one, and see that the tests notice    (ARGS='--cpp': all of them)"
 	@echo "make test-clients    the server under official clients and hostile ones, from an environment of their own"
 	@echo "make test-ray    ranks placed by Ray, here and on two hosts made of network namespaces (those need root)"
@@ -53,8 +56,9 @@ demo: $(RUNTIME) $(SMOLLM2)
 	$(BIN)/octavo generate --model smollm2 --chat --temperature 0 --max-tokens 48 \
 	    --prompt "What is 2+2?" --prompt "Explain what a computer is in one sentence."
 
-# Two processes, whole files to each: a file's tests share engines and servers. In the order of tests/order.py.
-WORKERS := 2
+# Whole files to each process: a file's tests share engines and servers. In the order of tests/order.py. Three processes on
+# two cores, as tests also wait: for processes that start and end, for time-outs.
+WORKERS := 3
 test: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -64,6 +68,11 @@ test-all: $(TEST) $(SMOLLM2)
 
 test-changed: $(TEST) $(SMOLLM2)
 	$(BIN)/python -m tools.test_all --changed $(if $(BUDGET),--budget $(BUDGET))
+
+# In a process of its own: Triton interprets kernels or compiles them.
+ahead-of-time: $(TEST)
+	env -u TRITON_INTERPRET TRITON_CACHE_DIR=$(CURDIR)/build/triton \
+	    $(BIN)/python -m tests.kernels.triton.ahead_of_time 90 --quick
 
 seeded-faults: $(TEST)
 	$(BIN)/python -m tools.seeded_faults $(ARGS)

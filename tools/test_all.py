@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 NUM_COMMITS = 50
-PYTEST = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+PYTEST = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 GRACE_S = 60.0  # for what is interrupted to end its processes
 FAILED = 1  # pytest's exit status where tests failed
 

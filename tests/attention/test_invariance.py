@@ -165,8 +165,10 @@ def test_threads_do_not_show(name: str, plain: Shape, num_threads: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:], ids=str)
-@each("block_size", [32, 48])
-@each("window", [None, 1300])
+@each(
+    ("block_size", "window"),
+    pick([(32, None), (48, 1300)], [(size, window) for size in (32, 48) for window in (None, 1300)]),
+)
 def test_threads_that_share_a_context_do_not_show(
     backend: tuple[str, torch.dtype], block_size: int, window: int | None
 ) -> None:

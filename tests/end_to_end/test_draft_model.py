@@ -87,8 +87,11 @@ def alone(model: tuple[str, dict[str, Any]], checkpoint: GetCheckpoint) -> list[
     "options",
     [
         pytest.param({}, id="batched"),
-        pytest.param({"max_num_batched_tokens": 18}, id="chunked"),
-        pytest.param({"num_kv_blocks": MAX_LEN // BLOCK_SIZE}, id="preempted"),
+        pytest.param({"max_num_batched_tokens": 18}, id="chunked", marks=pytest.mark.full),
+        pytest.param({"num_kv_blocks": MAX_LEN // BLOCK_SIZE}, id="preempted", marks=pytest.mark.full),
+        pytest.param(
+            {"max_num_batched_tokens": 18, "num_kv_blocks": MAX_LEN // BLOCK_SIZE}, id="chunked and preempted"
+        ),
         pytest.param({"enforce_eager": True}, id="op by op", marks=pytest.mark.full),
     ],
 )
@@ -150,7 +153,7 @@ def test_another_architecture_and_a_shorter_context(
     ]
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("num_stages", pick([2], [1, 2]))
 def test_constraints(num_stages: int, make_llm: MakeLLM, draft_of: GetDraft) -> None:
     """Greedy requests under a grammar verify drafts too, and all of them take the tokens that the grammar forces."""
     params = mixed_params()[::5]
@@ -211,7 +214,7 @@ def test_ranks_in_processes(name: str, make_llm: MakeLLM, draft_of: GetDraft) ->
     assert drafts_of(outputs)[1] > 3
 
 
-@pytest.mark.parametrize(("seed", "num_stages"), pick([(2, 1), (4, 2)], [(0, 1), (2, 1), (3, 2), (4, 2)]))
+@pytest.mark.parametrize(("seed", "num_stages"), pick([(2, 1)], [(0, 1), (2, 1), (3, 2), (4, 2)]))
 def test_a_storm(seed: int, num_stages: int, checkpoint: GetCheckpoint, draft_of: GetDraft) -> None:
     """Aborts, preemptions, stop strings, minimum lengths and prompt logprobs, at any moment."""
     config = always(draft_of("qwen3-mixed-windows"))

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import MAX_LEN, GetCheckpoint, MakeLLM
 from tests.end_to_end.support import answers, random_prompt, random_tokens
 from tests.server.http_server import HttpServer
+from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo.inputs import Prompt
 from octavo.sampling_params import SamplingParams
@@ -26,8 +27,10 @@ def token_ids(llm: Any, order: int = 1) -> list[Any]:
 
 # Of five experts.
 @pytest.mark.parametrize(("name", "num_ranks"), pick([("qwen2-moe", 2)], [("qwen2-moe", 2), ("mixtral", 4)]))
-def test_tokens_of_one_rank(name: str, num_ranks: int, make_llm: MakeLLM) -> None:
+def test_tokens_of_one_rank(name: str, num_ranks: int, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = token_ids(make_llm(name, enable_prefix_caching=False))
+    if not RUNS_ALL:  # a server has its ranks in processes
+        monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     llm = make_llm(
         name,
         tensor_parallel_size=num_ranks,

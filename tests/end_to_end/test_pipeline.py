@@ -63,8 +63,9 @@ def alone(name: str, checkpoint: GetCheckpoint) -> list[Any]:
     "options",
     [
         pytest.param({}, id="batched", marks=pytest.mark.full),
-        pytest.param({"max_num_batched_tokens": 14}, id="chunked"),
-        pytest.param({"num_kv_blocks": 24}, id="preempted"),
+        pytest.param({"max_num_batched_tokens": 14}, id="chunked", marks=pytest.mark.full),
+        pytest.param({"num_kv_blocks": 24}, id="preempted", marks=pytest.mark.full),
+        pytest.param({"max_num_batched_tokens": 14, "num_kv_blocks": 24}, id="chunked and preempted"),
     ],
 )
 def test_stages_give_the_bytes_of_one_rank(

@@ -1,12 +1,9 @@
 """The quickstarts as a user types them, on the bundled model."""
 
-import itertools
-import logging
-
 import pytest
 import torch
 
-from octavo import LLM, AsyncLLM, AsyncLLMEngine, LLMEngine, ModelRunner, SamplingParams
+from octavo import LLM, AsyncLLMEngine, LLMEngine, ModelRunner, SamplingParams
 
 
 def test_llm() -> None:
@@ -29,20 +26,6 @@ def test_model_runner() -> None:
     assert output.logits.shape[0] == len(input_tokens)
     assert output.logits.dtype == torch.float32
     assert output.logits.isfinite().all()
-
-
-async def test_async_llm_without_a_model_is_the_demo_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """And a stream grows to the whole."""
-    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=4)
-    with caplog.at_level(logging.INFO, logger="octavo"):
-        async with AsyncLLM() as llm:
-            texts = [output.text async for output in llm.stream("What is Octavo?", params)]
-            result = await llm.generate("What is Octavo?", params)
-    assert result.prompt == "What is Octavo?"
-    assert result.finished
-    assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
-    assert texts[-1] == result.text
-    assert any("demo" in record.getMessage() and "no model given" in record.getMessage() for record in caplog.records)
 
 
 async def test_async_llm_engine() -> None:

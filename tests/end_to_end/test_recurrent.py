@@ -46,7 +46,7 @@ def alone(layers: tuple[int, ...], name: str, checkpoint: GetCheckpoint) -> list
     "options",
     [
         pytest.param({}, id="batched"),
-        pytest.param({"max_num_batched_tokens": 14}, id="chunked"),
+        pytest.param({"max_num_batched_tokens": 14}, id="chunked", marks=pytest.mark.full),  # by default in stages
         pytest.param({"block_size": 16, "max_num_batched_tokens": 30}, id="large blocks, chunked"),
         pytest.param({"block_size": 1, "max_num_seqs": 3}, id="blocks of one token"),
     ],

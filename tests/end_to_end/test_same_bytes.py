@@ -73,7 +73,7 @@ def alone(name: str, checkpoint: GetCheckpoint) -> list[Any]:
     [
         pytest.param({}, id="batched"),
         pytest.param({"max_num_seqs": 3}, id="three at a time", marks=pytest.mark.full),
-        pytest.param({"max_num_batched_tokens": 14}, id="chunked"),
+        pytest.param({"max_num_batched_tokens": 14}, id="chunked", marks=pytest.mark.full),
         pytest.param({"block_size": 16, "max_num_batched_tokens": 30, "max_num_seqs": 5}, id="large blocks, chunked"),
         pytest.param(
             {"block_size": 1, "enable_prefix_caching": False}, id="blocks of one token", marks=pytest.mark.full
@@ -104,7 +104,8 @@ def test_found_in_the_cache(name: str, alone: list[Any], make_llm: MakeLLM) -> N
 
 
 def test_preempted(name: str, alone: list[Any], make_llm: MakeLLM) -> None:
-    llm = make_llm(name, num_kv_blocks=MAX_LEN // BLOCK_SIZE)
+    chunks = pick({"max_num_batched_tokens": 14}, {})  # in one go by default
+    llm = make_llm(name, num_kv_blocks=MAX_LEN // BLOCK_SIZE, **chunks)
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     assert sum(output.metrics.num_preemptions for output in outputs) > 3
     assert answers(outputs) == alone

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.end_to_end.conftest import BLOCK_SIZE, MAX_LEN, GetCheckpoint, MakeLLM, open_llm
 from tests.end_to_end.support import GREEDY as GREEDY_OPTIONS
 from tests.end_to_end.support import answers, random_prompt
@@ -17,6 +17,7 @@ from tests.end_to_end.test_same_bytes import PARAMS, one_by_one
 from tests.end_to_end.test_same_bytes import PROMPTS as ALL_WAYS
 from tests.executor.processes import ranks_below
 from tests.server.http_server import HttpServer
+from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM
 from octavo.errors import CheckpointError, EngineDeadError, InvalidParameterError
@@ -68,13 +69,15 @@ if native_kernels() is not None:
 
 @pytest.mark.parametrize(("name", "options"), BYTES_CASES)
 def test_bytes_do_not_depend_on_the_path(
-    name: str, options: dict[str, Any], checkpoint: GetCheckpoint, make_llm: MakeLLM
+    name: str, options: dict[str, Any], checkpoint: GetCheckpoint, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each way of sampling, alone; then together, from the cache, in chunks, preempted, and op by op."""
     llm = make_llm(name, tensor_parallel_size=2, **options)
     alone = one_by_one(llm)
     assert answers(llm.generate(ALL_WAYS, PARAMS, use_tqdm=False)) == alone
     options |= {"num_kv_blocks": 24, "max_num_batched_tokens": 14, "enforce_eager": True}
+    if not RUNS_ALL:
+        monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     with open_llm(checkpoint, name, tensor_parallel_size=2, **options) as squeezed:
         outputs = squeezed.generate(ALL_WAYS, PARAMS, use_tqdm=False)
     assert answers(outputs) == alone

@@ -56,6 +56,7 @@ def test_an_engine_in_a_child_process_leaves_nothing_when_that_is_killed() -> No
         llm.exit()
 
 
+@pytest.mark.full  # by default a program with one rank does (tests/engine/test_process_client.py), and see above
 def test_a_program_that_is_killed_takes_all_along() -> None:
     code = f"from octavo import LLM; llm = LLM('demo', engine_process=True, **{TWO_RANKS!r}); print(flush=True)"
     command = [sys.executable, "-c", f"{code}; input()"]

@@ -14,6 +14,7 @@ from tests.models.tiny import TINY_MODELS, TinyModel
 from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.native_level import native_kernels
 
+NUM_TOKENS = pick(5, 12)
 PROMPTS = [random_tokens(length, seed=length) for length in (1, 4, 23, 8)]
 
 
@@ -25,12 +26,12 @@ def by_name(name: str) -> TinyModel:
 def test_every_architecture_on_two_and_four_ranks(at: int, case: TinyModel, tmp_path: Path) -> None:
     case.save(tmp_path)
     alone = load(tmp_path)
-    tokens = PagedRunner(alone).generate(PROMPTS, num_tokens=12)
+    tokens = PagedRunner(alone).generate(PROMPTS, NUM_TOKENS)
     [logits] = PagedRunner(alone).step({0: PROMPTS[2]})
 
     def body(groups: ParallelGroups) -> tuple[list[list[int]], torch.Tensor]:
         model = load(tmp_path, groups=groups)
-        return PagedRunner(model).generate(PROMPTS, num_tokens=12), PagedRunner(model).step({0: PROMPTS[2]})[0]
+        return PagedRunner(model).generate(PROMPTS, NUM_TOKENS), PagedRunner(model).step({0: PROMPTS[2]})[0]
 
     for size in pick(((2, 4)[at % 2],), (2, 4)):
         results = run_ranks(body, size)
@@ -42,7 +43,7 @@ def test_every_architecture_on_two_and_four_ranks(at: int, case: TinyModel, tmp_
 
 def greedy_tokens(groups: ParallelGroups, folders: list[str]) -> list[list[list[int]]]:
     """Continue the prompts by each model: one rank's work."""
-    return [PagedRunner(load(Path(folder), groups=groups)).generate(PROMPTS, num_tokens=12) for folder in folders]
+    return [PagedRunner(load(Path(folder), groups=groups)).generate(PROMPTS, NUM_TOKENS) for folder in folders]
 
 
 @pytest.mark.full  # by default tests/end_to_end/test_tensor_parallel.py has ranks in processes

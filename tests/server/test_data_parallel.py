@@ -64,5 +64,10 @@ def test_the_server_goes_on_with_the_replicas_that_are_left() -> None:
         assert sorted(replica_up(server).values()) == [0.0, 1.0]
         answer = server.post(CHAT, {**LONG, "stream": False, "max_tokens": 5})
         assert answer.status_code == 200
+        last = threads.submit(read_to_end, server)
+        while running(server) < 1:
+            time.sleep(0.02)
         replicas[0].send_signal(signal.SIGKILL)
+        assert json.loads(last.result())["error"]["code"] == "engine_dead"
         assert server.process.wait(20) == 1
+        assert "all replicas are gone" in server.log

@@ -81,34 +81,6 @@ def test_low_detail_takes_fewer_tokens_and_a_bare_url_is_one(server: HttpServer)
     assert low < high
 
 
-@pytest.mark.parametrize(
-    ("parts", "names", "param"),
-    [
-        ([image_part(data_url(b"nothing"))], "not a picture", "messages[0].content[0].image_url"),
-        ([image_part(data_url(png(50, 50)[:-200]))], "damaged", "messages[0].content[0].image_url"),
-        ([image_part(data_url(png(301, 300)))], "301 x 300 pixels", "messages[0].content[0].image_url"),
-        ([image_part("http://127.0.0.1:1/a.png")], "--allow-remote-media", "messages[0].content[0].image_url"),
-        ([image_part("file:///etc/passwd")], "a data: URL", "messages[0].content[0].image_url"),
-        ([image_part("/etc/passwd")], "a data: URL", "messages[0].content[0].image_url"),
-        ([image_part(data_url(png(8, 8)), detail="huge")], "Unknown detail", "messages[0].content[0].image_url.detail"),
-        ([{"type": "image_url"}], "Missing required", "messages[0].content[0].image_url"),
-        ([image_part(data_url(png(8, 8)))] * 4, "4 images: at most 3", "messages"),
-        (
-            [{"type": "input_audio"}],
-            "accepts text, image_url and video_url, not 'input_audio'",
-            "messages[0].content[0].type",
-        ),
-    ],
-)
-def test_what_is_no_picture_is_a_400_that_says_why(
-    parts: list[dict[str, Any]], names: str, param: str, server: HttpServer
-) -> None:
-    reply = ask(server, *parts)
-    assert reply.status_code == 400
-    assert names in reply.json()["error"]["message"]
-    assert reply.json()["error"]["param"] == param
-
-
 def test_a_prompt_with_images_is_not_truncated(server: HttpServer) -> None:
     reply = ask(server, image_part(data_url(png(8, 8))), truncate_prompt_tokens=5)
     assert reply.json()["error"]["param"] == "truncate_prompt_tokens"
@@ -237,6 +209,16 @@ def test_the_answer_is_that_of_the_same_video_offline(server: HttpServer, sighte
 @pytest.mark.parametrize(
     ("parts", "names", "param"),
     [
+        ([image_part(data_url(b"nothing"))], "not a picture", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(50, 50)[:-200]))], "damaged", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(301, 300)))], "301 x 300 pixels", "messages[0].content[0].image_url"),
+        ([image_part("http://127.0.0.1:1/a.png")], "--allow-remote-media", "messages[0].content[0].image_url"),
+        ([image_part("file:///etc/passwd")], "a data: URL", "messages[0].content[0].image_url"),
+        ([image_part("/etc/passwd")], "a data: URL", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(8, 8)), detail="huge")], "Unknown detail", "messages[0].content[0].image_url.detail"),
+        ([{"type": "image_url"}], "Missing required", "messages[0].content[0].image_url"),
+        ([image_part(data_url(png(8, 8)))] * 4, "4 images: at most 3", "messages"),
+        ([{"type": "input_audio"}], "accepts text, image_url and video_url, not", "messages[0].content[0].type"),
         ([video_part(data_url(b"nothing"))], "a video is expected", "messages[0].content[0]"),
         ([video_part(data_url(film()), fps=0)], "a finite number above 0", "messages[0].content[0].fps"),
         ([video_part(data_url(film()), num_frames=99)], "1 to 6", "messages[0].content[0].num_frames"),
@@ -245,7 +227,7 @@ def test_the_answer_is_that_of_the_same_video_offline(server: HttpServer, sighte
         ([video_part(data_url(film()))] * 5, "5 videos: at most 4", "messages"),
     ],
 )
-def test_what_is_no_video_is_a_400_that_says_why(
+def test_what_is_no_medium_is_a_400_that_says_why(
     parts: list[dict[str, Any]], names: str, param: str, server: HttpServer
 ) -> None:
     reply = ask(server, *parts)

@@ -48,8 +48,16 @@ def run_octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
 # -- how it ends
 
 
-def test_sigterm_lets_a_stream_finish_and_the_exit_code_is_0() -> None:
-    with HttpServer() as server:
+def test_parsers_that_are_off_and_sigterm_lets_a_stream_finish() -> None:
+    """And the exit code is 0."""
+    with HttpServer("--reasoning-parser", "none", "--tool-call-parser", "none") as server:
+        tools = [{"type": "function", "function": {"name": "now"}}]
+        for field, fields in {"thinking_token_budget": {"thinking_token_budget": 5}, "tools": {"tools": tools}}.items():
+            refused = server.post(CHAT, QUESTION | fields)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        thinking = {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 0, "max_tokens": 5}
+        reply = server.post(CHAT, QUESTION | thinking).json()
+        assert "reasoning" not in reply["choices"][0]["message"]
         body = {**LONG, "max_tokens": 400}
         with server.client.stream("POST", CHAT, json=body) as response:
             lines = response.iter_lines()
@@ -84,6 +92,7 @@ def test_a_second_signal_breaks_streams_off_and_the_exit_code_tells() -> None:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.full  # by default tests/server/test_data_parallel.py kills one replica after the other
 def test_when_the_engine_dies_streams_are_told_and_the_exit_code_is_not_0() -> None:
     with HttpServer() as server, server.client.stream("POST", CHAT, json=LONG) as response:
         lines = response.iter_lines()

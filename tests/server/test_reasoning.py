@@ -1,6 +1,5 @@
 """Thoughts over real HTTP, with the demo model: apart from the answer, counted, and no longer than asked for."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -79,17 +78,3 @@ def test_thoughts_come_before_a_form_and_before_forced_calls(server: HttpServer)
     message = forced["choices"][0]["message"]
     assert message["reasoning"]
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
-
-
-@pytest.fixture(scope="module")
-def plain_server() -> Iterator[HttpServer]:
-    with HttpServer("--reasoning-parser", "none", "--tool-call-parser", "none") as running:
-        yield running
-
-
-def test_parsers_can_be_switched_off(plain_server: HttpServer) -> None:
-    refused = plain_server.post(PATH, THINKING | {"thinking_token_budget": 5})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
-    refused = plain_server.post(PATH, {"messages": QUESTION, "tools": [NOW]})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
-    assert "reasoning" not in whole(plain_server, max_tokens=5)["choices"][0]["message"]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+import pytest
 from tests.server.http_server import HttpServer
 
 
@@ -47,7 +49,18 @@ def test_a_model_that_is_not_there_ends_the_program(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_server_does_without_torch() -> None:
+def test_no_library_of_torch_is_in_a_server_that_has_answered(server: HttpServer) -> None:
+    assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
+    (engine,) = psutil.Process(server.process.pid).children()
+    of_server, of_engine = (
+        [mapped.path for mapped in process.memory_maps() if "libtorch" in mapped.path]
+        for process in (psutil.Process(server.process.pid), engine)
+    )
+    assert (of_server, len(of_engine) > 0) == ([], True)
+
+
+@pytest.mark.full
+def test_the_server_does_without_torch_and_transformers() -> None:
     """With an engine in a process of its own: all that is loaded before a request and for it."""
     program = """
 import asyncio, sys

@@ -9,6 +9,7 @@ from tests.distributed.ranks import meeting
 
 from octavo.config.engine import EngineConfig
 from octavo.config.parallel import RankPlace
+from octavo.contracts.lora import AdapterRef
 from octavo.contracts.schedule import SchedulerOutput
 from octavo.contracts.step import ModelRunnerOutput
 from octavo.worker.worker import Worker
@@ -57,6 +58,15 @@ class ThreadedRanks:
     def warmup(self) -> None:
         """On all ranks at once: the stages hand on what they compute."""
         self._on_every_rank(Worker.warmup)
+
+    def load_adapter(self, adapter: AdapterRef) -> Future[None]:
+        loaded: Future[None] = Future()
+        self._on_every_rank(lambda worker: worker.load_adapter(adapter).result())
+        loaded.set_result(None)
+        return loaded
+
+    def evict_adapter(self, content_hash: str) -> None:
+        self._on_every_rank(lambda worker: worker.evict_adapter(content_hash))
 
     def exit(self) -> None:
         for thread in self._threads:

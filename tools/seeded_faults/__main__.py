@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = "src/octavo"
 SUFFIXES = {".py", ".h", ".cpp"}
 MODULE_FOLDER = f"{SOURCES}/kernels/cpu"
-WHOLE = "-n 2 --dist loadfile --no-loadscope-reorder"
+WHOLE = "-n 3 --dist loadfile --no-loadscope-reorder"
 FAILED = 1  # pytest's exit status where tests failed; others mean that it could not run them
 # An editable install would import the original.
 FIRST_ON_THE_PATH = (

@@ -33,6 +33,7 @@ def test_every_kernel_compiles(capability: int, compile_in_process: Callable[...
     assert "_rms_norm_kernel" in done.stdout
 
 
+@pytest.mark.full  # five seconds for a process with the compiler
 def test_what_does_not_compile_is_noticed(compile_in_process: Callable[..., CompletedProcess[str]]) -> None:
     """Without it a compiler that is never called would pass. The older GPU has no such floats."""
     program = (
