@@ -64,7 +64,7 @@ def test_the_engine_reads_what_was_trained(llm: LLM) -> None:
     processor = image_processor(tokenizer)
     _, rows, columns = processor.process([item.picture], "picture").grid
     trained = row(tokenizer, [item.question], rows * columns // processor.merge_size**2)
-    assert output.prompt_token_ids == trained.ids[: trained.is_answer.index(True)]
+    assert output.prompt_token_ids == trained.ids[: trained.answers.index(1)]
 
 
 def test_it_answers_pictures_that_it_has_never_seen(llm: LLM) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.config.gguf_gemma3 import end_of_turn, gemma3_settings
 from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError, UnsupportedModelError
@@ -24,6 +25,7 @@ _ARCHITECTURES = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "qwen2moe": "Qwen2MoeForCausalLM",
         "qwen3moe": "Qwen3MoeForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
     }
 )
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
@@ -79,6 +81,8 @@ class _Translation:
             **self._experts(),
             GGUF_TYPES: self._types(),
         }
+        if self._file.architecture == "gemma3":
+            values |= gemma3_settings(self._file, values["rope_parameters"])
         if self._get("attention.value_length", head_dim) != head_dim:
             raise self._unsupported("attention.value_length", f"it must be that of keys ({head_dim}) as well")
         return JsonFields(str(self._file.path), values)
@@ -115,6 +119,8 @@ class _Translation:
 
     def _end_ids(self) -> list[Any]:
         found = [self._file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        if self._file.architecture == "gemma3":
+            found.append(end_of_turn(self._file))
         return list(dict.fromkeys(each for each in found if each is not None))
 
     def _experts(self) -> dict[str, Any]:

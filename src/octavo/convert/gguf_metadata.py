@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from octavo.config.model import ModelConfig
+from octavo.convert.gguf_gemma3 import write_gemma3_settings
 from octavo.errors import UnsupportedModelError
 from octavo.tokenizer.files import TokenizerFiles
 from octavo.tokenizer.gguf import pre_tokenizer_name
@@ -32,17 +33,24 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
     writer.add_layer_norm_rms_eps(model.rms_norm_eps)
     writer.add_rope_dimension_count(model.head_dim)
     _write_rope(writer, library, model)
-    windows = set(model.sliding_windows)
-    if len(windows) > 1:
-        raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
-    if window := next(iter(windows), None):
-        writer.add_sliding_window(window)
+    if model.architecture == "Gemma3ForCausalLM":
+        write_gemma3_settings(writer, model)
+    else:
+        _write_window(writer, model)
     if model.moe is not None:
         writer.add_expert_count(model.moe.num_experts)
         writer.add_expert_used_count(model.moe.top_k)
         writer.add_expert_feed_forward_length(model.moe.intermediate_size)
         if model.moe.shared_intermediate_size is not None:
             writer.add_expert_shared_feed_forward_length(model.moe.shared_intermediate_size)
+
+
+def _write_window(writer: Any, model: ModelConfig) -> None:
+    windows = set(model.sliding_windows)
+    if len(windows) > 1:
+        raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
+    if window := next(iter(windows), None):
+        writer.add_sliding_window(window)
 
 
 def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:

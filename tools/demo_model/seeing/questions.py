@@ -34,6 +34,7 @@ class Question:
     """A question and its answer."""
 
     task: str
+    subject: str  # what is asked about
     text: str
     answer: str
 
@@ -44,7 +45,7 @@ def question(scene: Scene, task: str, rng: random.Random) -> Question | None:
     if not made:
         return None
     subject, answer = rng.choice(made)
-    return Question(task=task, text=rng.choice(PHRASINGS[task]).format(subject), answer=answer)
+    return Question(task=task, subject=subject, text=rng.choice(PHRASINGS[task]).format(subject), answer=answer)
 
 
 Subjects = Iterator[tuple[str, str]]  # what is asked about, and the answer

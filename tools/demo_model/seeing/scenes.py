@@ -82,8 +82,8 @@ BROAD = Range(things=4, numbers=100)  # what it sees first, to learn where thing
 
 
 def random_scene(rng: random.Random, within: Range) -> Scene:
-    """Draw a scene; a third of them are numbers."""
-    if rng.random() < 1 / 3:
+    """Draw a scene; a quarter of them are numbers."""
+    if rng.random() < 1 / 4:
         number = rng.randrange(rng.choice((10, within.numbers, within.numbers)))
         return Scene(number=str(number), colour=rng.choice(list(COLOURS)))
     places = sorted(rng.sample(range(len(PLACES)), rng.randint(1, within.things)))
