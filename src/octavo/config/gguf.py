@@ -28,6 +28,7 @@ _ARCHITECTURES = MappingProxyType(
         "gemma3": "Gemma3ForCausalLM",
     }
 )
+_PROJECTOR = "clip"  # whatever the vision tower is
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
 # Llama 3.1 and 3.2: the file has only the factors derived from these; see `_llama3_scaling`.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
@@ -49,6 +50,9 @@ class _Translation:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         architecture = file.architecture
+        if architecture == _PROJECTOR:
+            why = "a vision projector (mmproj) without a language model; of GGUF files, only text models are supported"
+            raise UnsupportedModelError(f"{file.path}: {why}. Models that see: a folder or repository with safetensors")
         if architecture not in _ARCHITECTURES:
             known = ", ".join(sorted(_ARCHITECTURES))
             raise UnsupportedModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {known}")

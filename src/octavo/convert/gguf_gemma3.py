@@ -18,9 +18,8 @@ def write_gemma3_settings(writer: Any, model: ModelConfig) -> None:
     scale = model.attention_scale
     if scale is None or not math.isclose(scale, divisor**-0.5, rel_tol=1e-6):
         said = "none" if scale is None else f"{scale**-2:g}"
-        raise UnsupportedModelError(
-            f"{model.model}: gguf files of Gemma 3 do not say query_pre_attn_scalar; it is {said}, readers use {divisor}"
-        )
+        limit = f"query_pre_attn_scalar is {said}; files do not say it, and readers take {divisor}"
+        raise UnsupportedModelError(f"{model.model}: cannot be written as gguf: {limit}")
     windows = [window for window in model.sliding_windows if window is not None]
     if windows:
         writer.add_sliding_window(windows[0])

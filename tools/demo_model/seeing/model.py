@@ -40,9 +40,9 @@ def model_config(tokenizer: Tokenizer) -> Qwen2_5_VLConfig:
             "bos_token_id": None,
             "eos_token_id": end_of_turn,
             "pad_token_id": end_of_text,
-            # Frequencies fall from 1 to 0.0015 radians a token: the first one is for time, two for rows, and the others
-            # for columns. So rows and columns have some that tell neighbors apart, and all text has slow ones, by which a
-            # question finds what it names however far away the picture is.
+            # From 1 to 0.0015 radians a token: one frequency is for time, two for rows, the others for columns. So
+            # rows and columns have some that tell neighbors apart, and text has slow ones, by which a question finds
+            # what it names, however far away the picture is.
             "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [1, 2, 13]},
             "tie_word_embeddings": True,
         },

@@ -70,10 +70,14 @@ class Training(Run):
         answers = batch.answers[batch.answers > 0] - 1  # [N]
         targets = batch.targets[batch.answers > 0]
         # All answers count the same, however long they are.
-        loss = (F.cross_entropy(logits, targets, reduction="none") / answers.bincount()[answers]).sum() / len(batch.tasks)
+        loss = (F.cross_entropy(logits, targets, reduction="none") / answers.bincount()[answers]).sum() / len(
+            batch.tasks
+        )
         self.graded.update(zip(batch.tasks, _are_right(logits, targets, answers), strict=True))
         figures = {"loss": loss.item()}
-        for name, output, wanted in zip(("reads-kind", "reads-colour", "reads-place"), read, batch.seen.T, strict=False):
+        for name, output, wanted in zip(
+            ("reads-kind", "reads-colour", "reads-place"), read, batch.seen.T, strict=False
+        ):
             reading = F.cross_entropy(output, wanted)
             loss = loss + self.plan.reading_weight * reading
             figures[name] = reading.item()
@@ -96,7 +100,9 @@ class Training(Run):
     def _grades(self) -> dict[str, float]:
         """Return the share of right answers since the last call, by task."""
         tasks = sorted({task for task, _ in self.graded})
-        shares = {task: self.graded[task, True] / (self.graded[task, True] + self.graded[task, False]) for task in tasks}
+        shares = {
+            task: self.graded[task, True] / (self.graded[task, True] + self.graded[task, False]) for task in tasks
+        }
         self.graded.clear()
         return shares
 
