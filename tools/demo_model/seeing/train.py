@@ -19,7 +19,7 @@ from tools.demo_model.seeing.batches import KINDS, Batches
 from tools.demo_model.seeing.conversations import train_tokenizer
 from tools.demo_model.seeing.model import Seeing, image_processor, save
 from tools.demo_model.seeing.muon import Muon
-from tools.demo_model.seeing.scenes import BROAD, COLOURS, Range
+from tools.demo_model.seeing.scenes import BROAD, COLOURS, MIXED, Range
 from torch import Tensor
 
 
@@ -34,6 +34,7 @@ class Plan:
     warmup_steps: int = 100
     decay_share: float = 0.35  # of the steps: at the end, the rate falls to zero
     first_steps: int = 200  # with at most two things
+    broad_steps: int = 300  # with up to four, before most pictures have one
     reading_weight: float = 0.5
     weight_decay: float = 0.05
     log_every: int = 25
@@ -43,7 +44,7 @@ class Plan:
         """Return what the pictures of a step may show."""
         if step < self.first_steps:
             return Range(things=2, numbers=BROAD.numbers)
-        return BROAD
+        return BROAD if step < self.broad_steps else MIXED
 
     def rate(self, step: int) -> float:
         """Return the learning rate: warm-up, constant, decay to zero. Only the decay depends on the number of steps."""
