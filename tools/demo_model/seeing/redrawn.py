@@ -41,9 +41,7 @@ def redraw(scene: Scene, rng: random.Random) -> Image.Image:
     return Image.open(file)
 
 
-def _draw_shape(
-    pen: ImageDraw.ImageDraw, shape: str, centre: tuple[float, float], radius: float, colour: str
-) -> None:
+def _draw_shape(pen: ImageDraw.ImageDraw, shape: str, centre: tuple[float, float], radius: float, colour: str) -> None:
     x, y = centre
     if shape == "circle":
         pen.circle(centre, radius, fill=colour)
