@@ -1,5 +1,6 @@
 """`octavo convert --to gguf`: the way back from GGUF files, and what transformers and ggml's library read of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.gguf.files import convert as write_gguf
 from tests.gguf.files import round_matrices
 from tests.gguf.test_models import MULTIPLES_OF_32, NAMES, tiny
 from tests.loader.quantized_files import awq, save_pair
+from tests.tokenizer.test_gguf import sentencepiece
+from tokenizers import AddedToken
 
 from octavo.config.hf import read_model_config
 from octavo.config.hub import resolve_model
@@ -20,6 +23,7 @@ from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
 from octavo.convert.targets import TargetOptions
 from octavo.errors import InvalidParameterError, UnsupportedModelError
+from octavo.tokenizer.files import read_tokenizer_files
 from octavo.tokenizer.tokenizer import Tokenizer
 
 LLAMA3: dict[str, Any] = {
@@ -84,8 +88,29 @@ def test_there_and_back_a_real_tokenizer_is_the_same(tmp_path: Path) -> None:
         assert written[key].contents() == expected[key].contents(), key
 
 
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_a_sentencepiece_tokenizer_keeps_its_tokens(has_prefix: bool, tmp_path: Path) -> None:
+    """Also user-defined ones, whose spaces are spelled otherwise in such files."""
+    tiny("gemma3", vocab_size=290).save(tmp_path / "source")
+    theirs = sentencepiece(tmp_path / "theirs.gguf", add_space_prefix=has_prefix)
+    own = read_tokenizer_files(tmp_path / "theirs.gguf")
+    own.backend.add_tokens([AddedToken("\u2581\u2581", normalized=False, special=False)])
+    own.backend.save(str(tmp_path / "source" / "tokenizer.json"))
+    (tmp_path / "source" / "tokenizer_config.json").write_text(json.dumps(dict(own.named_tokens)))
+    out = converted(tmp_path / "source", tmp_path / "ours.gguf", "--to", "gguf")
+    ours = Tokenizer.from_path(out)
+    for text in ("", "hello world", " a wor\u00e9 \U0001f600 x", "<s>hell"):
+        assert ours.encode(text) == theirs.encode(text), text
+    fields = gguf.GGUFReader(out).fields
+    tokens, types = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type"))
+    assert (tokens[279], types[279], tokens[280], types[280]) == ("  ", 4, "[PAD280]", 5)
+    assert types[:4] == [2, 3, 3, 6]
+    assert ours.encode("hello  world", add_special_tokens=False).count(279) == 1
+
+
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     source, plain = save("llama", tmp_path / "source"), TargetOptions()
+    save("gemma3", tmp_path / "gemma")
     save_pair(tmp_path / "q", {"quant_method": "awq", "bits": 4, "group_size": 32}, lambda layer: True, awq(32))
     out = tmp_path / "model.gguf"
     for name, options, error, said in (
@@ -96,6 +121,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
             r"quantized \(quant_method awq\); use the orig",
         ),
         ("demo", plain, UnsupportedModelError, "its tokenizer has no name in gguf"),
+        (str(tmp_path / "gemma"), plain, UnsupportedModelError, r"query_pre_attn_scalar is 7; .* readers take 10"),
         (
             str(source),
             TargetOptions(gguf_type="Q4_0"),
@@ -112,4 +138,4 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=said):
             convert(Checkpoint.open(name), out, "gguf", options)
-        assert sorted(file.name for file in tmp_path.iterdir()) == ["q", "source"]
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["gemma", "q", "source"]

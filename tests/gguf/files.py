@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
-                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # fmt: skip
+                 "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}  # fmt: skip
 _EXPERT_PARTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
@@ -63,6 +63,11 @@ def _write_settings(writer: Any, config: dict[str, Any]) -> None:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config["rope_parameters"]
+    if config["model_type"] == "gemma3_text":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"] or 0.0)
+        rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(head_dim)
     if rope["rope_type"] in ("linear", "yarn"):
@@ -91,6 +96,8 @@ def _tensors(folder: Path, config: dict[str, Any], architecture: str) -> list[tu
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.numpy()
         part = name.split(".")[-2]
+        if architecture == "gemma3" and part.endswith("norm"):
+            values = values + np.float32(1)
         if architecture == "llama" and part in heads:
             values = permuted(values, heads[part])
         if ".experts." in name:

@@ -16,6 +16,7 @@ TOKENS = [5, 9, 33, 60, 4, 17, 80]
 NAMES = [
     "llama", "llama-tied", "llama-biases", "llama-gqa-8", "llama-linear", "llama-yarn", "mistral-window", "qwen2",
     "qwen3-tied-gqa-8", "mixtral", "qwen2-moe", "qwen3-moe",
+    "gemma3", "gemma3-capped-linear",
 ]  # fmt: skip
 MULTIPLES_OF_32 = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2,
                    "num_key_value_heads": 1}  # fmt: skip
@@ -23,7 +24,8 @@ MULTIPLES_OF_32 = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "
 
 def tiny(name: str, **settings: object) -> TinyModel:
     [case] = [case for case in TINY_MODELS if case.name == name]
-    return TinyModel(name=name, family=case.family, settings={**case.settings, **settings})
+    scale = {"query_pre_attn_scalar": 10} if case.family == "Gemma3" else {}  # the head size: files do not say it
+    return TinyModel(name=name, family=case.family, settings={**case.settings, **scale, **settings})
 
 
 def logits_of(path: Path, dtype: str = "float32") -> torch.Tensor:

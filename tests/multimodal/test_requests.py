@@ -19,15 +19,18 @@ IMAGE = {"type": "image", "image": picture(8, 8)}
 @pytest.mark.parametrize(
     ("request_", "names"),
     [
-        ("text", "requests"),
-        ({"messages": [], "prompt": ""}, "requests"),
+        ("text", "requests='str'"),
+        ({"messages": [], "prompt": ""}, r"requests=\['messages', 'prompt'\]"),
         ({"prompt": 3}, "prompt=3"),
         ({"prompt": "a", "images": "file.png"}, "images='str'"),
         ({"prompt": "a", "images": [picture(8, 8)]}, "images='1 images'.*placeholders for 0"),
         ({"prompt": PLACE}, "another one"),
         ({"prompt": PLACE, "images": [picture(1, 300)]}, r"images\[0\].*200 times"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\].content\[0\]"),
-        ({"messages": [{"role": "user", "content": [IMAGE, {"type": "audio"}]}]}, "audio"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE, {"type": "audio", "audio": "AAAA"}]}]},
+            r"content\[1\]=.'type': 'audio'.: \"text\"",
+        ),
     ],
 )
 def test_a_malformed_request_is_refused_by_name(request_: Any, names: str, open_llm: OpenLLM) -> None:

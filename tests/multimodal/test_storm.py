@@ -23,7 +23,8 @@ REQUESTS: list[dict[str, object]] = [
 @pytest.mark.parametrize("name", pick(["qwen2.5-vl"], [*VISION_MODELS]))
 async def test_who_leaves_takes_everything_along(name: str, seeing: GetCheckpoint) -> None:
     chance = random.Random(1)
-    options = {"num_kv_blocks": 80, "max_num_batched_tokens": 24, "encoder_cache_tokens": 64, "block_size": 4}
+    options = {"num_kv_blocks": 80, "max_num_batched_tokens": 24, "max_num_seqs": 16, "encoder_cache_tokens": 64}
+    options |= {"block_size": 4}
     async with AsyncLLM(str(seeing(name).folder), dtype="float32", max_model_len=MAX_LEN, **options) as llm:
         alone = [(await llm.generate_multimodal([request], PARAMS))[0].text for request in REQUESTS]
         chosen = [chance.randrange(len(REQUESTS)) for _ in range(pick(50, 200))]

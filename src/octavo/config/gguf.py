@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.config.gguf_gemma3 import end_of_turn, gemma3_settings
 from octavo.config.hf_quantization import GGUF_TYPES
 from octavo.config.json_fields import JsonFields
 from octavo.errors import CheckpointError, UnsupportedModelError
@@ -24,8 +25,10 @@ _ARCHITECTURES = MappingProxyType(
         "qwen3": "Qwen3ForCausalLM",
         "qwen2moe": "Qwen2MoeForCausalLM",
         "qwen3moe": "Qwen3MoeForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
     }
 )
+_PROJECTOR = "clip"  # whatever the vision tower is
 _ROPE_TYPES = {"none": None, "linear": "linear", "yarn": "yarn"}
 # Llama 3.1 and 3.2: the file has only the factors derived from these; see `_llama3_scaling`.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
@@ -47,6 +50,9 @@ class _Translation:
     def __init__(self, file: GgufFile) -> None:
         self._file = file
         architecture = file.architecture
+        if architecture == _PROJECTOR:
+            why = "a vision projector (mmproj) without a language model; of GGUF files, only text models are supported"
+            raise UnsupportedModelError(f"{file.path}: {why}. Models that see: a folder or repository with safetensors")
         if architecture not in _ARCHITECTURES:
             known = ", ".join(sorted(_ARCHITECTURES))
             raise UnsupportedModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {known}")
@@ -79,6 +85,8 @@ class _Translation:
             **self._experts(),
             GGUF_TYPES: self._types(),
         }
+        if self._file.architecture == "gemma3":
+            values |= gemma3_settings(self._file, values["rope_parameters"])
         if self._get("attention.value_length", head_dim) != head_dim:
             raise self._unsupported("attention.value_length", f"it must be that of keys ({head_dim}) as well")
         return JsonFields(str(self._file.path), values)
@@ -115,6 +123,8 @@ class _Translation:
 
     def _end_ids(self) -> list[Any]:
         found = [self._file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        if self._file.architecture == "gemma3":
+            found.append(end_of_turn(self._file))
         return list(dict.fromkeys(each for each in found if each is not None))
 
     def _experts(self) -> dict[str, Any]:

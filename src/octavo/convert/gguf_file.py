@@ -19,6 +19,7 @@ from octavo.convert.source import Checkpoint
 from octavo.convert.targets import SINGLE_FILES, TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
+from octavo.models.common import DecoderForCausalLM
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import spelt_as_in_table
 from octavo.tokenizer.files import read_tokenizer_files
@@ -34,6 +35,7 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "Gemma3ForCausalLM": "gemma3",
 }
 _TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _WRITTEN_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")  # that the library quantizes to
@@ -101,6 +103,7 @@ class _Tensors:
         is_paired = architecture == "llama"  # rows of queries and keys, for rotation of adjacent pairs
         self._heads = {"attn_q": model.num_heads, "attn_k": model.num_kv_heads} if is_paired else {}
         self._model: CausalLM = empty_model(model)
+        self._norm_offset = self._model.norm_offset if isinstance(self._model, DecoderForCausalLM) else 0.0
 
     def write(self, writer: Any) -> None:
         """Write all tensors: first what they are, then their values, one at a time."""
@@ -146,9 +149,15 @@ class _Tensors:
             renamed = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
             if renamed is None:
                 raise CheckpointError(f"{self._checkpoint.path}: tensor {name!r} has no name in gguf")
-            heads = self._heads.get(renamed.split(".")[-2])
-            yield renamed, tensor if heads is None else _pairs_together(tensor, heads)
+            yield renamed, self._in_order(renamed.split(".")[-2], tensor)
         yield from self._factors(device)
+
+    def _in_order(self, part: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as files of this kind have it: rows in their order, norms with the whole factor."""
+        if part in self._heads:
+            return _pairs_together(tensor, self._heads[part])
+        has_offset = self._norm_offset and part.endswith("norm")
+        return tensor.float() + self._norm_offset if has_offset else tensor
 
     def _tensors(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._checkpoint.tensors():

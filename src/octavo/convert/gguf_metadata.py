@@ -1,15 +1,20 @@
 """Writes a model's settings and tokenizer as metadata of a GGUF file. Keys: ggml's docs/gguf.md."""
 
 import json
+import re
 from typing import Any
 
 from octavo.config.model import ModelConfig
+from octavo.convert.gguf_gemma3 import write_gemma3_settings
+from octavo.convert.gguf_scores import has_space_prefix, token_scores
 from octavo.errors import UnsupportedModelError
 from octavo.tokenizer.files import TokenizerFiles
-from octavo.tokenizer.gguf import pre_tokenizer_name
+from octavo.tokenizer.gguf import SPACE, pre_tokenizer_name
 
 # enum llama_token_type
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_NO_SCORE = -10000.0  # of what no merge makes
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _ROPE_TYPES = ("linear", "yarn")
 
 
@@ -32,17 +37,24 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
     writer.add_layer_norm_rms_eps(model.rms_norm_eps)
     writer.add_rope_dimension_count(model.head_dim)
     _write_rope(writer, library, model)
-    windows = set(model.sliding_windows)
-    if len(windows) > 1:
-        raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
-    if window := next(iter(windows), None):
-        writer.add_sliding_window(window)
+    if model.architecture == "Gemma3ForCausalLM":
+        write_gemma3_settings(writer, model)
+    else:
+        _write_window(writer, model)
     if model.moe is not None:
         writer.add_expert_count(model.moe.num_experts)
         writer.add_expert_used_count(model.moe.top_k)
         writer.add_expert_feed_forward_length(model.moe.intermediate_size)
         if model.moe.shared_intermediate_size is not None:
             writer.add_expert_shared_feed_forward_length(model.moe.shared_intermediate_size)
+
+
+def _write_window(writer: Any, model: ModelConfig) -> None:
+    windows = set(model.sliding_windows)
+    if len(windows) > 1:
+        raise UnsupportedModelError(f"{model.model}: gguf files have one sliding window for all layers")
+    if window := next(iter(windows), None):
+        writer.add_sliding_window(window)
 
 
 def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
@@ -63,34 +75,67 @@ def _write_rope(writer: Any, library: Any, model: ModelConfig) -> None:
 
 
 def write_tokenizer(writer: Any, files: TokenizerFiles, model: ModelConfig, origin: str) -> None:
-    """Add a byte-level BPE tokenizer and its chat templates.
+    """Add a byte-level or SentencePiece BPE tokenizer and its chat templates.
 
     Raises:
         UnsupportedModelError: another kind of tokenizer, or text is split in a way that has no name in this format.
     """
-    backend = json.loads(files.backend.to_str())
-    name = pre_tokenizer_name(files.backend)
-    if name is None:
+    backend, name = json.loads(files.backend.to_str()), pre_tokenizer_name(files.backend)
+    scores = token_scores(backend) if name is None else None
+    if name is None and scores is None:
         raise UnsupportedModelError(
-            f"{origin}: its tokenizer has no name in gguf; byte-level BPE of known families has"
+            f"{origin}: its tokenizer has no name in gguf; byte-level BPE of known families and SentencePiece BPE have"
         )
+    tokens, types = _tokens(files, model)
+    if scores is None:
+        _write_byte_level(writer, backend, name, tokens, types)
+    else:
+        _write_sentencepiece(writer, backend, scores, tokens, types)
+    templates = files.chat_templates
+    if "default" in templates:
+        writer.add_string("tokenizer.chat_template", templates["default"])
+    if "tool_use" in templates:
+        writer.add_string("tokenizer.chat_template.tool_use", templates["tool_use"])
+
+
+def _tokens(files: TokenizerFiles, model: ModelConfig) -> tuple[list[str], list[int]]:
+    """Return the text and the type of every id of the model."""
     tokens = [f"[PAD{index}]" for index in range(model.vocab_size)]
     types = [_UNUSED] * len(tokens)
     for text, index in files.backend.get_vocab(with_added_tokens=False).items():
         tokens[index], types[index] = text, _NORMAL
     for index, token in files.backend.get_added_tokens_decoder().items():
         tokens[index], types[index] = token.content, _CONTROL if token.special else _USER_DEFINED
+    return tokens, types
+
+
+def _write_byte_level(
+    writer: Any, backend: dict[str, Any], name: str | None, tokens: list[str], types: list[int]
+) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(name)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     merges = backend["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    templates = files.chat_templates
-    if "default" in templates:
-        writer.add_string("tokenizer.chat_template", templates["default"])
-    if "tool_use" in templates:
-        writer.add_string("tokenizer.chat_template.tool_use", templates["tool_use"])
+
+
+def _write_sentencepiece(
+    writer: Any, backend: dict[str, Any], scores: dict[str, float], tokens: list[str], types: list[int]
+) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    for index, text in enumerate(tokens):
+        if text == backend["model"]["unk_token"]:
+            types[index] = _UNKNOWN
+        elif _BYTE_TOKEN.fullmatch(text):
+            types[index] = _BYTE
+        elif types[index] == _USER_DEFINED:
+            tokens[index] = text.replace(SPACE, " ")  # readers look for these in the text as it is
+    writer.add_token_list(tokens)
+    writer.add_token_scores([scores.get(text, _NO_SCORE) for text in tokens])
+    writer.add_token_types(types)
+    writer.add_add_space_prefix(has_space_prefix(backend))
 
 
 def write_special_ids(writer: Any, files: TokenizerFiles | None, model: ModelConfig) -> None:

@@ -31,8 +31,15 @@ _PLAIN = MappingProxyType(
     }
 )
 _EXPERTS = MappingProxyType({"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"})
-_MIXTRAL = MappingProxyType({"mlp.gate": "block_sparse_moe.gate"})
+_MIXTRAL = MappingProxyType({"ffn_gate_inp": "block_sparse_moe.gate"})
 _MIXTRAL_EXPERTS = MappingProxyType({"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"})
+_GEMMA3 = MappingProxyType(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
 # Per block; in old files each expert is a tensor of its own.
 _IN_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<part>\w+)(?:\.(?P<expert>\d+))?\.(?P<what>weight|bias)")
 _OUTSIDE = re.compile(r"(?P<part>token_embd|output_norm|output)\.(?P<what>weight|bias)")
@@ -45,7 +52,11 @@ class TensorNames:
     def __init__(self, path: Path, architecture: str) -> None:
         is_mixtral = architecture == "MixtralForCausalLM"
         self._path = path
-        self._plain = {part: _MIXTRAL.get(name, name) if is_mixtral else name for part, name in _PLAIN.items()}
+        self._plain: dict[str, str] = dict(_PLAIN)
+        if is_mixtral:
+            self._plain |= _MIXTRAL
+        elif architecture == "Gemma3ForCausalLM":
+            self._plain |= _GEMMA3
         self._experts = _MIXTRAL_EXPERTS if is_mixtral else _EXPERTS
         self._expert_place = "block_sparse_moe.experts" if is_mixtral else "mlp.experts"
 

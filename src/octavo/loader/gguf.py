@@ -15,6 +15,7 @@ from octavo.gguf.file import GgufFile, GgufTensor
 from octavo.gguf.names import IGNORED, TensorNames
 from octavo.kernels.ggml_blocks import dequantize
 from octavo.loader.base import ModelLoader
+from octavo.models.common import DecoderForCausalLM
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, weight_slots
 
@@ -35,6 +36,7 @@ class GgufLoader(ModelLoader):
         # Only these files interleave the rows of queries and keys, for rotation of adjacent pairs.
         heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
         file = GgufFile.read(path)
+        norm_offset = model.norm_offset if isinstance(model, DecoderForCausalLM) else 0.0  # files have whole factors
         paired = heads if file.architecture == "llama" else {}
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
@@ -44,6 +46,8 @@ class GgufLoader(ModelLoader):
                 continue
             has_blocks = any(name in slots and slots[name].spec.is_integer for name in wanted)
             values = torch.from_numpy(tensor.data) if has_blocks else self.numbers(tensor)
+            if part.endswith("norm") and norm_offset:
+                values = values - norm_offset
             if part in paired:
                 values = _halves_together(values, paired[part])
             yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)

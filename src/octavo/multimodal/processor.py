@@ -38,7 +38,8 @@ class MultiModalProcessor:
         """
         if not isinstance(request, Mapping) or not _is_known(set(request)):
             limit = '{"messages": [...]} or {"prompt": text, "images": [...], "videos": [...]} is expected'
-            raise InvalidParameterError("requests", request if isinstance(request, str) else type(request), limit)
+            found = sorted(map(str, request)) if isinstance(request, Mapping) else type(request).__name__
+            raise InvalidParameterError("requests", found, limit)
         if "messages" in request:
             messages, sources = take_images(request["messages"])
             if processor is not None:

@@ -191,6 +191,9 @@ def _part_text(name: str, part: object) -> str:
     match part:
         case {"type": "text", "text": str(text)}:
             return text
+        case {"type": kind} if kind != "text":  # the rest of it may be a whole file
+            limit = '"text" is expected, or "image", "image_url", "video" or "video_url" for models that see'
+            raise InvalidParameterError(name, {"type": kind}, limit)
     raise InvalidParameterError(name, part, 'a text part, {"type": "text", "text": "..."}')
 
 

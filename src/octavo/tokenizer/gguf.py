@@ -5,7 +5,7 @@ SentencePiece BPE with scores. Each is built like the tokenizer.json of its fami
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from octavo.gguf.file import GgufFile
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _NAMED = ("bos", "eos", "unknown", "padding")
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece spells a space
 _FIELD = {"unknown": "unk_token", "padding": "pad_token"}
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -182,25 +183,29 @@ def _byte_level(fields: _Fields) -> Backend:
     return backend
 
 
-def _sentencepiece(fields: _Fields) -> Backend:
-    """BPE whose merges are derived from token scores: higher scores merge first."""
-    scores, rank = fields.scores(), {token: index for index, token in enumerate(fields.tokens)}
-    merges = []
+def merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return the merges of a SentencePiece BPE: all pairs of tokens that make a token, those of higher scores first."""
+    merges, rank = [], {token: index for index, token in enumerate(tokens)}
     for token, index in rank.items():
         pairs = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         known = [(rank[left], rank[right], left, right) for left, right in pairs if left in rank and right in rank]
         merges += [(scores[index], left, right) for _, _, left, right in sorted(known)]
     merges.sort(key=lambda merge: merge[0], reverse=True)
+    return [(left, right) for _, left, right in merges]
+
+
+def _sentencepiece(fields: _Fields) -> Backend:
+    """BPE whose merges are derived from token scores."""
     unknown = fields.token_id("unknown")
     model = BPE(
-        rank,
-        [(left, right) for _, left, right in merges],
+        {token: index for index, token in enumerate(fields.tokens)},
+        merges_by_score(fields.tokens, fields.scores()),
         unk_token=fields.tokens[unknown if unknown is not None else 0],
         fuse_unk=True,
         byte_fallback=True,
     )
     backend = Backend(model)
-    space, has_prefix = "\N{LOWER ONE EIGHTH BLOCK}", fields.get("add_space_prefix", True)
+    space, has_prefix = SPACE, fields.get("add_space_prefix", True)
     backend.normalizer = normalizers.Sequence(
         [*([normalizers.Prepend(space)] if has_prefix else []), normalizers.Replace(" ", space)]
     )

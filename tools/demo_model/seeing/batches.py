@@ -31,11 +31,12 @@ class Batch:
 
     ids: Tensor  # [B, T] int64
     targets: Tensor  # [B, T] int64
-    has_loss: Tensor  # [B, T] bool
+    answers: Tensor  # [B, T] int64: which answer of the step a target is in, from 1; 0: it has no loss
+    tasks: tuple[str, ...]  # of the answers
     positions: Tensor  # [3, T] int64: the same in all rows
     patches: Tensor | None  # [P, values] float32
     grid: tuple[int, int, int]  # of every picture
-    seen: Tensor  # [B * M, 2] int64: the kind and the colour of what has its middle in a picture's token; 0: nothing
+    seen: Tensor  # [B * M, 3] int64: kind and colour of what has its middle in a picture's token (0: nothing), place
 
 
 class Batches:
@@ -49,7 +50,7 @@ class Batches:
         rng = random.Random(f"{self.seed} {step}")
         if step % BLIND_EVERY == BLIND_EVERY - 1:
             rows = [row(self.tokenizer, [blind_question(rng)], 0) for _ in range(self.num_rows)]
-            return self._packed(rows, None, (0, 0, 0), torch.zeros(0, 2, dtype=torch.long))
+            return self._packed(rows, None, (0, 0, 0), torch.zeros(0, 3, dtype=torch.long))
         rows, pictures, seen = [], [], []
         for _ in range(self.num_rows):
             drawn, marks, patches = self._picture(rng, within)
@@ -69,17 +70,21 @@ class Batches:
     def _packed(self, rows: Sequence[Row], patches: Tensor | None, grid: tuple[int, int, int], seen: Tensor) -> Batch:
         length = max(len(each.ids) for each in rows)
         ids = torch.zeros(len(rows), length, dtype=torch.long)
-        has_loss = torch.zeros(len(rows), length, dtype=torch.bool)
+        answers = torch.zeros(len(rows), length, dtype=torch.long)
+        tasks: list[str] = []
         for at, each in enumerate(rows):
             ids[at, : len(each.ids)] = torch.tensor(each.ids)
-            has_loss[at, : len(each.ids)] = torch.tensor(each.is_answer)
+            numbers = torch.tensor(each.answers)
+            answers[at, : len(each.ids)] = torch.where(numbers > 0, numbers + len(tasks), 0)
+            tasks += each.tasks
         merge = self.processor.merge_size
         spans = [VisionSpan(start=IMAGE_START + 1, frames=1, rows=grid[1] // merge, columns=grid[2] // merge)]
         positions = torch.from_numpy(rotary_positions(length, spans if patches is not None else [])).long()
         return Batch(
             ids=ids[:, :-1],
             targets=ids[:, 1:],
-            has_loss=has_loss[:, 1:],
+            answers=answers[:, 1:],
+            tasks=tuple(tasks),
             positions=positions[:, :-1],
             patches=patches,
             grid=grid,
@@ -97,9 +102,11 @@ def normalized(patches: Patches) -> Tensor:
 
 
 def _labels(marks: Sequence[Mark], size: Size) -> Tensor:
-    """Return what has its middle in each token of a picture [M, 2], row by row."""
+    """Return what has its middle in each token of a picture, and the token's place [M, 3], row by row."""
     width, height = size
-    labels = torch.zeros(height, width, 2, dtype=torch.long)
+    assert width == height == 3  # a token for each place
+    labels = torch.zeros(height, width, 3, dtype=torch.long)
+    labels[..., 2] = torch.arange(9).view(3, 3)
     for mark in marks:
-        labels[int(mark.y * height), int(mark.x * width)] = torch.tensor([_SEEN[mark.kind], _COLOUR[mark.colour]])
+        labels[int(mark.y * height), int(mark.x * width), :2] = torch.tensor([_SEEN[mark.kind], _COLOUR[mark.colour]])
     return labels.flatten(0, 1)

@@ -11,7 +11,9 @@ from tools.demo_model.seeing.scenes import BROAD, PLACES, Scene, random_scene
 
 VOCAB_SIZE = 640
 NUM_SCENES = 4000  # whose texts the tokenizer learns from
-QUESTIONS = 4  # of a row
+QUESTIONS = 5  # of a row
+# How often a task is asked for. Answers that need the question compared with everything in the picture come last.
+SHARES = {"count": 3, "exists": 3, "where": 2, "what": 2, "colour": 1, "shape": 1, "number": 2, "describe": 0.7}
 # Special tokens are removed when decoding.
 SPECIAL = (
     "<|endoftext|>",
@@ -42,39 +44,42 @@ class Row:
     """Tokens of a conversation."""
 
     ids: list[int]
-    is_answer: list[bool]  # of each token, whether the model writes it
+    answers: list[int]  # of each token: which answer it is in, from 1; 0: the model does not write it
+    tasks: tuple[str, ...]  # of the answers
 
 
 def questions(scene: Scene, rng: random.Random) -> list[Question]:
     """Return some questions about a scene, in random order."""
-    kinds = list(scene.tasks)
-    asked = [question(scene, kind, rng) for kind in rng.sample(kinds, len(kinds))]
-    found = [each for each in asked if each is not None]
-    found += [each for each in (question(scene, rng.choice(kinds), rng) for _ in range(QUESTIONS)) if each is not None]
-    return found[:QUESTIONS]
+    shares = [SHARES[task] for task in scene.tasks]
+    drawn = (question(scene, task, rng) for task in rng.choices(scene.tasks, shares, k=3 * QUESTIONS))
+    asked: dict[tuple[str, str], Question] = {}
+    for each in drawn:
+        if each is not None:
+            asked.setdefault((each.task, each.subject), each)  # never the same twice: the first answer tells the second
+    return list(asked.values())[:QUESTIONS]
 
 
 def blind_question(rng: random.Random) -> Question:
     """Return a question without a picture."""
     if rng.random() < 0.3:
-        return Question(task="blind", text=rng.choice(GREETINGS), answer=NO_PICTURE)
+        return Question(task="blind", subject="", text=rng.choice(GREETINGS), answer=NO_PICTURE)
     asked = questions(random_scene(rng, BROAD), rng)[0]
-    return Question(task="blind", text=asked.text, answer=NO_PICTURE)
+    return Question(task="blind", subject="", text=asked.text, answer=NO_PICTURE)
 
 
 def row(tokenizer: Tokenizer, asked: Sequence[Question], num_image_tokens: int) -> Row:
     """Return a conversation whose first message has a picture of so many tokens (0: none) before its text."""
     ids: list[int] = []
-    is_answer: list[bool] = []
+    answers: list[int] = []
     image = f"<|vision_start|>{'<|image_pad|>' * num_image_tokens}<|vision_end|>" if num_image_tokens else ""
-    for each in asked:
+    for number, each in enumerate(asked, 1):
         prompt = f"<|im_start|>user\n{image}{each.text}<|im_end|>\n<|im_start|>assistant\n"
-        for text, is_ours in ((prompt, False), (f"{each.answer}<|im_end|>", True), ("\n", False)):
+        for text, answer in ((prompt, 0), (f"{each.answer}<|im_end|>", number), ("\n", 0)):
             tokens = tokenizer.encode(text, add_special_tokens=False).ids
             ids += tokens
-            is_answer += [is_ours] * len(tokens)
+            answers += [answer] * len(tokens)
         image = ""
-    return Row(ids=ids, is_answer=is_answer)
+    return Row(ids=ids, answers=answers, tasks=tuple(each.task for each in asked))
 
 
 def train_tokenizer(seed: int) -> Tokenizer:

@@ -1,6 +1,7 @@
 """Draws a scene with Pillow: filled shapes or a number on a light ground, with random sizes, offsets and tints."""
 
 import functools
+import io
 import math
 import random
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from tools.demo_model.seeing.scenes import COLOURS, Scene
 
 Size = tuple[int, int]
 Colour = tuple[int, ...]
-SIDE = (100, 300)  # pixels
+SIDE = (110, 330)  # pixels
+TINT = 20  # how far a level may be from its colour's
+JPEG_SHARE, JPEG_QUALITY = 0.3, (60, 95)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +37,18 @@ def draw(scene: Scene, size: Size, rng: random.Random) -> tuple[Image.Image, lis
     shade = rng.randint(225, 255)
     picture = Image.new("RGB", size, tuple(min(255, shade + rng.randint(-6, 6)) for _ in range(3)))
     pen = ImageDraw.Draw(picture)
-    if scene.number:
-        return picture, _draw_number(pen, scene, size, rng)
-    return picture, _draw_things(pen, scene, size, rng)
+    marks = _draw_number(pen, scene, size, rng) if scene.number else _draw_things(pen, scene, size, rng)
+    return (_as_jpeg(picture, rng) if rng.random() < JPEG_SHARE else picture), marks
+
+
+def _as_jpeg(picture: Image.Image, rng: random.Random) -> Image.Image:
+    file = io.BytesIO()
+    picture.save(file, "jpeg", quality=rng.randint(*JPEG_QUALITY))
+    return Image.open(file).convert("RGB")
 
 
 def _tinted(colour: str, rng: random.Random) -> Colour:
-    return tuple(max(0, min(255, level + rng.randint(-14, 14))) for level in COLOURS[colour])
+    return tuple(max(0, min(255, level + rng.randint(-TINT, TINT))) for level in COLOURS[colour])
 
 
 def _draw_things(pen: ImageDraw.ImageDraw, scene: Scene, size: Size, rng: random.Random) -> list[Mark]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from tools.demo_model.seeing.held_out import Item, held_out
-from tools.demo_model.seeing.questions import KNOWN, PHRASINGS, TASKS
+from tools.demo_model.seeing.held_out import SEED, Item, held_out
+from tools.demo_model.seeing.questions import PHRASINGS, TASKS
+from tools.demo_model.seeing.scenes import BROAD, SIMPLE, Range
 
 from octavo import LLM, SamplingParams
 
@@ -30,11 +31,11 @@ def message(item: Item) -> dict[str, Any]:
     }
 
 
-def scores(llm: LLM, tasks: Sequence[str], count: int) -> Scores:
+def scores(llm: LLM, tasks: Sequence[str], count: int, within: Range = SIMPLE, *, redrawn: bool = False) -> Scores:
     """Ask `count` questions of each task."""
     found = {}
     for task in tasks:
-        items = [*held_out(task, count)]
+        items = [*held_out(task, count, within, redrawn=redrawn)]
         outputs = llm.generate_multimodal([{"messages": [message(item)]} for item in items], PARAMS, use_tqdm=False)
         wrong = [
             f"{task}: {item.question.text} {item.question.answer!r} expected, {output.text!r} answered"
@@ -51,12 +52,21 @@ def mean(found: Scores) -> float:
     return sum(right / asked for right, asked in found.values()) / len(found)
 
 
-def card(found: Scores, llm: LLM, checkpoint: Path, options: argparse.Namespace) -> str:
+def table(columns: Sequence[Scores]) -> str:
+    """Return the rows of the card's table: a task, an example, and the scores of each kind of picture."""
+    shares = {task: [found[task][0] / found[task][1] for found in columns] for task in columns[0]}
+    rows = [
+        f"| {task} | {PHRASINGS[task][0].format(_SUBJECTS.get(task, ''))} | "
+        + " | ".join(f"{share:.1%}" for share in of_task)
+        + " |"
+        for task, of_task in shares.items()
+    ]
+    means = " | ".join(f"**{mean(found):.1%}**" for found in columns)
+    return "\n".join([*rows, f"| **mean** | | {means} |"])
+
+
+def card(columns: Sequence[Scores], llm: LLM, checkpoint: Path, options: argparse.Namespace) -> str:
     """Return the text of the card for these scores."""
-    examples = {task: PHRASINGS[task][0].format(_SUBJECTS.get(task, "")) for task in found}
-    rows = {
-        task: f"| {task} | {examples[task]} | {asked} | {right / asked:.1%} |" for task, (right, asked) in found.items()
-    }
     with safe_open(checkpoint / "model.safetensors", "np") as file:
         sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no dict
     return CARD_PATH.read_text().format(
@@ -68,10 +78,9 @@ def card(found: Scores, llm: LLM, checkpoint: Path, options: argparse.Namespace)
         minutes=options.minutes,
         date=f"on {options.date}" if options.date else "",
         count=options.count,
-        known="\n".join(rows[task] for task in KNOWN),
-        mean=mean({task: found[task] for task in KNOWN}),
-        overall=mean(found),
-        others="\n".join(row for task, row in rows.items() if task not in KNOWN),
+        asked=options.count * len(TASKS),
+        seed=SEED,
+        table=table(columns),
     )
 
 
@@ -89,19 +98,29 @@ def main() -> None:
     """Parse the command line, score, and write the card if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=200, help="held-out pictures per task")
+    parser.add_argument("--count", type=int, default=200, help="held-out pictures per task and column")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default=None, help="such as int8; no card is written then")
     parser.add_argument("--card", action="store_true", help="write README.md into the checkpoint folder")
     parser.add_argument("--minutes", type=float, default=0.0, help="core minutes of training, for the card")
     parser.add_argument("--steps", type=int, default=0, help="training steps, for the card")
     parser.add_argument("--date", default="", help="training date, for the card")
     options = parser.parse_args()
-    llm = LLM(str(options.checkpoint), dtype="float32", num_kv_blocks=1024, block_size=16)
-    found = scores(llm, TASKS, options.count)
-    for task, (right, asked) in found.items():
-        print(f"{task:>10} {right / asked:7.1%}")
-    print(f"{'mean':>10} {mean(found):7.1%}")
-    if options.card:
-        (options.checkpoint / "README.md").write_text(card(found, llm, options.checkpoint, options))
+    llm = LLM(
+        str(options.checkpoint),
+        dtype=options.dtype,
+        quantization=options.quantization,
+        num_kv_blocks=1024,
+        block_size=16,
+    )
+    columns = []
+    for within in (SIMPLE, BROAD):
+        for redrawn in (False, True):
+            columns.append(scores(llm, TASKS, options.count, within, redrawn=redrawn))
+            print(f"up to {within.things} things, redrawn: {redrawn}: {mean(columns[-1]):.1%}")
+    print(table(columns))
+    if options.card and options.quantization is None:
+        (options.checkpoint / "README.md").write_text(card(columns, llm, options.checkpoint, options))
     llm.exit()
 
 

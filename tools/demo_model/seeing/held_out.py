@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from PIL import Image
 from tools.demo_model.seeing.drawing import draw, random_size
 from tools.demo_model.seeing.questions import Question, question
-from tools.demo_model.seeing.scenes import SIMPLE, scene
+from tools.demo_model.seeing.redrawn import redraw
+from tools.demo_model.seeing.scenes import SIMPLE, Range, Scene, scene
 
-SEED = 2026
+SEED = 2027
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +19,16 @@ class Item:
 
     picture: Image.Image
     question: Question
+    scene: Scene
 
 
-def held_out(task: str, count: int) -> Iterator[Item]:
-    """Yield items of one task."""
-    rng = random.Random(f"{SEED} {task}")
+def held_out(task: str, count: int, within: Range = SIMPLE, *, redrawn: bool = False) -> Iterator[Item]:
+    """Yield items of one task; `redrawn` ones look as nothing in training does."""
+    rng = random.Random(f"{SEED} {task} {within.things} {redrawn}")
     while count:
-        drawn = scene(rng, SIMPLE, held_out=True)
+        drawn = scene(rng, within, held_out=True)
         asked = question(drawn, task, rng) if task in drawn.tasks else None
         if asked is not None:
-            picture, _ = draw(drawn, random_size(rng), rng)
-            yield Item(picture=picture, question=asked)
+            picture = redraw(drawn, rng) if redrawn else draw(drawn, random_size(rng), rng)[0]
+            yield Item(picture=picture, question=asked, scene=drawn)
             count -= 1

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from tools.demo_model.bpe import save_tokenizer, token_id
 from tools.demo_model.seeing.batches import IMAGE_START, Batch
 from tools.demo_model.seeing.conversations import SPECIAL, end_tokens
+from tools.demo_model.seeing.scenes import PLACES
 from torch import Tensor
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -39,8 +40,10 @@ def model_config(tokenizer: Tokenizer) -> Qwen2_5_VLConfig:
             "bos_token_id": None,
             "eos_token_id": end_of_turn,
             "pad_token_id": end_of_text,
-            # A small base: rows and columns turn the later, slower frequencies, which must tell neighbors apart.
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10.0, "mrope_section": [4, 6, 6]},
+            # From 1 to 0.0015 radians a token: one frequency is for time, two for rows, the others for columns. So
+            # rows and columns have some that tell neighbors apart, and text has slow ones, by which a question finds
+            # what it names, however far away the picture is.
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [1, 2, 13]},
             "tie_word_embeddings": True,
         },
         vision_config={
@@ -90,7 +93,7 @@ def generation_defaults(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 class Seeing(torch.nn.Module):
-    """The model, and a linear that reads from each picture token what it shows, which only training uses."""
+    """The model, and linears that read from each picture token what it shows and where, which only training uses."""
 
     def __init__(self, tokenizer: Tokenizer, num_kinds: int, num_colours: int) -> None:
         super().__init__()
@@ -98,10 +101,16 @@ class Seeing(torch.nn.Module):
             model_config(tokenizer), attn_implementation="sdpa"
         )
         self.sizes = (num_kinds, num_colours)
-        self.reader = torch.nn.Linear(self.network.config.text_config.hidden_size, num_kinds + num_colours)
+        width = self.network.config.text_config.hidden_size
+        self.reader = torch.nn.Linear(width, num_kinds + num_colours)
+        self.place_reader = torch.nn.Linear(width, len(PLACES))
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return logits of the tokens with loss [N, V], their targets [N], and what was read: kinds and colours."""
+    def forward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """Return logits of the tokens with loss [N, V], and what was read: kinds, colours and places [B * M, classes].
+
+        The tower's tokens show what they see. Where they are, the first layer of the decoder learns from their distance
+        to the token before them: attention by relative positions cannot tell the patches of a blank ground apart.
+        """
         inner = self.network.model
         embeddings = inner.language_model.embed_tokens(batch.ids)
         read: list[Tensor] = []
@@ -113,9 +122,13 @@ class Seeing(torch.nn.Module):
             start, end = IMAGE_START + 1, IMAGE_START + 1 + tokens.shape[1]
             embeddings = torch.cat([embeddings[:, :start], tokens, embeddings[:, end:]], dim=1)
         positions = batch.positions[:, None].expand(3, *batch.ids.shape)
+        first: list[Tensor] = []
+        hook = inner.language_model.layers[0].register_forward_hook(lambda _, __, output: first.append(output))
         hidden = inner.language_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
-        chosen = hidden.last_hidden_state[batch.has_loss]
-        return self.network.lm_head(chosen), batch.targets[batch.has_loss], read
+        hook.remove()
+        if batch.patches is not None:
+            read.append(self.place_reader(first[0][:, start:end].flatten(0, 1)))
+        return self.network.lm_head(hidden.last_hidden_state[batch.answers > 0]), read
 
 
 def save(model: Seeing, tokenizer: Tokenizer, folder: Path) -> None:

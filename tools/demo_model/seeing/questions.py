@@ -34,6 +34,7 @@ class Question:
     """A question and its answer."""
 
     task: str
+    subject: str  # what is asked about
     text: str
     answer: str
 
@@ -44,7 +45,7 @@ def question(scene: Scene, task: str, rng: random.Random) -> Question | None:
     if not made:
         return None
     subject, answer = rng.choice(made)
-    return Question(task=task, text=rng.choice(PHRASINGS[task]).format(subject), answer=answer)
+    return Question(task=task, subject=subject, text=rng.choice(PHRASINGS[task]).format(subject), answer=answer)
 
 
 Subjects = Iterator[tuple[str, str]]  # what is asked about, and the answer
@@ -123,9 +124,6 @@ _TASKS: dict[str, Callable[[Scene, random.Random], Subjects]] = {
     "describe": _describe,
 }
 TASKS = tuple(_TASKS)
-# What the bundled model answers reliably. The others ask it to compare the question with the picture, or for a place:
-# they are trained, too, but not reliable; the model card has their scores.
-KNOWN = ("colour", "shape", "number", "describe")
 
 
 def _article(name: str) -> str:

@@ -75,18 +75,22 @@ class Range:
 
     things: int
     numbers: int
+    alone: float = 0.0  # the share of pictures that have just one thing, or one digit
 
 
 SIMPLE = Range(things=1, numbers=10)  # what the model is meant to know
-BROAD = Range(things=4, numbers=100)  # what it sees first, to learn where things are and what questions ask
+BROAD = Range(things=4, numbers=100)
+MIXED = Range(things=4, numbers=100, alone=0.8)  # what most of the training shows
 
 
 def random_scene(rng: random.Random, within: Range) -> Scene:
-    """Draw a scene; a third of them are numbers."""
-    if rng.random() < 1 / 3:
-        number = rng.randrange(rng.choice((10, within.numbers, within.numbers)))
+    """Draw a scene; a quarter of them are numbers."""
+    is_alone = within.alone > 0 and rng.random() < within.alone
+    if rng.random() < 1 / 4:
+        number = rng.randrange(10 if is_alone else rng.choice((10, within.numbers, within.numbers)))
         return Scene(number=str(number), colour=rng.choice(list(COLOURS)))
-    places = sorted(rng.sample(range(len(PLACES)), rng.randint(1, within.things)))
+    count = 1 if is_alone else rng.randint(1, within.things)
+    places = sorted(rng.sample(range(len(PLACES)), count))
     # Few colours and few shapes, so that some occur several times.
     colours = rng.sample(list(COLOURS), rng.randint(1, 4))
     shapes = rng.sample(SHAPES, rng.randint(1, 4))

@@ -7,6 +7,7 @@ The length is set in steps, so that runs are repeatable. A stopped run resumes f
 
 import argparse
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from tools.demo_model.seeing.batches import KINDS, Batches
 from tools.demo_model.seeing.conversations import train_tokenizer
 from tools.demo_model.seeing.model import Seeing, image_processor, save
 from tools.demo_model.seeing.muon import Muon
-from tools.demo_model.seeing.scenes import BROAD, COLOURS, SIMPLE, Range
+from tools.demo_model.seeing.scenes import BROAD, COLOURS, MIXED, Range
+from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +30,11 @@ class Plan:
     steps: int
     seed: int = 1
     rows: int = 32
-    peak_rate: float = 2e-3
+    peak_rate: float = 3e-3
     warmup_steps: int = 100
     decay_share: float = 0.35  # of the steps: at the end, the rate falls to zero
     first_steps: int = 200  # with at most two things
-    broad_steps: int = 600  # with up to four things and two digits, before those with one
+    broad_steps: int = 300  # with up to four, before most pictures have one
     reading_weight: float = 0.5
     weight_decay: float = 0.05
     log_every: int = 25
@@ -42,7 +44,7 @@ class Plan:
         """Return what the pictures of a step may show."""
         if step < self.first_steps:
             return Range(things=2, numbers=BROAD.numbers)
-        return BROAD if step < self.broad_steps else SIMPLE
+        return BROAD if step < self.broad_steps else MIXED
 
     def rate(self, step: int) -> float:
         """Return the learning rate: warm-up, constant, decay to zero. Only the decay depends on the number of steps."""
@@ -59,15 +61,24 @@ class Training(Run):
         self.plan, self.tokenizer = plan, tokenizer
         self.model = Seeing(tokenizer, len(KINDS) + 1, len(COLOURS) + 1)
         super().__init__(folder, plan, self.model, make_optimizers(self.model, plan))
+        self.graded: Counter[tuple[str, bool]] = Counter()  # answers since the last line of the log
         self.batches = Batches(tokenizer, image_processor(tokenizer), plan.seed, plan.rows)
 
     def train_step(self) -> dict[str, float]:
         """Run one step and return what is worth logging."""
         batch = self.batches.batch(self.step, self.plan.within(self.step))
-        logits, targets, read = self.model(batch)
-        loss = F.cross_entropy(logits, targets)
-        figures = {"loss": loss.item(), "right": (logits.argmax(-1) == targets).float().mean().item()}
-        for name, output, wanted in zip(("kind", "colour"), read, batch.seen.T, strict=False):
+        logits, read = self.model(batch)
+        answers = batch.answers[batch.answers > 0] - 1  # [N]
+        targets = batch.targets[batch.answers > 0]
+        # All answers count the same, however long they are.
+        loss = (F.cross_entropy(logits, targets, reduction="none") / answers.bincount()[answers]).sum() / len(
+            batch.tasks
+        )
+        self.graded.update(zip(batch.tasks, _are_right(logits, targets, answers), strict=True))
+        figures = {"loss": loss.item()}
+        for name, output, wanted in zip(
+            ("reads-kind", "reads-colour", "reads-place"), read, batch.seen.T, strict=False
+        ):
             reading = F.cross_entropy(output, wanted)
             loss = loss + self.plan.reading_weight * reading
             figures[name] = reading.item()
@@ -82,16 +93,31 @@ class Training(Run):
             self.core_seconds += time.process_time() - begin
             if self.step % self.plan.log_every == 0:
                 minutes = self.core_seconds / 60
-                told = " ".join(f"{name} {value:.3f}" for name, value in figures.items())
+                told = " ".join(f"{name} {value:.3f}" for name, value in (figures | self._grades()).items())
                 print(f"step {self.step}/{self.plan.steps} {told} {minutes:.1f} core minutes", flush=True)
             if self.step % self.plan.save_every == 0:
                 self.save_state()
+
+    def _grades(self) -> dict[str, float]:
+        """Return the share of right answers since the last call, by task."""
+        tasks = sorted({task for task, _ in self.graded})
+        shares = {
+            task: self.graded[task, True] / (self.graded[task, True] + self.graded[task, False]) for task in tasks
+        }
+        self.graded.clear()
+        return shares
 
     def finish(self) -> None:
         """Write the checkpoint."""
         self.save_state()
         save(self.model, self.tokenizer, self.folder)
         print(f"{self.step} steps in {self.core_seconds / 60:.1f} core minutes, written to {self.folder}")
+
+
+def _are_right(logits: Tensor, targets: Tensor, answers: Tensor) -> list[bool]:
+    """Return for each answer whether all of its tokens are the likeliest."""
+    wrong = (logits.argmax(-1) != targets).long()
+    return [not count for count in torch.zeros(int(answers.max()) + 1).long().scatter_add(0, answers, wrong).tolist()]
 
 
 def make_optimizers(model: Seeing, plan: Plan) -> tuple[torch.optim.Optimizer, ...]:
