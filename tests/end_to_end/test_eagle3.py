@@ -27,10 +27,10 @@ from octavo.worker.eagle_model import EagleModel
 LAYERS = (0, 1, 2)  # by default, of models of three layers
 NUM_DRAFTS = 3
 GREEDY = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
-MODELS: list[tuple[str, dict[str, Any]]] = [("llama", {}), ("qwen3-mixed-windows", {})]
+FLOAT32 = "qwen3-mixed-windows"
+MODELS: list[tuple[str, dict[str, Any]]] = [(FLOAT32, {}), *pick([], [("llama", {})])]
 if native_kernels() is not None:
-    MODELS += [("llama in bfloat16", {"quantization": "int8"})]
-    MODELS += pick([], [("llama in bfloat16", {})])
+    MODELS += [("llama in bfloat16", {"quantization": "int8"}), *pick([], [("llama in bfloat16", {})])]
 
 
 class Drafted(NamedTuple):
@@ -169,6 +169,7 @@ def pair_of(checkpoint: GetCheckpoint, tmp_path_factory: pytest.TempPathFactory)
             folder = tmp_path_factory.mktemp("head")
             asked = [cast("TokensPrompt", prompt)["prompt_token_ids"] for prompt in PROMPTS]
             sequences = [([*ids, *samples[0][0]], len(ids)) for ids, samples in zip(asked, alone, strict=True)]
+            sequences = sequences[::2]  # half of them are right often enough
             head = TinyHead(draft_vocab_size=80)
             head.save(folder, memorizing(head, reference, sequences))
             made[key] = Pair(name, options, folder, alone)
@@ -196,14 +197,14 @@ def test_answers_are_those_without_drafts(pair: Pair, options: dict[str, Any], m
     first = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     assert answers(first) == pair.alone
     num_drafts, num_accepted = drafts_of(first)
-    assert num_drafts > num_accepted > num_drafts // 8
+    assert num_drafts > num_accepted > num_drafts // 16, (num_drafts, num_accepted)
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == pair.alone  # prefixes are in the cache
     assert one_by_one(llm) == pair.alone
 
 
 def test_adaptive_drafts(pair_of: MakePair, make_llm: MakeLLM) -> None:
     """Some steps have no drafts: then states wait until a block is complete, or drafts are wanted again."""
-    pair = pair_of(*MODELS[0])
+    pair = pair_of(FLOAT32, {})
     config = {"method": "eagle3", "model": str(pair.head), "num_speculative_tokens": 5}
     llm = make_llm(pair.name, **pair.options, speculative_config=config, max_num_batched_tokens=24)
     assert answers(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == pair.alone
@@ -227,7 +228,7 @@ def test_requests_that_decline_drafts_are_followed(
 
 def test_shards(checkpoint: GetCheckpoint, make_llm: MakeLLM, pair_of: MakePair) -> None:
     """Every rank draws the same drafts."""
-    pair = pair_of(*MODELS[1])
+    pair = pair_of(FLOAT32, {})
     with open_llm(checkpoint, pair.name, tensor_parallel_size=2) as llm:
         expected = one_by_one(llm)
     llm = make_llm(
@@ -241,13 +242,13 @@ def test_shards(checkpoint: GetCheckpoint, make_llm: MakeLLM, pair_of: MakePair)
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
         assert answers(outputs) == expected
         num_drafts, num_accepted = drafts_of(outputs)
-        assert num_drafts > num_accepted > num_drafts // 10
+        assert num_drafts > num_accepted > num_drafts // 16
 
 
 @pytest.mark.parametrize("seed", pick([2], [0, 2, 3]))
 def test_a_storm(seed: int, checkpoint: GetCheckpoint, pair_of: MakePair) -> None:
     """Aborts, preemptions, stop strings, minimum lengths and prompt logprobs, at any moment."""
-    weather_storm(seed, checkpoint, speculative_config=always(pair_of("qwen3-mixed-windows", {}).head))
+    weather_storm(seed, checkpoint, speculative_config=always(pair_of(FLOAT32, {}).head))
 
 
 DEMO_HEAD = TinyHead(

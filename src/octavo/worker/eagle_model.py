@@ -144,10 +144,9 @@ class EagleModel(RankDrafting):
         firsts = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens - starts  # [R] of position 0 in T
         follows.skip_gaps(rows, starts)
         self._remember_blocks(rows, starts, ends, firsts, aux)
-        follows.mark(rows, ends, self._tokens)
+        due = follows.take_complete(rows, ends, self._tokens)
         copies = follows.settle_hits(self._tokens)
-        is_due = ends // self._block_size > follows.num_computed[rows] // self._block_size
-        self._catch_up(step, is_due.nonzero()[0], ends, firsts, aux)
+        self._catch_up(step, due, ends, firsts, aux)
         if copies:
             self._take_copies(step, copies)
         self._remember(rows, starts, ends, firsts, aux)

@@ -80,18 +80,21 @@ class EagleProgress:
 
     def skip_gaps(self, rows: Int32Array, starts: Int32Array) -> None:
         """Begin anew at the next block in rows whose states before `starts` [R] are unknown, as after a failed step."""
-        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
-            if start > self.num_available[row]:
-                self._begin_at(row, -(-start // self._block_size))
+        for at in (starts > self.num_available[rows]).nonzero()[0].tolist():
+            self._begin_at(int(rows[at]), -(-int(starts[at]) // self._block_size))
 
-    def mark(self, rows: Int32Array, ends: Int32Array, token_ids: Int32Array) -> None:
-        """Record that the blocks of rows [R] before positions `ends` [R] will have been computed after this step."""
+    def take_complete(self, rows: Int32Array, ends: Int32Array, token_ids: Int32Array) -> NDArray[np.intp]:
+        """Return which rows [R] have new complete blocks before positions `ends` [R], which are to be computed now.
+
+        Blocks are recorded as computed.
+        """
         size = self._block_size
-        for row, end in zip(rows.tolist(), ends.tolist(), strict=True):
-            first, last = int(self.num_computed[row]) // size, end // size
-            if last > first:
-                blocks = self._blocks(row, first, last)
-                self._next_token[blocks] = token_ids[row, (first + 1) * size : last * size + 1 : size]
+        firsts, lasts = self.num_computed[rows] // size, ends // size
+        due: NDArray[np.intp] = (lasts > firsts).nonzero()[0]
+        for row, first, last in zip(rows[due].tolist(), firsts[due].tolist(), lasts[due].tolist(), strict=True):
+            blocks = self._blocks(row, first, last)
+            self._next_token[blocks] = token_ids[row, (first + 1) * size : last * size + 1 : size]
+        return due
 
     def settle_hits(self, token_ids: Int32Array) -> list[BlockCopy]:
         """Look at the cached blocks of rows that this step has added; return the copies to make."""
