@@ -67,7 +67,7 @@ class OwnProcess:
         self._loop.close()
 
 
-ENGINES = {"LLM": InProcess, "AsyncLLM": OwnProcess}
+ENGINES: dict[str, type[InProcess | OwnProcess]] = {"LLM": InProcess, "AsyncLLM": OwnProcess}
 
 
 def totals(metrics: EngineMetrics) -> tuple[int, float, float]:
