@@ -128,7 +128,8 @@ static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::
   for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
     for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, expands_longest, chunk);
     const int bias[2] = {bias_of(panel.strips[0]), bias_of(panel.strips[1])};
-    ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias[0], bias[1]}, first, results, {panel.chunk(index, 0) + kFarBytes}};
+    ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias[0], bias[1]}, first, results, {}};
+    of.ahead.from = panel.chunk(index, 0) + kFarBytes;
     const std::int64_t num_lines = expands_longest ? 0 : panel.bytes_of(index) / 64 * kBlockStrips / 2;
     for (int strip = 0; strip < 2; strip += kBlockStrips)
       with_way(panel.strips[strip], [&](auto way) { multiply_strips<decltype(way)>(panel, of, num_lines, end_row, strip); });
