@@ -66,11 +66,13 @@ template <int kBits, bool kIsTable, int... kQuad>
 
 // The codes of `num_groups` groups of a strip, each `more` than it is.
 template <int kBits, bool kIsTable = false>
-static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int more, bool fetches_far, std::uint8_t* to) {
+static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int more, bool fetches_far,
+                                std::uint8_t* to) {
   constexpr std::int64_t kPlaneBytes = kBits * 64;
   const std::uint8_t added = static_cast<std::uint8_t>(more);
   for (std::int64_t group = 0; group < num_groups; ++group, from += kPlaneBytes, to += kGroupBytes) {
-    for (std::int64_t line = 0; line < kPlaneBytes; line += 64) fetches_far ? prefetch_line(from + line) : prefetch_near(from + line);
+    for (std::int64_t line = 0; line < kPlaneBytes; line += 64)
+      fetches_far ? prefetch_line(from + line) : prefetch_near(from + line);
     expand_group<kBits, kIsTable>(from, added, to, Numbers<0, 1, 2, 3, 4, 5, 6, 7>{});
   }
 }
@@ -145,18 +147,21 @@ static inline void expand_codes_of_strip(const BlockTraits& traits, const std::u
       if (is_expanded(traits)) return expand_codes<8>(from, num_groups, more, fetches_far, values);
       to.values[strip] = from;
       return;
-    default: traits.is_table ? expand_codes<4, true>(from, num_groups, more, fetches_far, values) : expand_codes<4>(from, num_groups, more, fetches_far, values);
+    default:
+      return traits.is_table ? expand_codes<4, true>(from, num_groups, more, fetches_far, values)
+                             : expand_codes<4>(from, num_groups, more, fetches_far, values);
   }
 }
 
-// `fetches_far`: beside, memory is asked for what follows.
+// A strip of a chunk. `fetches_far`: memory is asked for what follows, beside.
 static inline void expand_strip(const BlockPanel& panel, std::int64_t index, int strip, bool fetches_far, ExpandedChunk& to) {
   const BlockTraits& traits = panel.strips[strip];
   const std::int64_t num_groups = panel.groups_of(index);
   const std::uint8_t* from = panel.chunk(index, strip);
   expand_codes_of_strip(traits, from, num_groups, strip, fetches_far, to);
   const std::uint8_t* scales = from + num_groups * traits.group_bytes();
-  for (std::int64_t line = 0; fetches_far && line < traits.scale_bytes(num_groups, panel.span); line += 64) prefetch_line(scales + line);
+  if (fetches_far)
+    for (std::int64_t line = 0; line < traits.scale_bytes(num_groups, panel.span); line += 64) prefetch_line(scales + line);
   const std::int64_t outer_bytes = (traits.is_two_level ? ceil_div(num_groups, panel.span) : num_groups) * 32;
   const std::int64_t inner_bytes = num_groups * traits.num_subs() * 16;
   const std::uint8_t* inner = scales + outer_bytes * (traits.has_offsets ? 2 : 1);

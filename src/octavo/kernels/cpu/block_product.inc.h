@@ -94,11 +94,13 @@ static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64
   multiply_chunk_by_rows<Way, kSubs, kHasOffsets, kRows>(of, row, strip);
 }
 
-// All rows up to `end`, a few at a time, as equal in number as may be, times strips from `strip` on.
+// All rows up to `end`, a few at a time, as equal in number as may be, times strips from `strip` on. `num_lines`: of memory
+// to ask for, beside.
 template <class Way, int kSubs, bool kHasOffsets>
 static inline void multiply_chunk_by_all_rows(ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
   constexpr std::int64_t kMost = kMaxBlockRows<Way, kSubs, kHasOffsets>;
-  const std::int64_t num_rows = end - of.first * 16, num_passes = num_rows / 16 * ceil_div(16, kMost) + ceil_div(num_rows % 16, kMost);
+  const std::int64_t num_rows = end - of.first * 16;
+  const std::int64_t num_passes = num_rows / 16 * ceil_div(16, kMost) + ceil_div(num_rows % 16, kMost);
   of.ahead.lines = ceil_div(num_lines, num_passes * of.num_groups);
   for (std::int64_t row = of.first * 16; row < end;) {
     const std::int64_t rest = smaller(end, (row / 16 + 1) * 16) - row, count = ceil_div(rest, ceil_div(rest, kMost));
@@ -123,12 +125,14 @@ static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::
                                             std::int64_t end_row, float* results) {
   const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
   // Memory is asked for what follows beside what takes longest: for a few rows, expanding.
-  const bool expands_longest = end_row - first * 16 <= kFewRowsOfBlocks && is_expanded(panel.strips[0]) && is_expanded(panel.strips[1]);
+  const bool has_few_rows = end_row - first * 16 <= kFewRowsOfBlocks;
+  const bool expands_longest = has_few_rows && is_expanded(panel.strips[0]) && is_expanded(panel.strips[1]);
   ExpandedChunk chunk;
   for (std::int64_t index = 0; index * kChunkGroups < panel.num_groups; ++index) {
     for (int strip = 0; strip < 2; ++strip) expand_strip(panel, index, strip, expands_longest, chunk);
     const int bias[2] = {bias_of(panel.strips[0]), bias_of(panel.strips[1])};
-    ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias[0], bias[1]}, first, results, {panel.chunk(index, 0) + kFarBytes}};
+    ChunkOfRows of = {product, chunk, index, panel.groups_of(index), {bias[0], bias[1]}, first, results, {}};
+    of.ahead.from = panel.chunk(index, 0) + kFarBytes;
     const std::int64_t num_lines = expands_longest ? 0 : panel.bytes_of(index) / 64 * kBlockStrips / 2;
     for (int strip = 0; strip < 2; strip += kBlockStrips)
       with_way(panel.strips[strip], [&](auto way) { multiply_strips<decltype(way)>(panel, of, num_lines, end_row, strip); });
