@@ -130,7 +130,8 @@ def test_alone_and_in_a_batch(checkpoint: GetCheckpoint) -> None:
         alone = [answers(llm.generate(PROMPT, one, use_tqdm=False))[0] for one in params]
         together = answers(llm.generate([PROMPT] * len(params), params, use_tqdm=False))
     assert together == alone
-    options = {"max_model_len": 320, "num_kv_blocks": 81, "max_num_seqs": 12, "max_num_batched_tokens": 16}
+    memory = pick({"max_model_len": 160, "num_kv_blocks": 41}, {"max_model_len": 320, "num_kv_blocks": 81})
+    options = {**memory, "max_num_seqs": 8, "max_num_batched_tokens": 16}
     with open_model(checkpoint, "random", **options) as llm:  # chunked, cached, preempted
         outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
     assert answers(outputs) == alone

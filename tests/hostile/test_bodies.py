@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from tests.breadth import each
 from tests.hostile.conftest import MAX_BODY_BYTES
 from tests.hostile.wire import CHAT, QUESTION, SMALL, TEXT, connect, post_bytes, read_answer, refusal
 from tests.server.http_server import HttpServer
@@ -60,7 +61,7 @@ def test_twice_the_same_key_is_no_trouble(server: HttpServer) -> None:
     assert answer_to(server, post_bytes(messages_then("max_tokens", b"2")))[0] == 200
 
 
-@pytest.mark.parametrize("seed", range(30))
+@each("seed", range(30))
 def test_a_request_with_bytes_changed(server: HttpServer, seed: int) -> None:
     source = random.Random(seed)
     body = bytearray(VALID)
@@ -129,10 +130,8 @@ def test_too_long_a_head(server: HttpServer, head: bytes) -> None:
     assert status in (0, 431)
 
 
-@pytest.mark.parametrize(
-    "path", ["/" + "a" * 20_000, "/%00", "/v1/models/" + "../" * 50, "/v1/models/%ff%fe", "//", "/\u00e9"]
-)
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "BREW"])
+@each("path", ["/" + "a" * 20_000, "/%00", "/v1/models/" + "../" * 50, "/v1/models/%ff%fe", "//", "/\u00e9"])
+@each("method", ["GET", "POST", "DELETE", "OPTIONS", "BREW"])
 def test_odd_routes(server: HttpServer, method: str, path: str) -> None:
     request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
     status, _ = answer_to(server, request)
