@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from PIL import Image
 from tests.breadth import pick
 from tokenizers import Tokenizer
 from tools.demo_model.seeing.conversations import row
@@ -49,6 +50,12 @@ def test_pictures_show_their_scenes() -> None:
             assert isinstance(pixel, tuple)
             assert max(abs(a - b) for a, b in zip(pixel, COLOURS[thing.colour], strict=True)) < 20
             assert (int(3 * mark.y), int(3 * mark.x)) == divmod(thing.place, 3)
+
+
+def test_pictures_of_any_size_have_a_token_for_each_place() -> None:
+    processor = image_processor(Tokenizer.from_file(str(FOLDER / "tokenizer.json")))
+    for size in ((16, 20), (64, 50), (83, 84), (224, 224), (640, 500), (1000, 1300)):
+        assert processor.process([Image.new("RGB", size)], "picture").grid == (1, 6, 6), size
 
 
 def test_training_draws_nothing_that_is_held_out() -> None:
