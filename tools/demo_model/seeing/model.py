@@ -19,8 +19,8 @@ from octavo.multimodal.native_size import NativeSizeProcessor
 
 MAX_LENGTH = 2048
 PATCH, MERGE = 14, 2
-# A picture whose sides differ by less than a third is resized to 84 x 84 pixels: 9 tokens, one for each place.
-MIN_PIXELS, MAX_PIXELS = 84 * 84, 9400
+# A picture of any size whose sides differ by less than a third becomes 84 x 84 pixels: 9 tokens, one for each place.
+MIN_PIXELS, MAX_PIXELS = 4800, 9400
 MEAN = (0.5, 0.5, 0.5)
 TEMPLATE_PATH = Path(__file__).with_name("chat_template.jinja")
 
