@@ -226,6 +226,26 @@ def test_requests_that_decline_drafts_are_followed(
     check_drafts(drafted, head, tensors, checkpoint("llama").reference)
 
 
+def test_contexts_longer_than_a_head_supports(
+    checkpoint: GetCheckpoint, make_llm: MakeLLM, tmp_path: Path, drafted: list[Drafted]
+) -> None:
+    """They go on without drafts."""
+    head = TinyHead(max_len=30)
+    head.save(tmp_path / "head", tensors := head.tensors())
+    prompts: list[Prompt] = [random_prompt(length, seed=length) for length in (5, 25, 45)]
+    params = GREEDY.replace(max_tokens=15, seed=1)
+    with open_llm(checkpoint, "llama") as llm:
+        expected = answers(llm.generate(prompts, params, use_tqdm=False))
+    llm = make_llm("llama", speculative_config=always(tmp_path / "head"))
+    drafted.clear()
+    for _ in range(2):
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert answers(outputs) == expected
+    assert [output.metrics.num_drafts > 0 for output in outputs] == [True, True, False]
+    assert max(len(context) + len(drafts) for context, drafts in drafted) == 31
+    check_drafts(drafted, head, tensors, checkpoint("llama").reference)
+
+
 def test_shards(checkpoint: GetCheckpoint, make_llm: MakeLLM, pair_of: MakePair) -> None:
     """Every rank draws the same drafts."""
     pair = pair_of(FLOAT32, {})

@@ -10,7 +10,7 @@ NUM_ROWS = 4
 
 
 def make() -> EagleProgress:
-    return EagleProgress(NUM_ROWS, MAX_LEN // BLOCK_SIZE, NUM_BLOCKS, block_size=BLOCK_SIZE, group=0)
+    return EagleProgress(NUM_ROWS, MAX_LEN // BLOCK_SIZE, NUM_BLOCKS, block_size=BLOCK_SIZE, group=0, max_len=MAX_LEN)
 
 
 def run(

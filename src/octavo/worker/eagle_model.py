@@ -141,6 +141,7 @@ class EagleModel(RankDrafting):
         follows, rows, starts = self._follows, step.rows, step.num_computed_tokens
         num_known, _ = counts_of(step)
         ends = num_known + np.maximum(output.num_sampled - 1, 0)  # [R] behind the last position that is right
+        ends = np.minimum(ends, self.model.config.max_model_len)
         firsts = np.cumsum(step.num_scheduled_tokens) - step.num_scheduled_tokens - starts  # [R] of position 0 in T
         follows.skip_gaps(rows, starts)
         self._remember_blocks(rows, starts, ends, firsts, aux)

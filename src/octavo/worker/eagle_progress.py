@@ -35,8 +35,13 @@ class EagleProgress:
     `tables` are block tables as the head sees them: from position `base` on, the start of a block.
     """
 
-    def __init__(self, num_rows: int, max_blocks: int, num_blocks: int, *, block_size: int, group: int) -> None:
-        """Of blocks of KV group `group`, `num_blocks` with its null block. Blocks of the rows' own come after them."""
+    def __init__(
+        self, num_rows: int, max_blocks: int, num_blocks: int, *, block_size: int, group: int, max_len: int
+    ) -> None:
+        """Of blocks of KV group `group`, `num_blocks` with its null block. Blocks of the rows' own come after them.
+
+        Positions from `max_len` on have no entries.
+        """
         self.tables = np.zeros((num_rows, max_blocks), dtype=np.int32)  # [N, B]
         self.base = np.zeros(num_rows, dtype=np.int32)  # [N]
         self.num_computed = np.zeros(num_rows, dtype=np.int32)  # [N]
@@ -44,6 +49,7 @@ class EagleProgress:
         num_ids = num_blocks + OWN_BLOCKS * num_rows
         self._next_token = np.full(num_ids, _NOTHING, dtype=np.int32)  # after each block that is computed
         self._num_blocks, self._block_size, self._group = num_blocks, block_size, group
+        self._max_len = max_len
         self._row_of: dict[str, int] = {}
         self._hits: dict[int, int] = {}  # by row, cached tokens, until the step ends that adds the row
 
@@ -80,7 +86,8 @@ class EagleProgress:
 
     def skip_gaps(self, rows: Int32Array, starts: Int32Array) -> None:
         """Begin anew at the next block in rows whose states before `starts` [R] are unknown, as after a failed step."""
-        for at in (starts > self.num_available[rows]).nonzero()[0].tolist():
+        is_behind = (starts > self.num_available[rows]) & (starts < self._max_len)
+        for at in is_behind.nonzero()[0].tolist():
             self._begin_at(int(rows[at]), -(-int(starts[at]) // self._block_size))
 
     def take_complete(self, rows: Int32Array, ends: Int32Array, token_ids: Int32Array) -> NDArray[np.intp]:
