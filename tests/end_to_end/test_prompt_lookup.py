@@ -48,6 +48,7 @@ async def test_in_a_core_of_its_own(checkpoint: GetCheckpoint) -> None:
         counts = (await llm.engine()).metrics.spec_decode_by_replica[0]
     assert output.metrics.num_accepted_drafts == sum(counts.accepted) > 0
     assert output.metrics.num_drafts == sum(counts.proposed) >= counts.num_drafts
+    assert len(counts.proposed) == 16  # the default, per request and step
 
 
 @pytest.mark.parametrize(
