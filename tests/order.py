@@ -1,8 +1,8 @@
 """Which files the processes take first: the longest, so that none waits for the others in the end.
 
 xdist would begin with the files of most tests, and end with those of few long ones. Only the files that take long have
-to be known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests"); files that
-mostly wait for processes stand between those that compute.
+to be known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests"); files
+that mostly wait for processes stand between those that compute.
 """
 
 LONG = (
