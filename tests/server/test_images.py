@@ -218,7 +218,11 @@ def test_the_answer_is_that_of_the_same_video_offline(server: HttpServer, sighte
         ([image_part(data_url(png(8, 8)), detail="huge")], "Unknown detail", "messages[0].content[0].image_url.detail"),
         ([{"type": "image_url"}], "Missing required", "messages[0].content[0].image_url"),
         ([image_part(data_url(png(8, 8)))] * 4, "4 images: at most 3", "messages"),
-        ([{"type": "input_audio"}], "accepts text, image_url and video_url, not", "messages[0].content[0].type"),
+        (
+            [{"type": "input_audio"}],
+            "accepts text, image_url and video_url, not 'input_audio'",
+            "messages[0].content[0].type",
+        ),
         ([video_part(data_url(b"nothing"))], "a video is expected", "messages[0].content[0]"),
         ([video_part(data_url(film()), fps=0)], "a finite number above 0", "messages[0].content[0].fps"),
         ([video_part(data_url(film()), num_frames=99)], "1 to 6", "messages[0].content[0].num_frames"),

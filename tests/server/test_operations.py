@@ -51,9 +51,12 @@ def run_octavo(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_parsers_that_are_off_and_sigterm_lets_a_stream_finish() -> None:
     """And the exit code is 0."""
     with HttpServer("--reasoning-parser", "none", "--tool-call-parser", "none") as server:
-        tools = [{"type": "function", "function": {"name": "now"}}]
-        for field, value in (("thinking_token_budget", 5), ("tools", tools)):
-            refused = server.post(CHAT, QUESTION | {field: value})
+        asked: dict[str, Any] = {
+            "thinking_token_budget": 5,
+            "tools": [{"type": "function", "function": {"name": "now"}}],
+        }
+        for field, value in asked.items():
+            refused = server.post(CHAT, {**QUESTION, field: value})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
         thinking = {"chat_template_kwargs": {"enable_thinking": True}, "temperature": 0, "max_tokens": 5}
         reply = server.post(CHAT, QUESTION | thinking).json()
