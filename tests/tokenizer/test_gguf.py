@@ -147,3 +147,14 @@ def test_unknown_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:
     finish(writer)
     with pytest.raises(CheckpointError, match=r"ggml\.tokens: a list of str is expected"):
         Tokenizer.from_path(tmp_path / "none.gguf")
+
+
+def test_merges_of_tokens_that_there_are_not(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b"])
+    writer.add_token_merges(["a b"])
+    finish(writer)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: malformed tokenizer: .*out of vocabulary"):
+        Tokenizer.from_path(tmp_path / "model.gguf")
