@@ -14,8 +14,9 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from octavo.errors import CheckpointError, OctavoError, UnsupportedModelError
+from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
+from octavo.tokenizer.library import library_errors
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -75,14 +76,10 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
     if build is None:
         raise fields.unsupported("model", "known: gpt2, llama")
-    try:
+    with library_errors(f"{path}: malformed tokenizer"):
         backend = build(fields)
         _add_special_tokens(backend, fields)
         _add_ends(backend, fields, adds_bos=kind == "llama")
-    except OctavoError:
-        raise
-    except Exception as error:  # the library raises bare Exception with a message
-        raise CheckpointError(f"{path}: malformed tokenizer: {error}") from error
     named = {
         _FIELD.get(name, f"{name}_token"): fields.tokens[index]
         for name in _NAMED
