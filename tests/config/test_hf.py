@@ -301,3 +301,9 @@ def test_reading_a_configuration_needs_neither_torch_nor_transformers() -> None:
 def test_sizes_that_no_model_has(key: str, value: int, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json: {key}={value}: at most"):
         read(tmp_path, {**LLAMA, key: value})
+
+
+@pytest.mark.parametrize("value", [2**40, 2**70, [1, 2**70]])
+def test_end_tokens_that_no_vocabulary_has(value: object, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: eos_token_id=.* a token id or a list"):
+        read(tmp_path, {**LLAMA, "eos_token_id": value})

@@ -1,6 +1,7 @@
 """Damaged files: a typed error that names the file, at once, whatever is wrong."""
 
 import struct
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -122,3 +123,42 @@ def test_parts_are_one_file(tmp_path: Path) -> None:
     paths[0].rename(tmp_path / "renamed.gguf")
     with pytest.raises(CheckpointError, match=r"one of 3 parts, but not named"):
         GgufFile.read(tmp_path / "renamed.gguf")
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1, 2**62, 1000])
+def test_a_string_of_an_array_that_cannot_be(size: int, whole: bytes, tmp_path: Path) -> None:
+    at = whole.index(struct.pack("<Q", 1) + b"a" + struct.pack("<Q", 1) + b"b")
+    with pytest.raises(CheckpointError, match=r"model\.gguf: byte .* string"):
+        read(whole[:at] + struct.pack("<Q", size) + whole[at + 8 :], tmp_path)
+
+
+def test_strings_of_an_array_are_decoded_when_they_are_wanted(whole: bytes, tmp_path: Path) -> None:
+    at = whole.index(struct.pack("<Q", 1) + b"a" + struct.pack("<Q", 1) + b"b")
+    file = read(whole[: at + 8] + b"\xff" + whole[at + 9 :], tmp_path)
+    assert file.metadata["llama.context_length"] == 64
+    with pytest.raises(CheckpointError, match=r"model\.gguf: byte .* not UTF-8"):
+        file.metadata["tokenizer.ggml.tokens"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_pages_that_were_read_are_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("token_embd.weight", np.ones((1024, 1024), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile.read(path)
+    data = file.tensors["token_embd.weight"].data
+    before = int(data.sum(dtype=np.int64))
+    assert _resident_kb(path) > 4000
+    file.release_pages()
+    assert _resident_kb(path) == 0
+    assert int(data.sum(dtype=np.int64)) == before
+
+
+def _resident_kb(path: Path) -> int:
+    """Return how much of a mapped file is in this process's memory."""
+    mappings = Path("/proc/self/smaps").read_text().split(str(path))[1:]
+    return sum(int(mapping.partition("Rss:")[2].split()[0]) for mapping in mappings)

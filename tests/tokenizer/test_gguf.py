@@ -147,3 +147,15 @@ def test_unknown_kinds_are_refused_with_a_way_out(tmp_path: Path) -> None:
     finish(writer)
     with pytest.raises(CheckpointError, match=r"ggml\.tokens: a list of str is expected"):
         Tokenizer.from_path(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("merge", ["a b", "a c"])  # of the first the library makes a panic
+def test_merges_of_tokens_that_there_are_not(merge: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b"])
+    writer.add_token_merges([merge])
+    finish(writer)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: malformed tokenizer: "):
+        Tokenizer.from_path(tmp_path / "model.gguf")

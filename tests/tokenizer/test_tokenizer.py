@@ -130,6 +130,11 @@ def test_missing_folder_and_file_are_named(tmp_path: Path) -> None:
         ("tokenizer_config.json", b'{"added_tokens_decoder": {"9999": {"content": "<z>"}}}', "should have id 9999"),
         ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "tokenizer_config.json: malformed entry"),
         (
+            "tokenizer.json",
+            b'{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}}',
+            "tokenizer.json: not a tokenizer",
+        ),
+        (
             "tokenizer_config.json",
             b'{"chat_template": [{"name": "default", "template": 5}]}',
             "tokenizer_config.json: malformed entry",

@@ -1,8 +1,9 @@
 """`octavo convert SOURCE OUT`: writes a model as a checkpoint of another format."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from octavo.config.engine import LoadFormat
 from octavo.config.hub import resolve_adapter
 from octavo.device.threads import limit_spinning
 from octavo.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from octavo.convert.source import Checkpoint
 
 app = typer.Typer(**TYPER_SETTINGS)
 
@@ -70,9 +74,7 @@ def convert(
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
     limit_spinning()  # before torch is imported: calibration has threads of its own alongside torch's
-    from octavo.calibration.request import quantized
     from octavo.convert import run
-    from octavo.convert.merged import merge_lora as merge_lora_into
     from octavo.convert.source import Checkpoint
     from octavo.convert.targets import TargetOptions
 
@@ -82,18 +84,48 @@ def convert(
         tensor_parallel_size=tensor_parallel_size,
         gguf_type=gguf_type,
     )
+    changes = Changes(merge_lora, quantize, bits_for, calibration_text)
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
-    detail = to
-    if merge_lora is not None:
-        run.check(out, to)
-        checkpoint = merge_lora_into(checkpoint, resolve_adapter(merge_lora))
-        detail += f", with {merge_lora} merged"
-    if quantize is not None:
+    if changes.any:
         run.check(out, to)  # before a minute of work
-        checkpoint = quantized(checkpoint, quantize, bits_for, calibration_text)
-        detail += f", {checkpoint.bits_per_weight:.2f} bits per quantized weight"
-    elif bits_for or calibration_text is not None:
-        name, value = ("bits_for", bits_for) if bits_for else ("calibration_text", str(calibration_text))
-        raise InvalidParameterError(name, value, "only with --quantize")
+    checkpoint, notes = changes.made_to(checkpoint)
     num_bytes = run.convert(checkpoint, out, to, options)
-    print(f"{out}: {detail}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
+    print(f"{out}: {', '.join((to, *notes))}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a conversion does to the weights besides writing them in another format.
+
+    Raises:
+        InvalidParameterError: an option of `quantize` without it.
+    """
+
+    merge_lora: str | None
+    quantize: str | None
+    bits_for: str
+    calibration_text: Path | None
+
+    def __post_init__(self) -> None:
+        given = {"bits_for": self.bits_for, "calibration_text": self.calibration_text and str(self.calibration_text)}
+        for name, value in given.items():
+            if value and self.quantize is None:
+                raise InvalidParameterError(name, value, "only with --quantize")
+
+    @property
+    def any(self) -> bool:
+        return self.merge_lora is not None or self.quantize is not None
+
+    def made_to(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
+        """Return a checkpoint with these changes, and what to say about them."""
+        from octavo.calibration.request import quantized
+        from octavo.convert.merged import merge_lora
+
+        notes = []
+        if self.merge_lora is not None:
+            checkpoint = merge_lora(checkpoint, resolve_adapter(self.merge_lora))
+            notes.append(f"with {self.merge_lora} merged")
+        if self.quantize is not None:
+            checkpoint = quantized(checkpoint, self.quantize, self.bits_for, self.calibration_text)
+            notes.append(f"{checkpoint.bits_per_weight:.2f} bits per quantized weight")
+        return checkpoint, notes

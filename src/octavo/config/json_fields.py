@@ -110,15 +110,15 @@ class JsonFields:
     def integers(self, key: str) -> list[int]:
         """Return a list of integers of at least 0; empty if absent."""
         value = self.values.get(key, [])
-        if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-            raise self.fail(key, "a list of integers of at least 0 is expected")
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= _MAX_INTEGER for item in value):
+            raise self.fail(key, f"a list of integers of 0 to {_MAX_INTEGER} is expected")
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Return one token id or a list of them as a tuple; empty if absent."""
         value = self.values.get(key, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+        if not all(type(item) is int and 0 <= item < _MAX_SIZES["vocab_size"] for item in ids):
             raise self.fail(key, "a token id or a list of token ids is expected")
         return tuple(ids)
 

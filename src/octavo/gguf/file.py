@@ -6,7 +6,7 @@ Versions 2 and 3, little-endian. Everything is validated before use: a damaged f
 import math
 import mmap
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import CheckpointError, UnsupportedModelError
-from octavo.gguf.reader import HeaderReader
+from octavo.gguf.reader import HeaderReader, TextArray
 from octavo.gguf.types import GGML_TYPES, MAGIC, UNREAD_TYPES, GgmlType
 
 _VERSIONS = (2, 3)
@@ -36,11 +36,36 @@ class GgufTensor:
     data: npt.NDArray[np.uint8]  # [rows..., bytes per row], a read-only view of the file
 
 
+class Metadata(Mapping[str, Any]):
+    """Values by key; strings of an array are decoded on first access.
+
+    Raises:
+        CheckpointError: on access to an array that is not UTF-8.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if isinstance(value, TextArray):
+            value = self._values[key] = value.decoded()
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 class GgufFile:
     """One file, or the parts of a split one."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> None:
-        self.path, self.metadata, self.tensors = path, metadata, tensors
+    def __init__(
+        self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], mappings: Sequence[mmap.mmap]
+    ) -> None:
+        self.path, self.metadata, self.tensors, self._mappings = path, metadata, tensors, mappings
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -50,16 +75,25 @@ class GgufFile:
             CheckpointError: missing, truncated or malformed; or a part is missing.
             UnsupportedModelError: an unsupported version or tensor type.
         """
-        metadata, tensors = _read_part(path)
+        first = _map(path)
+        metadata, tensors = _read_part(path, first)
+        mappings = [first]
         for other in _other_parts(path, metadata.get("split.count", 1), metadata.get("split.no", 0)):
-            for name, tensor in _read_part(other)[1].items():
+            mappings.append(_map(other))
+            for name, tensor in _read_part(other, mappings[-1])[1].items():
                 if name in tensors:
                     raise CheckpointError(f"{other}: tensor {name!r} is also in another part")
                 tensors[name] = tensor
         expected = metadata.get("split.tensors.count", len(tensors))
         if expected != len(tensors):
             raise CheckpointError(f"{path}: the parts have {len(tensors)} tensors, split.tensors.count={expected!r}")
-        return cls(path, metadata, tensors)
+        return cls(path, metadata, tensors, mappings)
+
+    def release_pages(self) -> None:
+        """Give back the memory of what has been read, which counts as this process's; reading on maps it anew."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapping in self._mappings:
+                mapping.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def architecture(self) -> str:
@@ -83,14 +117,17 @@ def _other_parts(path: Path, count: object, number: object) -> Iterator[Path]:
         yield path.with_name(f"{found['stem']}-{index:05}-of-{found['count']}.gguf")
 
 
-def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns about read-only arrays
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns about read-only arrays
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:  # an empty file is a ValueError
         raise CheckpointError(f"{path}: cannot be mapped: {error}") from error
+
+
+def _read_part(path: Path, mapped: mmap.mmap) -> tuple[Metadata, dict[str, GgufTensor]]:
     data = memoryview(mapped)
     reader = HeaderReader(str(path), data)
     num_tensors, num_keys = _read_start(reader)
@@ -99,7 +136,8 @@ def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         if (key := reader.name()) in metadata:
             raise reader.fail(f"{key!r} is given twice")
         metadata[key] = reader.value()
-    return metadata, _read_tensors(reader, data, num_tensors, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+    tensors = _read_tensors(reader, data, num_tensors, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+    return Metadata(metadata), tensors
 
 
 def _read_start(reader: HeaderReader) -> tuple[int, int]:

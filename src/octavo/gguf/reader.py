@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -57,7 +58,7 @@ class HeaderReader:
         return name
 
     def value(self) -> Any:
-        """Return a value of any type, preceded by its type; an array becomes a list."""
+        """Return a value of any type, preceded by its type; an array becomes a list, one of strings a `TextArray`."""
         kind = self.number("I")
         if kind != _ARRAY:
             return self._one(kind)()
@@ -68,25 +69,22 @@ class HeaderReader:
             count = self.count("numbers", size)
             return list(struct.unpack(f"<{count}{code}", self.take(count * size)))
         if item == _STRING:
-            return self._texts(self.count("strings", _LEAST_STRING_BYTES))
+            return self._skip_texts(self.count("strings", _LEAST_STRING_BYTES))
         one = self._one(item)
         return [one() for _ in range(self.count("values", 1))]
 
-    def _texts(self, count: int) -> list[str]:
-        """Return this many strings; fast, as a vocabulary has hundreds of thousands of tokens and merges."""
-        data, position, end, texts = self._data, self.position, len(self._data), []
-        size_at = struct.Struct("<Q").unpack_from
+    def _skip_texts(self, count: int) -> "TextArray":
+        """Skip so many strings; fast, as a vocabulary has hundreds of thousands of tokens and merges."""
+        data, begin, position, size_at = self._data, self.position, self.position, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
-                begin = position + _LEAST_STRING_BYTES
-                position = begin + size_at(data, position)[0]
-                if position > end:
-                    raise self.fail(f"a string of {position - begin} bytes cannot be in the rest of the file")
-                texts.append(str(data[begin:position], "utf-8"))
-        except (struct.error, UnicodeDecodeError) as error:
-            raise self.fail(f"a string in this array is cut off or not UTF-8: {error}") from error
+                position += _LEAST_STRING_BYTES + size_at(data, position)[0]
+        except (struct.error, OverflowError) as error:
+            raise self.fail(f"a string in this array is cut off: {error}") from error
+        if position > len(data):
+            raise self.fail(f"a string that ends at byte {position} cannot be in a file of {len(data)}")
         self.position = position
-        return texts
+        return TextArray(self.origin, data, begin, count)
 
     def _one(self, kind: int) -> Callable[[], Any]:
         if kind == _STRING:
@@ -102,6 +100,32 @@ class HeaderReader:
         if value > 1:
             raise self.fail(f"{value} is neither true (1) nor false (0)")
         return bool(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TextArray:
+    """Strings in a file, not decoded yet: of the three readers of a file in a start, one wants them."""
+
+    origin: str
+    data: memoryview
+    begin: int
+    count: int
+
+    def decoded(self) -> list[str]:
+        """Return the strings.
+
+        Raises:
+            CheckpointError: not UTF-8.
+        """
+        data, position, texts, size_at = self.data, self.begin, [], struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(self.count):
+                begin = position + _LEAST_STRING_BYTES
+                position = begin + size_at(data, position)[0]
+                texts.append(str(data[begin:position], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{self.origin}: byte {position}: a string is not UTF-8: {error}") from error
+        return texts
 
 
 # enum gguf_metadata_value_type

@@ -19,6 +19,8 @@ from octavo.models.common import DecoderForCausalLM
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import OtherStages, weight_slots
 
+_MAPPED_BYTES = 64 << 20  # read until pages are given back
+
 
 class GgufLoader(ModelLoader):
     """Reads the file at `model_config.path`."""
@@ -37,7 +39,7 @@ class GgufLoader(ModelLoader):
         heads = {"attn_q": model.config.num_heads, "attn_k": model.config.num_kv_heads}
         file = GgufFile.read(path)
         norm_offset = model.norm_offset if isinstance(model, DecoderForCausalLM) else 0.0  # files have whole factors
-        paired = heads if file.architecture == "llama" else {}
+        paired, num_read = heads if file.architecture == "llama" else {}, 0
         for tensor in file.tensors.values():
             if tensor.name in IGNORED:
                 continue
@@ -51,6 +53,10 @@ class GgufLoader(ModelLoader):
             if part in paired:
                 values = _halves_together(values, paired[part])
             yield from zip(wanted, values if len(wanted) > 1 else [values], strict=True)
+            num_read += tensor.data.nbytes
+            if num_read > _MAPPED_BYTES:
+                file.release_pages()
+                num_read = 0
 
     def numbers(self, tensor: GgufTensor) -> Tensor:
         """Return a tensor's values in its shape."""

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from octavo.errors import CheckpointError
 from octavo.tokenizer.gguf import read_gguf_tokenizer
+from octavo.tokenizer.library import library_errors
 
 CHAT_TEMPLATE_NAMES = ("default", "tool_use")
 
@@ -56,10 +57,8 @@ def _read_backend(path: Path) -> Backend:
     if not file.is_file():
         raise CheckpointError(_missing_message(path))
     text = _read_text(file)
-    try:
+    with library_errors(f"{file}: not a tokenizer"):
         backend = Backend.from_str(text)
-    except Exception as error:  # the library raises bare Exception with a message
-        raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
     backend.no_truncation()  # the file may have been saved with training limits
     backend.no_padding()
     return backend

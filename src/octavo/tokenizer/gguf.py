@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, UnsupportedModelError
 from octavo.gguf.file import GgufFile
+from octavo.tokenizer.library import library_errors
 
 # enum llama_token_type
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -76,9 +77,10 @@ def read_gguf_tokenizer(path: Path) -> tuple[Backend, dict[str, str], dict[str, 
     build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind)
     if build is None:
         raise fields.unsupported("model", "known: gpt2, llama")
-    backend = build(fields)
-    _add_special_tokens(backend, fields)
-    _add_ends(backend, fields, adds_bos=kind == "llama")
+    with library_errors(f"{path}: malformed tokenizer"):
+        backend = build(fields)
+        _add_special_tokens(backend, fields)
+        _add_ends(backend, fields, adds_bos=kind == "llama")
     named = {
         _FIELD.get(name, f"{name}_token"): fields.tokens[index]
         for name in _NAMED

@@ -52,7 +52,7 @@ def settle_schemes(
 ) -> tuple[Schemes, Kernels]:
     """Return the schemes of a model and the kernels that compute them.
 
-    Blocks of a GGUF file that no kernels here compute are dequantized at load, which a line in the log says.
+    Blocks of a GGUF file that no kernels here compute are dequantized at load, which a warning says.
 
     Raises:
         UnsupportedModelError: a setting of the checkpoint that Octavo does not support.
@@ -65,7 +65,8 @@ def settle_schemes(
         limit = f"needs a CPU, bfloat16, and Octavo's C++ kernels built and not switched off; here it is {where}"
         if quantization == "gguf":
             raise InvalidParameterError("quantization", quantization, limit)
-        logger.info("GGUF: tensors are dequantized at load: computing with their blocks %s", limit)
+        why = "take the memory of dense weights: computing with their blocks"
+        logger.warning("GGUF: tensors are dequantized at load and %s %s", why, limit)
         schemes = MadeAtLoad()
         kernels = kernels_for(schemes.forms)
     check_made_at_load(schemes, kernels, where)
