@@ -34,7 +34,10 @@ class FusedVisionBlock(VisionBlock):
 
     def forward(self, x: torch.Tensor, step: VisionStep) -> torch.Tensor:
         """Apply to x [P, V], P being patches and V the tower's hidden size."""
-        qkv, x = self.attention.qkv.of_normed(self.attention_norm, x, None)
+        norm = self.attention_norm
+        assert isinstance(norm, RMSNorm), "this family's are"
+        qkv, x = self.attention.qkv.of_normed(norm, x, None)
+        mlp: torch.Tensor
         mlp, x = self.mlp(self.mlp_norm, self.attention.attended(qkv, step), x)
         return x + mlp
 

@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from octavo.attention.encoder import EncoderHeads, EncoderSegments
-from octavo.config.vision import VisionActivation, VisionConfig
+from octavo.config.vision import VisionConfig
 from octavo.distributed.shares import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear, QKVLinear
 from octavo.layers.quant.base import TensorSpec
-
-_QUICK, _CUBIC = 1.702, 0.044715  # GELU by a sigmoid, and by tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,21 +75,22 @@ class PlainMLP(nn.Module):
         super().__init__()
         group = context.groups.tensor
         inner = Share.of_features(config.intermediate_size, group.rank, group.size)
-        self._activation = config.activation
+        assert config.activation != "silu", "that is gated"
+        self._kernels, self._gelu = context.kernels, config.activation
         whole = Share.whole(config.hidden_size)
         self.up = MergedLinear(whole, {"": inner}, has_bias=True, context=context.at("up"))
         self.down = Linear(inner, config.hidden_size, has_bias=True, context=context.at("down"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply to x [P, V]."""
-        down: torch.Tensor = self.down(_activated(self.up(x), self._activation))
+        down: torch.Tensor = self.down(self._kernels.gelu(self.up(x), self._gelu))
         return down
 
 
 class VisionBlock(nn.Module):
     """Pre-norm attention and MLP around one residual stream."""
 
-    def __init__(self, norms: Iterable[nn.Module], attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, norms: Iterable[nn.Module], attention: VisionAttention, mlp: nn.Module) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = norms
         self.attention, self.mlp = attention, mlp
@@ -101,17 +100,3 @@ class VisionBlock(nn.Module):
         x = x + self.attention(self.attention_norm(x), step)
         mlp: torch.Tensor = self.mlp(self.mlp_norm(x))
         return x + mlp
-
-
-def _activated(x: torch.Tensor, activation: VisionActivation) -> torch.Tensor:
-    """Apply to x. With exp alone, whose bits do not depend on an element's place: see `kernels/activation.py`.
-
-    In place: fresh memory costs more than the arithmetic.
-    """
-    wide = x.float()
-    if activation == "quick_gelu":
-        powers = wide * -_QUICK
-    else:
-        powers = (wide * wide).mul_(_CUBIC).add_(1.0).mul_(wide).mul_(-2.0 * (2.0 / torch.pi) ** 0.5)
-    activated: torch.Tensor = wide / powers.exp_().add_(1.0)
-    return activated.to(x.dtype)
