@@ -42,7 +42,7 @@ def test_without_images_nothing_changes() -> None:
         ([S, P, E, S, P, E], [[1, 2, 2]], "1 images.*placeholder for another one .token 3"),
         ([S, P], [[1, 2, 2]], "end of the prompt.*vision end token"),
         ([S, P, 9, E], [[1, 2, 2]], "token 9.*vision end token"),
-        ([S, P, E, P], [[1, 2, 2]], "1 placeholders are not between"),
+        ([S, P, E, P], [[1, 2, 2]], "1 of them are not between"),
         ([S, P, E], [[1, 3, 2]], "multiples of 2"),
         ([S, P, E], [[0, 2, 2]], "at least one frame"),
         ([S, P, E], [[1, 0, 2]], "multiples of 2"),

@@ -93,7 +93,11 @@ def test_low_detail_takes_fewer_tokens_and_a_bare_url_is_one(server: HttpServer)
         ([image_part(data_url(png(8, 8)), detail="huge")], "Unknown detail", "messages[0].content[0].image_url.detail"),
         ([{"type": "image_url"}], "Missing required", "messages[0].content[0].image_url"),
         ([image_part(data_url(png(8, 8)))] * 4, "4 images: at most 3", "messages"),
-        ([{"type": "input_audio"}], "accepts only text, not 'input_audio'", "messages[0].content[0].type"),
+        (
+            [{"type": "input_audio"}],
+            "accepts text, image_url and video_url, not 'input_audio'",
+            "messages[0].content[0].type",
+        ),
     ],
 )
 def test_what_is_no_picture_is_a_400_that_says_why(

@@ -137,7 +137,7 @@ def _check_used(
             raise InvalidParameterError(name, f"{len(of_kind)} {name}", limit)
         num_found = token_ids.count(placeholder)
         if num_found != sum(of_kind):
-            limit = f"{num_found - sum(of_kind)} placeholders are not between a vision start and a vision end token"
+            limit = f"{num_found - sum(of_kind)} of them are not between a vision start and a vision end token"
             raise InvalidParameterError("prompt", f"{num_found} placeholders", limit)
 
 

@@ -24,14 +24,15 @@ inline std::vector<float> floats_of(const octavo::bf16* x, std::int64_t size, co
       const float first = row[k], second = row[k + step];
       row[k] = first + second, row[k + step] = first - second;
     }
-  double length = std::sqrt(static_cast<double>(step));
+  double length = std::sqrt(static_cast<double>(step) / 64);
   for (; form.mixes_blocks && num_rotated > step && num_rotated / step % 3 == 0; step *= 3, length *= 3.0)
     for (std::int64_t k = 0; k < num_rotated; ++k) {
       if (k / step % 3 != 0) continue;
       const float sum = row[k] + row[k + step] + row[k + 2 * step];
       for (int i = 0; i < 3; ++i) row[k + i * step] = 2.0f * sum - 3.0f * row[k + i * step];
     }
-  for (std::int64_t k = 0; k < num_rotated; ++k) row[k] = static_cast<float>(row[k] / length);
+  const float scale = 0.125f * static_cast<float>(1.0 / length);  // rounded as the kernels round it: integers must be the same
+  for (std::int64_t k = 0; k < num_rotated; ++k) row[k] *= scale;
   return row;
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from octavo.server.errors import bad_request
-from octavo.server.openai.content_parts import MediaReader, is_media, parts_of
+from octavo.server.openai.content_parts import MediaReader, is_media
 from octavo.server.openai.protocol import ChatCompletionRequest, ChatMessage, ContentPart, TokenizeRequest, ToolCall
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ def template_messages(
     `media` reads images and videos; None: the model takes text only.
 
     Raises:
-        ApiError: 400; a message part that is not text.
+        ApiError: 400; a message part that the model does not take.
     """
     if media is not None:
         media.check_number(messages)
@@ -62,27 +62,27 @@ def _template_message(message: ChatMessage, path: str, media: MediaReader | None
 
 def _content_of(message: ChatMessage, path: str, media: MediaReader | None) -> object:
     """Return the content as text, or with images as a list of parts."""
-    parts = parts_of(message)
-    if media is None or not any(map(is_media, parts)):
-        return _text_of(message.content, path)
-    places = ((part, f"{path}[{index}]") for index, part in enumerate(parts))
-    return [media.read(part, at) if is_media(part) else _text_part(part, at) for part, at in places]
+    if not isinstance(message.content, list):
+        return message.content
+    places = [(part, f"{path}[{index}]") for index, part in enumerate(message.content)]
+    for part, at in places:
+        _check_kind(part, at, media)
+    if media is None or not any(map(is_media, message.content)):
+        return "".join(_part_text(part, at) for part, at in places)
+    return [
+        media.read(part, at) if is_media(part) else {"type": "text", "text": _part_text(part, at)}
+        for part, at in places
+    ]
 
 
-def _text_part(part: ContentPart, path: str) -> dict[str, object]:
-    return {"type": "text", "text": _part_text(part, path)}
-
-
-def _text_of(content: str | list[ContentPart] | None, path: str) -> str | None:
-    if not isinstance(content, list):
-        return content
-    return "".join(_part_text(part, f"{path}[{index}]") for index, part in enumerate(content))
+def _check_kind(part: ContentPart, path: str, media: MediaReader | None) -> None:
+    if part.type not in ("text", "refusal") and not (media and is_media(part)):
+        accepted = "only text" if media is None else "text, image_url and video_url"
+        text = f"This model accepts {accepted}, not '{part.type}'."
+        raise bad_request(text, f"{path}.type", "unsupported_content")
 
 
 def _part_text(part: ContentPart, path: str) -> str:
-    if part.type not in ("text", "refusal"):
-        text = f"This model accepts only text, not '{part.type}'."
-        raise bad_request(text, f"{path}.type", "unsupported_content")
     if (part.text or part.refusal) is None:
         missing = f"{path}.{part.type}"
         raise bad_request(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
