@@ -1,6 +1,7 @@
 """A vision tower beside transformers' on the same weights, and beside the roofline of this machine.
 
-    python -m benchmarks.kernels.vision [--dtype float32 bfloat16] [--threads 2] [--layers 4] [--profile]
+    python -m benchmarks.kernels.vision [--dtype float32 bfloat16] [--images 448x448 1344x896] [--threads 2]
+        [--layers 4] [--profile] [--out results.json]
 
 The tower has the geometry of Qwen2.5-VL-3B's, with few of its 32 layers, of which the last sees the whole image and the
 others windows. Both take turns; times are medians. The roofline is the operations of all linears and of attention over
@@ -11,10 +12,11 @@ Legend: P = patches of the image.
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ from octavo.models.vision_language import VisionLanguageModel
 from octavo.models.vision_tower import VisionTower
 
 CPU = torch.device("cpu")
-IMAGES = ((448, 448), (1344, 896))  # width and height in pixels
+IMAGES = ("448x448", "1344x896")  # width and height in pixels
 VISION = {
     "hidden_size": 1280,
     "intermediate_size": 3420,
@@ -119,22 +121,32 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each line of the table")
+    parser.add_argument("--images", nargs="+", default=IMAGES, help="WIDTHxHEIGHT in pixels")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path, help="a JSON file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         theirs = save_model(Path(folder), options.layers)
         print(f"{'image':>12} {'dtype':>9} {'ours':>9} {'theirs':>9} {'faster':>7} {'of roof':>8}  difference")
-        for name in options.dtype:
-            compare(load_tower(Path(folder), getattr(torch, name)), theirs, options)
+        found = [
+            line
+            for name in options.dtype
+            for line in compare(load_tower(Path(folder), getattr(torch, name)), theirs, options)
+        ]
+    if options.out:
+        options.out.write_text(
+            json.dumps({"threads": options.threads, "layers": options.layers, "lines": found}, indent=2)
+        )
 
 
-def compare(ours: VisionTower, theirs: Any, options: argparse.Namespace) -> None:
-    """Print a line for each image."""
+def compare(ours: VisionTower, theirs: Any, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Print and yield a line for each image."""
     dtype = ours.context.dtype
     theirs.to(dtype)
     rate = max(matmul_rate(dtype), matmul_rate(torch.float32))
-    for width, height in IMAGES:
+    for image in options.images:
+        width, height = map(int, image.split("x"))
         grid = (1, height // ours.config.patch_size, width // ours.config.patch_size)
         patches = torch.randn(grid[1] * grid[2], ours.config.patch_values).to(dtype)
         grids = torch.tensor([grid])
@@ -142,10 +154,20 @@ def compare(ours: VisionTower, theirs: Any, options: argparse.Namespace) -> None
         times = medians({"ours": run, "theirs": lambda: theirs(patches, grids)}, options.seconds)  # noqa: B023 - called within this round
         [mine], other = run(), theirs(patches, grids).pooler_output
         difference = (mine.float() - other.float()).abs().max() / other.float().abs().max()
+        reached = num_operations(ours.config, grid) / rate / times["ours"]
+        yield {
+            "image": image,
+            "dtype": str(dtype).removeprefix("torch."),
+            "ours_s": times["ours"],
+            "theirs_s": times["theirs"],
+            "of_roof": reached,
+            "matmul_flops": rate,
+            "difference": float(difference),
+        }
         print(
             f"{width:>6} x {height:<4}{str(dtype).removeprefix('torch.'):>9} {times['ours'] * 1e3:6.0f} ms"
             f" {times['theirs'] * 1e3:6.0f} ms {times['theirs'] / times['ours']:6.2f}x"
-            f" {num_operations(ours.config, grid) / rate / times['ours']:7.0%}  {difference:.1e}",
+            f" {reached:7.0%}  {difference:.1e}",
             flush=True,
         )
         if options.profile:

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import SILU, Activation, Fused, PackedExperts, PackedLinear, Routing
+from octavo.kernels.types import SILU, Activation, Fused, GeluKind, PackedExperts, PackedLinear, Routing
 
 MAX_ROWS = 300
 # Limits that values of size 1 to 3 meet.
@@ -228,6 +228,14 @@ def _activate(size: int, activation: Activation = SILU) -> Callable[[torch.dtype
     return make
 
 
+def _gelu(size: int, kind: GeluKind) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x = 3 * _random(MAX_ROWS, size, dtype=dtype)
+        return lambda kernels, rows: kernels.gelu(x[rows], kind)
+
+    return make
+
+
 def _rotary(num_heads: int, size: int, rotary_dim: int | None = None) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         wide, angles = (
@@ -299,6 +307,8 @@ CASES = [
     Case(name="activate-100", make=_activate(100)),
     Case(name="activate-37", make=_activate(37)),
     Case(name="activate-1536", make=_activate(1536)),
+    Case(name="gelu-tanh-37", make=_gelu(37, "gelu_tanh")),
+    Case(name="gelu-quick-100", make=_gelu(100, "quick_gelu")),
     Case(name="rotary-16x128", make=_rotary(16, 128)),
     Case(name="rotary-3x20", make=_rotary(3, 20)),
     Case(name="embedding-84", make=_embedding(84)),

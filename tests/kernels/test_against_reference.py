@@ -10,7 +10,7 @@ from tests.kernels.ops import CASES, MAX_ROWS, Case
 
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.reference import Kernels
-from octavo.kernels.types import SILU, Activation, PackedLinear, Routes, Routing
+from octavo.kernels.types import SILU, Activation, GeluKind, PackedLinear, Routes, Routing
 
 
 def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
@@ -44,6 +44,9 @@ class WrongKernels(Kernels):
     def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         first, second = x.chunk(2, dim=-1)
         return super().activate(torch.cat((second, first), dim=-1), activation)
+
+    def gelu(self, x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
+        return super().gelu(-x, kind)
 
     def rotary(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         return super().rotary(x, cos, -sin)

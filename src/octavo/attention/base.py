@@ -4,12 +4,14 @@ Legend: T = tokens of the step, H = query heads, G = kv heads, E = head size.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 
-from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache
+from octavo.attention.encoder import EncoderSegments, SdpaSegments
+from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
 from octavo.errors import UnsupportedModelError
 
 # A backend's own work list for one step, built once and shared by all layers. Opaque to other code.
@@ -133,3 +135,11 @@ class AttentionBackend(ABC, Generic[PlanT]):
         self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer
     ) -> torch.Tensor:
         """Return the attention output [T, H * E] of the queries returned by `write_kv`."""
+
+    def of_segments(self, lengths: Sequence[int], rotary: RotaryTable | None) -> EncoderSegments:
+        """Return the attention of an encoder's step, by torch's ops where the backend has none of its own.
+
+        `lengths` are those of the segments, one after the other; `rotary` has a row for each of theirs. Nothing is
+        stored, so `kv_cache_dtype` changes no bit of it.
+        """
+        return SdpaSegments(lengths, rotary)

@@ -5,6 +5,7 @@ last layer's attention, S = spans of rows, N = row blocks. A row is one query he
 rows of one request, computed together for each kv head.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,9 @@ import numpy.typing as npt
 import torch
 
 from octavo.attention.base import AttentionBackend, AttentionLayer, KVLayout
+from octavo.attention.encoder import EncoderSegments
 from octavo.attention.metadata import AttentionMetadata, ForwardBatch, LayerKVCache, RotaryTable
+from octavo.attention.paged_encoder import PagedSegments
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.native import NativeKernels
 
@@ -78,6 +81,10 @@ class NativeAttention(AttentionBackend[NativePlan]):
 
     def plan(self, batch: ForwardBatch) -> NativePlan:
         return NativePlan(batch)
+
+    def of_segments(self, lengths: Sequence[int], rotary: RotaryTable | None) -> EncoderSegments:
+        # A backend of its own, which forgets the layers of this step with it.
+        return PagedSegments(NativeAttention(self._kernels, self._dtype), lengths, rotary, self._dtype)
 
     def attend(
         self, query: torch.Tensor, kv_cache: LayerKVCache, step: AttentionMetadata, layer: AttentionLayer

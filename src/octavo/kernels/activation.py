@@ -10,9 +10,9 @@ import math
 
 import torch
 
-from octavo.kernels.types import Activation
+from octavo.kernels.types import Activation, GeluKind
 
-_GELU_FACTOR, _GELU_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
+_GELU_FACTOR, _GELU_CUBIC, _GELU_QUICK = math.sqrt(2.0 / math.pi), 0.044715, 1.702
 
 
 def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -28,6 +28,18 @@ def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     # clamped_swiglu, as in gpt-oss: gates are bounded above, ups on both sides and shifted by one.
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     return _swish(gate, activation.alpha) * (up + 1.0)
+
+
+def approximate_gelu(x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
+    """Map x float32, without a gate (Hendrycks and Gimpel 2016, arXiv:1606.08415).
+
+    In place where it can be: fresh memory costs more than the arithmetic.
+    """
+    if kind == "quick_gelu":
+        powers = x * -_GELU_QUICK
+    else:
+        powers = (x * x).mul_(_GELU_CUBIC).add_(1.0).mul_(x).mul_(-2.0 * _GELU_FACTOR)
+    return x / powers.exp_().add_(1.0)
 
 
 def hyperbolic_tangent(x: torch.Tensor) -> torch.Tensor:

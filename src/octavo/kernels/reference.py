@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from octavo.kernels.activation import activated
+from octavo.kernels.activation import activated, approximate_gelu
 from octavo.kernels.quantization import LowBitWeight, WeightFormat
 from octavo.kernels.types import (
     Activation,
     ExpertAdapters,
     Fused,
+    GeluKind,
     LinearRole,
     LoraAdapters,
     PackedExperts,
@@ -315,6 +316,10 @@ class Kernels:
         """
         total = x if fused.residual is None else x + fused.residual
         return self.rms_norm(total, fused.norm_weight, fused.eps, fused.norm_offset), total
+
+    def gelu(self, x: torch.Tensor, kind: GeluKind) -> torch.Tensor:
+        """Return the GELU of x [T, I], approximated, rounded once."""
+        return approximate_gelu(x.float(), kind).to(x.dtype)
 
     def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Apply the activation: x is [T, 2 * I] if gated, gates first, else [T, I]; returns [T, I]."""

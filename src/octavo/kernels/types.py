@@ -15,6 +15,7 @@ from octavo.errors import UnsupportedModelError
 from octavo.kernels.quantization import WeightFormat
 
 ActivationKind = Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"]
+GeluKind = Literal["gelu_tanh", "quick_gelu"]  # by a tanh, or by a sigmoid
 NormKind = Literal["rms", "layer"]
 
 

@@ -10,6 +10,7 @@ from octavo.layers.context import BuildContext
 from octavo.layers.linear import GatedLinear, Linear
 from octavo.layers.norm import RMSNorm
 from octavo.models.qwen2_vl import Qwen2VisionTower, Qwen2VLForConditionalGeneration
+from octavo.models.vision_blocks import VisionBlock, VisionStep
 
 
 class GatedVisionMLP(nn.Module):
@@ -17,18 +18,34 @@ class GatedVisionMLP(nn.Module):
 
     def __init__(self, config: VisionConfig, context: BuildContext) -> None:
         super().__init__()
+        self._kernels = context.kernels
         size, inner = config.hidden_size, config.intermediate_size
         self.gate_up = GatedLinear(size, inner, has_bias=True, context=context.at("gate_up"))
         self.down = Linear(self.gate_up.outputs, size, has_bias=True, context=context.at("down"))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add x [P, V] to the residual stream [P, V]; return (the MLP of the sum, the sum)."""
+        out, total = self._kernels.mlp(x, norm.fused(residual), self.gate_up.packed, self.down.packed)
+        return self.down.summed(out), total
+
+
+class FusedVisionBlock(VisionBlock):
+    """A block whose norms and inner sum are part of the linears after them."""
+
+    def forward(self, x: torch.Tensor, step: VisionStep) -> torch.Tensor:
         """Apply to x [P, V], P being patches and V the tower's hidden size."""
-        down: torch.Tensor = self.down(self.gate_up(x))
-        return down
+        norm = self.attention_norm
+        assert isinstance(norm, RMSNorm), "this family's are"
+        qkv, x = self.attention.qkv.of_normed(norm, x, None)
+        mlp: torch.Tensor
+        mlp, x = self.mlp(self.mlp_norm, self.attention.attended(qkv, step), x)
+        return x + mlp
 
 
 class Qwen25VisionTower(Qwen2VisionTower):
     """Windows are a setting of the family: see `VisionConfig.window_size`."""
+
+    block = FusedVisionBlock
 
     block_names = MappingProxyType(
         {

@@ -52,6 +52,7 @@ class PatchMerger(nn.Module):
 class Qwen2VisionTower(VisionTower):
     """The tower of Qwen2-VL. Later families override the parts that differ."""
 
+    block: ClassVar[type[VisionBlock]] = VisionBlock
     patch_embedding_has_bias: ClassVar[bool] = False
     # Names in the checkpoint and places in the tower, as in `CausalLM.weight_names`: of a block, and of a merger.
     block_names: ClassVar[Mapping[str, str]] = MappingProxyType(
@@ -101,7 +102,7 @@ class Qwen2VisionTower(VisionTower):
         in_windows = config.window_size is not None and number not in config.full_layers
         attention = VisionAttention(config, context.at("attention"), in_windows=in_windows)
         norms = [self.build_norm(config.hidden_size) for _ in range(2)]
-        return VisionBlock(norms, attention, self.build_mlp(context.at("mlp")))
+        return self.block(norms, attention, self.build_mlp(context.at("mlp")))
 
     def build_merger(self, name: str, *, norms_merged: bool = False) -> PatchMerger:
         """Build a merger; its norm is over single or over merged patches."""
@@ -127,11 +128,13 @@ class Qwen2VisionTower(VisionTower):
             torch.cat([getattr(of, axis) for of in layouts]).to(self.context.device) for axis in ("rows", "columns")
         ]
         tables = [self.rotary(positions) for positions in axes]  # cos and sin, [P, E / 4] each, by axis
-        return VisionStep(
-            rotary=(torch.cat([cos for cos, _ in tables], dim=-1), torch.cat([sin for _, sin in tables], dim=-1)),
-            frames=[length for layout in layouts for length in layout.frames],
-            windows=[length for layout in layouts for length in layout.windows],
-        )
+        rotary = torch.cat([cos for cos, _ in tables], dim=-1), torch.cat([sin for _, sin in tables], dim=-1)
+        attention = self.context.attention
+        frames = attention.of_segments([length for layout in layouts for length in layout.frames], rotary)
+        if self.config.window_size is None:
+            return VisionStep(frames=frames, windows=frames)
+        windows = attention.of_segments([length for layout in layouts for length in layout.windows], rotary)
+        return VisionStep(frames=frames, windows=windows)
 
     def run_blocks(self, x: torch.Tensor, step: VisionStep, num_tokens: Sequence[int]) -> list[torch.Tensor]:
         """Return the outputs [P / U, D] for x [P, V]: that of the last block first."""

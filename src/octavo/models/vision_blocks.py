@@ -4,30 +4,26 @@ Legend: P = patches of all images, and class tokens if there are any; V = the to
 rank, E = head size.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 
-from octavo.config.vision import VisionActivation, VisionConfig
+from octavo.attention.encoder import EncoderHeads, EncoderSegments
+from octavo.config.vision import VisionConfig
 from octavo.distributed.shares import Share
 from octavo.layers.context import BuildContext
 from octavo.layers.linear import Linear, MergedLinear, QKVLinear
 from octavo.layers.quant.base import TensorSpec
 
-_QUICK, _CUBIC = 1.702, 0.044715  # GELU by a sigmoid, and by tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionStep:
-    """What all layers share: the images' patches, one image after the other."""
+    """What all layers share: the segments of patches that attend to themselves, one image after the other."""
 
-    frames: list[int]  # lengths of the segments that attend to themselves: they add up to P
-    windows: list[int]
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # cos and sin, [P, E / 2] float32 each; None: no rotation
+    frames: EncoderSegments
+    windows: EncoderSegments
 
 
 class PatchEmbedding(MergedLinear):
@@ -56,18 +52,19 @@ class VisionAttention(nn.Module):
     def __init__(self, config: VisionConfig, context: BuildContext, *, in_windows: bool) -> None:
         super().__init__()
         size, heads = config.hidden_size, config.num_heads
-        self.head_dim, self._in_windows = size // heads, in_windows
-        self.qkv = QKVLinear(size, heads, heads, self.head_dim, has_bias=True, context=context.at("qkv"))
+        self._in_windows = in_windows
+        self.qkv = QKVLinear(size, heads, heads, size // heads, has_bias=True, context=context.at("qkv"))
         self.out = Linear(self.qkv.parts["q"], size, has_bias=True, context=context.at("out"))
+        self._heads = EncoderHeads(count=self.qkv.heads.query.size, size=size // heads)
 
     def forward(self, x: torch.Tensor, step: VisionStep) -> torch.Tensor:
         """Attend: x [P, V] to [P, V]."""
-        query, key, value = self.qkv(x).view(len(x), 3, -1, self.head_dim).unbind(1)  # [P, H, E] each
-        if step.rotary is not None:
-            query, key = _rotated(query, *step.rotary), _rotated(key, *step.rotary)
+        return self.attended(self.qkv(x), step)
+
+    def attended(self, qkv: torch.Tensor, step: VisionStep) -> torch.Tensor:
+        """Attend, given the projection [P, 3 * H * E]: [P, V]."""
         segments = step.windows if self._in_windows else step.frames
-        attended = torch.cat([*_attend(query, key, value, segments)])
-        out: torch.Tensor = self.out(attended.reshape(len(x), -1))
+        out: torch.Tensor = self.out(segments.attend(qkv, self._heads))
         return out
 
 
@@ -78,21 +75,22 @@ class PlainMLP(nn.Module):
         super().__init__()
         group = context.groups.tensor
         inner = Share.of_features(config.intermediate_size, group.rank, group.size)
-        self._activation = config.activation
+        assert config.activation != "silu", "that is gated"
+        self._kernels, self._gelu = context.kernels, config.activation
         whole = Share.whole(config.hidden_size)
         self.up = MergedLinear(whole, {"": inner}, has_bias=True, context=context.at("up"))
         self.down = Linear(inner, config.hidden_size, has_bias=True, context=context.at("down"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply to x [P, V]."""
-        down: torch.Tensor = self.down(_activated(self.up(x), self._activation))
+        down: torch.Tensor = self.down(self._kernels.gelu(self.up(x), self._gelu))
         return down
 
 
 class VisionBlock(nn.Module):
     """Pre-norm attention and MLP around one residual stream."""
 
-    def __init__(self, norms: Iterable[nn.Module], attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, norms: Iterable[nn.Module], attention: VisionAttention, mlp: nn.Module) -> None:
         super().__init__()
         self.attention_norm, self.mlp_norm = norms
         self.attention, self.mlp = attention, mlp
@@ -102,35 +100,3 @@ class VisionBlock(nn.Module):
         x = x + self.attention(self.attention_norm(x), step)
         mlp: torch.Tensor = self.mlp(self.mlp_norm(x))
         return x + mlp
-
-
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the halves of each head, [P, H, E], in float32."""
-    first, second = heads.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(heads.dtype)
-
-
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: list[int]) -> Iterator[torch.Tensor]:
-    """Yield the attention of each segment, or of neighbors of one length: [., H, E]."""
-    start = 0
-    for length, run in groupby(lengths):
-        count = sum(1 for _ in run)
-        end = start + count * length
-        q, k, v = (of[start:end].view(count, length, *of.shape[1:]).transpose(1, 2) for of in (query, key, value))
-        yield scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
-        start = end
-
-
-def _activated(x: torch.Tensor, activation: VisionActivation) -> torch.Tensor:
-    """Apply to x. With exp alone, whose bits do not depend on an element's place: see `kernels/activation.py`.
-
-    In place: fresh memory costs more than the arithmetic.
-    """
-    wide = x.float()
-    if activation == "quick_gelu":
-        powers = wide * -_QUICK
-    else:
-        powers = (wide * wide).mul_(_CUBIC).add_(1.0).mul_(wide).mul_(-2.0 * (2.0 / torch.pi) ** 0.5)
-    activated: torch.Tensor = wide / powers.exp_().add_(1.0)
-    return activated.to(x.dtype)

@@ -87,7 +87,8 @@ class VisionTransformer(VisionTower):
         """See `VisionTower.forward`."""
         x = self._embed(patches, len(grids))  # [I, L, V]
         lengths, shape = [x.shape[1]] * len(grids), x.shape
-        step, x = VisionStep(frames=lengths, windows=lengths), x.flatten(0, 1)
+        images, x = self.context.attention.of_segments(lengths, None), x.flatten(0, 1)
+        step = VisionStep(frames=images, windows=images)
         wanted, found = self.config.feature_depths or (len(self.blocks),), {0: x}
         for depth, block in enumerate(self.blocks, start=1):
             x = block(x, step)
