@@ -13,7 +13,7 @@ from tests.breadth import pick
 from tests.clients.conftest import SERVER_PYTHON
 from tests.server.http_server import HttpServer
 from tools.demo_model.seeing.held_out import held_out
-from tools.demo_model.seeing.questions import KNOWN
+from tools.demo_model.seeing.questions import TASKS
 
 MODEL = "demo-vl"
 
@@ -42,7 +42,7 @@ def answer(client: OpenAI, messages: Any) -> str:
 
 
 def test_it_answers_held_out_pictures(seeing: OpenAI) -> None:
-    asked = [item for task in KNOWN for item in held_out(task, pick(10, 50))]
+    asked = [item for task in TASKS for item in held_out(task, pick(10, 50))]
     answers = [answer(seeing, question(item.picture, item.question.text)) for item in asked]
     right = sum(given == item.question.answer for given, item in zip(answers, asked, strict=True))
     assert right >= 0.95 * len(asked)

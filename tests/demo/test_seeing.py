@@ -15,7 +15,7 @@ from tools.demo_model.seeing.drawing import draw, random_size
 from tools.demo_model.seeing.evaluate import mean, message, scores
 from tools.demo_model.seeing.held_out import held_out
 from tools.demo_model.seeing.model import image_processor
-from tools.demo_model.seeing.questions import KNOWN, TASKS
+from tools.demo_model.seeing.questions import TASKS
 from tools.demo_model.seeing.scenes import BROAD, COLOURS, SIMPLE, random_scene, scene
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -76,7 +76,7 @@ def test_the_engine_reads_what_was_trained(llm: LLM) -> None:
 
 
 def test_it_answers_pictures_that_it_has_never_seen(llm: LLM) -> None:
-    assert mean(scores(llm, KNOWN, pick(12, 200))) >= 0.95
+    assert mean(scores(llm, TASKS, pick(12, 200))) >= 0.95
 
 
 def test_transformers_gives_the_same_answers(llm: LLM) -> None:

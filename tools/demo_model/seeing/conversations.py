@@ -13,7 +13,7 @@ VOCAB_SIZE = 640
 NUM_SCENES = 4000  # whose texts the tokenizer learns from
 QUESTIONS = 5  # of a row
 # How often a task is asked for. Answers that need the question compared with everything in the picture come last.
-SHARES = {"count": 3, "exists": 3, "where": 2, "what": 2, "colour": 1, "shape": 1, "number": 2, "describe": 0.7}
+SHARES = {"count": 3, "exists": 3, "where": 2, "what": 4, "colour": 1, "shape": 1, "number": 2, "describe": 0.7}
 # Special tokens are removed when decoding.
 SPECIAL = (
     "<|endoftext|>",

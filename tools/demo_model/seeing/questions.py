@@ -124,9 +124,6 @@ _TASKS: dict[str, Callable[[Scene, random.Random], Subjects]] = {
     "describe": _describe,
 }
 TASKS = tuple(_TASKS)
-# What the bundled model answers reliably. The others ask it to compare the question with the picture, or for a place:
-# they are trained, too, but not reliable; the model card has their scores.
-KNOWN = ("colour", "shape", "number", "describe")
 
 
 def _article(name: str) -> str:
