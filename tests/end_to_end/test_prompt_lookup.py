@@ -55,10 +55,11 @@ async def test_in_a_core_of_its_own(checkpoint: GetCheckpoint) -> None:
     ("options", "error"),
     [
         ({}, "method: one of ngram, draft_model"),
-        ({"method": "eagle3"}, "not supported by this version yet; one of ngram, draft_model"),
+        ({"method": "mtp"}, "not supported by this version yet; one of ngram, draft_model, eagle3"),
+        ({"method": "eagle3"}, "the EAGLE-3 head: a folder or Hub id"),
         ({"method": "magic"}, "one of ngram"),
         ({"method": "draft_model"}, "the draft model: a folder"),
-        ({"method": "ngram", "model": "demo"}, "only for method draft_model, not ngram"),
+        ({"method": "ngram", "model": "demo"}, "only for methods draft_model and eagle3, not ngram"),
         ({"model": "demo", "quantization": "int3"}, "one of int8, int4"),
         ({"model": "demo", "draft_tensor_parallel_size": 2}, "1: a draft model runs whole on every rank"),
         ({"method": "ngram", "num_speculative_token": 3}, "unknown key 'num_speculative_token'; one of method, num"),
