@@ -51,6 +51,7 @@ class Step:
     """An order on its way; without an answer it has not been carried out yet."""
 
     scheduler_output: SchedulerOutput
+    loaded: frozenset[str]  # the adapters in host memory when it was sent: evictions sent later come after it
     model_output: ModelRunnerOutput | None = None
 
 
@@ -103,7 +104,6 @@ class Drill:
             has_first_stage=self.is_pipeline,
             drafter=self.drafter if self.has_drafts and self.drafts_in_ranks else None,
         )
-        self.worker.loaded = self.loads.loaded
         self.num_refilled = 0
         self.in_flight: deque[Step] = deque()
         self.requests: dict[str, EngineCoreRequest] = {}
@@ -177,7 +177,7 @@ class Drill:
                 return
             assert scheduler_output.req_ids or not ahead, "nothing to do is not worth a step"
             self.num_admissions.update(new.request_id for new in scheduler_output.scheduled_new_reqs)
-            self.in_flight.append(Step(scheduler_output))
+            self.in_flight.append(Step(scheduler_output, frozenset(self.loads.loaded)))
             self.num_refilled += sum(fill.slot in self.worker.slots for fill in scheduler_output.adapter_fills)
 
     def execute(self) -> None:
@@ -185,6 +185,7 @@ class Drill:
         step = next((step for step in self.in_flight if step.model_output is None), None)
         if step is not None:
             self.num_forgotten.update(step.scheduler_output.finished_req_ids)
+            self.worker.loaded = set(step.loaded)
             step.model_output = self.worker.execute(step.scheduler_output)
 
     def update(self) -> None:

@@ -49,7 +49,10 @@ class AdapterVerbs(Protocol):
         ...
 
     def evict_adapter(self, content_hash: str) -> None:
-        """Drop an adapter from the host cache; no-op on ranks that do not have it. Slots keep their copies."""
+        """Drop an adapter from the host cache; no-op on ranks that do not have it. Slots keep their copies.
+
+        Ranks carry out steps and evictions in the order they were sent: steps in flight still find the adapter.
+        """
         ...
 
 
