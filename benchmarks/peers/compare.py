@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,8 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one engine in one turn")
     parser.add_argument("--out", type=Path, help="name of the files to write, without its ending")
     options = parser.parse_args()
+    if options.out and find_spec("matplotlib") is None:  # said before the hour, not after it
+        parser.error("--out draws a plot with matplotlib: pip install 'octavo[benchmark]'")
     cells = [*SHORT, *LONG] if options.cells == ["all"] else options.cells
     model = checkpoint.make(peers_home() / "models" / "qwen3-0.6b")
     before = probe()
