@@ -5,11 +5,12 @@ import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from tests.breadth import RUNS_ALL, pick
-from tests.order import place
+from tests.order import place, unit
 
 # Before any test imports a library that reads them. Child processes inherit them. One thread: matrices in tests are
 # tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
@@ -40,6 +41,18 @@ def pytest_collection() -> Generator[None, None, None]:
     finally:
         gc.enable()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole units, as `--dist loadfile` hands out files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class LoadUnits(LoadFileScheduling):  # type: ignore[misc,unused-ignore]  # in an environment without xdist
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    return LoadUnits(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,9 +1,12 @@
-"""Which files the processes take first: the longest, so that none waits for the others in the end.
+"""Which tests a process takes together, and which first: the longest, so that none waits for the others in the end.
 
-xdist would begin with the files of most tests, and end with those of few long ones. Only the files that take long have
-to be known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests"); files
-that mostly wait for processes stand between those that compute.
+A process takes whole files, and folders whose files share a server: it would be started once for each process. xdist
+would begin with the files of most tests, and end with those of few long ones. Only those that take long have to be
+known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests"); what mostly
+waits for processes stands between what computes.
 """
+
+ONE_SERVER = ("tests/hostile", "tests/server")  # but for files below that start servers of their own
 
 LONG = (
     "tests/end_to_end/test_pipeline_processes.py",
@@ -25,9 +28,8 @@ LONG = (
     "tests/end_to_end/test_recurrent.py",
     "tests/engine/test_data_parallel.py",
     "tests/kernels/triton/test_ops.py",
-    "tests/hostile/test_clients.py",
-    "tests/hostile/test_bodies.py",
-    "tests/hostile/test_wrong_types.py",
+    "tests/hostile",
+    "tests/server",
     "tests/end_to_end/test_long_contexts.py",
     "tests/end_to_end/test_smollm2.py",
     "tests/end_to_end/test_triton.py",
@@ -48,9 +50,15 @@ LONG = (
     "tests/benchmarks/test_gpu.py",
     "tests/test_readme.py",
 )
-_PLACES = {file: place for place, file in enumerate(LONG)}
+_PLACES = {unit: place for place, unit in enumerate(LONG)}
+
+
+def unit(nodeid: str) -> str:
+    """Return what a process takes as a whole when it takes this test: a file or a folder."""
+    file = nodeid.partition("::")[0]
+    return file if file in _PLACES else next((folder for folder in ONE_SERVER if file.startswith(f"{folder}/")), file)
 
 
 def place(nodeid: str) -> int:
-    """Return where the file of a test stands; sort by it, and tests of a file stay together."""
-    return _PLACES.get(nodeid.partition("::")[0], len(LONG))
+    """Return where the unit of a test stands; sort by it, and tests of a unit stay together."""
+    return _PLACES.get(unit(nodeid), len(LONG))
