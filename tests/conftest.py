@@ -41,6 +41,7 @@ def pytest_collection() -> Generator[None, None, None]:
     finally:
         gc.enable()
     gc.freeze()
+    gc.set_threshold(10_000)  # by default it looks after every 700 objects, and hypothesis notes each time that it does
 
 
 @pytest.hookimpl(optionalhook=True)
