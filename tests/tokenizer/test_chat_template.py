@@ -248,11 +248,36 @@ def test_messages_are_left_as_they_were() -> None:
         "{{ 'x' * 10 ** 12 }}",
         "{{ 10 ** (10 ** 10) }}",
         "{{ lipsum(n=10 ** 9) }}",
+        "{% set ns = namespace(x='xy') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='xy') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='xy') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('x', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='xy') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}",
+        "{% set ns = namespace(x=[1, 2]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set x = 'x' * 10 ** 6 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+        "{% for i in range(99999) %}" + "x" * 10**6 + "{% endfor %}",
+        "{{ 'x'.ljust(10 ** 10) }}",
+        "{{ 'x' | center(10 ** 10) }}",
+        "{{ 1 | round(10 ** 10, 'ceil') }}",
+        "{{ '%010000000000d' % 1 }}",
+        "{{ '%*d' | format(10 ** 10, 1) }}",
+        "{{ '{:>10000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10 ** 10) }}",
     ],
 )
 def test_a_template_that_loops_or_asks_for_memory_is_stopped(source: str) -> None:
     with pytest.raises(InvalidParameterError, match="the chat template cannot render them"):
         ChatTemplate(source).render([{"role": "user", "content": "x"}])
+
+
+def test_large_numbers_and_long_texts_are_no_reason_to_stop() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|' ~ m.role + '|>' }}{{ m.content.strip() | trim }}"
+        "{{ {'at': 1700000000} | tojson }}{{ 1700000000 | string }}{{ '%s: %d' % ('**', 1700000000) }}"
+        "{{ '{}{{}}'.format(17000000) }}{% endfor %}"
+    )
+    content = '{"id": 12345678} {:>9999999}' * 100_000
+    rendered = '{"at": 1700000000}1700000000**: 170000000017000000{}'
+    assert ChatTemplate(source).render([{"role": "user", "content": content}]) == f"<|user|>{content}{rendered}"
 
 
 def test_counted_loops_have_all_of_their_variables() -> None:

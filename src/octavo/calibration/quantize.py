@@ -3,7 +3,7 @@
 Legend: N = outputs, K = inputs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -28,6 +28,7 @@ from octavo.worker.parameters import empty_model
 
 _HEAD = "lm_head"
 _WEIGHT = ".weight"
+_ROWS = 1 << 14  # outputs that a thread rounds at a time: heads have many more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +122,18 @@ def _round_layers(
     for name, (layer, part) in _linear_names(recorded.model).items():
         by_layer.setdefault(layer, {})[part] = name
 
-    def rounded(layer: MergedLinear, gram: torch.Tensor) -> tuple[MergedLinear, QuantizedWeight]:
-        return layer, _round(layer.packed.weight, gram, bits[next(iter(by_layer[layer].values()))])
-
     threads = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
     with threads, tqdm(total=len(by_layer), desc="Quantizing", unit="layer", disable=not shows_progress) as bar:
         for grams in chain(recorded.blocks(), recorded.head()):
-            for layer, weight in threads.map(rounded, grams.keys(), grams.values()):
+            jobs = [
+                (rows, gram, bits[next(iter(by_layer[layer].values()))])
+                for layer, gram in grams.items()
+                for rows in torch.split(layer.packed.weight, _ROWS)
+            ]
+            rounded = threads.map(_round, *zip(*jobs, strict=True))
+            for layer in grams:
+                num_jobs = -(-len(layer.packed.weight) // _ROWS)
+                weight = _joined([next(rounded) for _ in range(num_jobs)])
                 layer.packed.weight.copy_(weight.dequantized())
                 sizes = [layer.parts[part].size for part in by_layer[layer]]
                 yield from zip(by_layer[layer].values(), _parts(weight, sizes), strict=True)
@@ -141,6 +147,17 @@ def _round(weight: torch.Tensor, gram: torch.Tensor, bits: int) -> QuantizedWeig
         return round_to_nearest(weight, form)  # of 8 bits, rounding costs less than that of activations
     gram = rotated(rotated(gram, form.rotation).T, form.rotation)
     return round_to_two_level(rotated(weight, form.rotation), gram, form)
+
+
+def _joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Put weights [., K] of one form together, one after the other."""
+    multipliers = [part.multipliers for part in parts if part.multipliers is not None]
+    return QuantizedWeight(
+        format=parts[0].format,
+        values=torch.cat([part.values for part in parts]),
+        scales=torch.cat([part.scales for part in parts]),
+        multipliers=torch.cat(multipliers) if multipliers else None,
+    )
 
 
 def _parts(weight: QuantizedWeight, sizes: Iterable[int]) -> list[QuantizedWeight]:

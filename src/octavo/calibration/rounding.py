@@ -24,7 +24,8 @@ def round_to_two_level(weight: torch.Tensor, gram: torch.Tensor, form: IntegerFo
     in_size = weight.shape[1]
     padding = -in_size % _GROUP
     largest = weight.abs().amax(1).clamp(min=_VANISHING)  # [N]
-    rest = F.pad(weight.T, (0, 0, 0, padding)) * (127.0 / largest)  # [K, N]: yet to be rounded, in steps of 8 bits
+    rest = torch.zeros(in_size + padding, len(weight))  # [K, N]: yet to be rounded, in steps of 8 bits
+    torch.mul(weight.T, 127.0 / largest, out=rest[:in_size])
     factor = _compensation(F.pad(gram, (0, padding, 0, padding)))  # [K, K]
     values = torch.empty(rest.shape, dtype=torch.int8)
     multipliers = torch.empty(len(rest) // _GROUP, rest.shape[1], dtype=torch.int8)
@@ -51,16 +52,18 @@ def round_to_two_level(weight: torch.Tensor, gram: torch.Tensor, form: IntegerFo
 
 
 def _compensation(gram: torch.Tensor) -> torch.Tensor:
-    """Return U [K, K], upper triangular: the inverse of the damped Gram matrix is U.T @ U."""
+    """Return U [K, K], upper triangular: the inverse of the damped Gram matrix is U.T @ U.
+
+    With its rows and columns in reverse order, the matrix is L @ L.T. In order again, L is the inverse of U.
+    """
     scaled = gram / gram.diagonal().mean().clamp(min=_VANISHING)
+    identity = torch.eye(len(gram))
     damping = _DAMPING
     while True:
-        lower, failure = torch.linalg.cholesky_ex(scaled + damping * torch.eye(len(gram)))
+        lower, failure = torch.linalg.cholesky_ex((scaled + damping * identity).flip(0, 1))
         if not failure:
-            upper, failure = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-        if not failure:
-            result: torch.Tensor = upper
-            return result
+            inverse: torch.Tensor = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+            return inverse
         damping *= 10.0
 
 

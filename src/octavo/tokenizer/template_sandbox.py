@@ -1,10 +1,14 @@
 """Jinja's immutable sandbox with a limit on work: templates are untrusted code, and one that loops must not hang.
 
-Iterations of loops, calls and repeated text count as steps. Real templates take some ten steps a message.
+Iterations of loops, calls, written text and text that is longer than what it was made of count as steps. Real templates
+take some ten steps a message. Widths that could ask for a gigabyte at once are refused.
 """
 
-from collections.abc import Iterable, Iterator
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from string import Formatter
 from typing import Any
 
 from jinja2 import TemplateRuntimeError, nodes
@@ -12,10 +16,18 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 500_000  # half a second of empty loops
-_CHARACTERS_PER_STEP = 16  # of text that is repeated, as in "-" * 40
+_CHARACTERS_PER_STEP = 256
 _STEPS_PER_MACRO = 10
 _MAX_POWER_BITS = 4096
-_COUNTED = "counted by the sandbox"  # no template can spell this filter
+_MAX_WIDTH = 1_000_000
+# Methods of text, and filters, whose numbers are widths, counts or digits.
+_WITH_WIDTHS = frozenset(
+    {"batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "zfill"}
+)
+_FORMATS = frozenset({"format", "format_map"})
+# Formats with fields wider than _MAX_WIDTH, or of computed widths.
+_WIDE_PERCENT, _WIDE_BRACES = re.compile(r"%[^a-zA-Z%]*(\*|\d{7})"), re.compile(r"\{|\d{7}")
+_COUNTED, _GROWN = "counted by the sandbox", "grown in the sandbox"  # no template can spell these filters
 
 _steps_left: ContextVar[list[int]] = ContextVar("_steps_left")
 
@@ -23,40 +35,71 @@ _steps_left: ContextVar[list[int]] = ContextVar("_steps_left")
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
     """Templates of this environment are rendered by `render_limited`."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.filters[_COUNTED] = _counted
+        super().__init__(finalize=_written, **options)
+        self.filters = _LimitedFilters(self.filters)
+        self.filters[_COUNTED], self.filters[_GROWN] = _counted, _grown
         del self.globals["lipsum"]  # makes text, as much as it is asked for
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         for loop in template.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+            size = nodes.Const(sum(len(text.data) for text in loop.find_all(nodes.TemplateData)))
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [size], [], None, None, lineno=loop.lineno)
+        for joined in template.find_all(nodes.Concat):
+            parts = nodes.List(joined.nodes, lineno=joined.lineno)
+            joined.nodes = [nodes.Filter(parts, _GROWN, [], [], None, None, lineno=joined.lineno)]
         return template
 
     def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
         """Call a function or macro for a template."""
         _spend(_STEPS_PER_MACRO if isinstance(function, Macro) else 1)
-        return super().call(context, function, *arguments, **named)
+        method = getattr(function, "__wrapped__", function)  # the sandbox wraps `str.format`
+        text, given = getattr(method, "__self__", None), (*arguments, *named.values())
+        if isinstance(text, str):
+            _check_widths(method.__name__, text, given)
+        return _count_growth((text, *given), super().call(context, function, *arguments, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Multiply, or raise to a power, for a template."""
+        """Compute `left operator right` for a template."""
         if operator == "*":
             for repeated, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(repeated, str | list | tuple):
-                    _spend(len(repeated) * max(times, 0) // _CHARACTERS_PER_STEP)
-        elif isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_POWER_BITS:
-            raise TemplateRuntimeError(f"{operator} of numbers that large")
-        return super().call_binop(context, operator, left, right)
+                    _spend(_size(repeated) * max(times, 0) // _CHARACTERS_PER_STEP)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * right > _MAX_POWER_BITS:
+                raise TemplateRuntimeError(f"{operator} of numbers that large")
+        elif operator == "%" and isinstance(left, str):
+            _check_widths("format", left, ())
+        return _count_growth((left, right), super().call_binop(context, operator, left, right))
+
+
+class _LimitedFilters(dict[str, Callable[..., Any]]):
+    """Filters that are checked like methods."""
+
+    def __init__(self, filters: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        for name, function in filters.items():
+            self[name] = function
+
+    def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
+        @functools.wraps(function)
+        def limited(*arguments: Any, **named: Any) -> Any:
+            of_value, *given = (*arguments, *named.values())
+            _check_widths(name, of_value, given)
+            return _count_growth((of_value, *given), function(*arguments, **named))
+
+        super().__setitem__(name, limited)
 
 
 def render_limited(template: Any, variables: dict[str, Any]) -> str:
     """Render a template of a `LimitedEnvironment`.
 
     Raises:
-        TemplateRuntimeError: it took more than `MAX_STEPS`; besides whatever a template may raise.
+        TemplateRuntimeError: it took more than `MAX_STEPS`, or asked for too much at once; besides whatever a template
+            may raise.
     """
     token = _steps_left.set([MAX_STEPS])
     try:
@@ -66,14 +109,62 @@ def render_limited(template: Any, variables: dict[str, Any]) -> str:
         _steps_left.reset(token)
 
 
-def _counted(items: Iterable[Any]) -> Iterator[Any]:
+def _check_widths(name: str, value: Any, given: Iterable[Any]) -> None:
+    """Refuse widths that ask for too much, before a method or filter makes text of a value."""
+    if name in _WITH_WIDTHS and any(isinstance(each, int) and abs(each) > _MAX_WIDTH for each in given):
+        raise TemplateRuntimeError(f"{name} of more than {_MAX_WIDTH:,}")
+    if name in _FORMATS and _has_wide_fields(str(value)):
+        raise TemplateRuntimeError(f"a format with fields of more than {_MAX_WIDTH:,}")
+
+
+def _has_wide_fields(text: str) -> bool:
+    """Whether a format, of either kind, may ask for too much. Text that is no format is left to its method."""
+    try:
+        specs = [spec for _, _, spec, _ in Formatter().parse(text) if spec]
+    except ValueError:
+        specs = []
+    return _WIDE_PERCENT.search(text) is not None or any(map(_WIDE_BRACES.search, specs))
+
+
+def _count_growth(made_of: Iterable[Any], result: Any) -> Any:
+    """Count by how much a result is larger than the largest of what it is made of."""
+    if (size := _size(result)) >= _CHARACTERS_PER_STEP:
+        _spend((size - max(map(_size, made_of), default=0)) // _CHARACTERS_PER_STEP)
+    return result
+
+
+def _size(value: Any) -> int:
+    """Return the number of characters of a text; an item of a list counts as 16."""
+    if isinstance(value, str):
+        return len(value)
+    return 16 * len(value) if isinstance(value, list | tuple) else 0
+
+
+def _counted(items: Iterable[Any], size: int) -> Iterator[Any]:
+    """Count the iterations of a loop that contains `size` characters of text."""
     for item in items:
-        _spend(1)
+        _spend(1 + size // _CHARACTERS_PER_STEP)
         yield item
 
 
+def _grown(parts: list[Any]) -> str:
+    """Join what `~` joins."""
+    texts = [*map(str, parts)]
+    sizes = [*map(len, texts)]
+    _spend((sum(sizes) - max(sizes)) // _CHARACTERS_PER_STEP)
+    return "".join(texts)
+
+
+def _written(value: Any) -> Any:
+    """Count text that a template writes."""
+    if isinstance(value, str) and len(value) >= _CHARACTERS_PER_STEP:
+        _spend(len(value) // _CHARACTERS_PER_STEP)
+    return value
+
+
 def _spend(num_steps: int) -> None:
+    """Raise if a template has no steps left. What takes less than nothing gives none back."""
     left = _steps_left.get()
-    left[0] -= num_steps
+    left[0] -= max(num_steps, 0)
     if left[0] < 0:
         raise TemplateRuntimeError(f"it takes more than {MAX_STEPS:,} steps: it loops")
