@@ -28,9 +28,9 @@ GetCheckpoint = Callable[[str], Checkpoint]
 MakeLLM = Callable[..., LLM]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_checker() -> Iterator[None]:
-    """Engines share the process that validates constraints: each would start one, which takes 0.3 s."""
+    """A file's engines share the process that validates constraints: each would start one, which takes 0.3 s."""
     checker = StructuredOutputChecker()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checker, "close", lambda: None)
