@@ -47,9 +47,9 @@ def pytest_collection() -> Generator[None, None, None]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand out whole units, as `--dist loadfile` hands out files."""
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped,unused-ignore]
 
-    class LoadUnits(LoadFileScheduling):  # type: ignore[misc,unused-ignore]  # in an environment without xdist
+    class LoadUnits(LoadFileScheduling):  # type: ignore[misc]  # its base has no types
         def _split_scope(self, nodeid: str) -> str:
             return unit(nodeid)
 
