@@ -5,11 +5,12 @@ import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from tests.breadth import RUNS_ALL, pick
-from tests.order import place
+from tests.order import place, unit
 
 # Before any test imports a library that reads them. Child processes inherit them. One thread: matrices in tests are
 # tiny, and where other programs want the cores too, waiting for a second one made the suite six times slower. Tests
@@ -40,6 +41,19 @@ def pytest_collection() -> Generator[None, None, None]:
     finally:
         gc.enable()
     gc.freeze()
+    gc.set_threshold(10_000)  # by default it looks after every 700 objects, and hypothesis notes each time that it does
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole units, as `--dist loadfile` hands out files."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped,unused-ignore]
+
+    class LoadUnits(LoadFileScheduling):  # type: ignore[misc]  # its base has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return unit(nodeid)
+
+    return LoadUnits(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,56 +1,73 @@
-"""Which files the processes take first: the longest, so that none waits for the others in the end.
+"""Which tests a process takes together, and which first: the longest, so that none waits for the others in the end.
 
-xdist would begin with the files of most tests, and end with those of few long ones. Only the files that take long have
-to be known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests"); files
-that mostly wait for processes stand between those that compute.
+A process takes whole files, and folders whose files share a server: it would be started once for each process. xdist
+would begin with the files of most tests, and end with those of few long ones. Only those that take long have to be
+known; the order of the others does not show in the time. Measured in CPU seconds (docs/log.md, "Tests"); what mostly
+waits for processes stands between what computes.
 """
+
+ONE_SERVER = ("tests/hostile", "tests/server")  # but for files below that start servers of their own
 
 LONG = (
     "tests/end_to_end/test_pipeline_processes.py",
-    "tests/server/test_operations.py",
+    "tests/server",
     "tests/worker/test_overlapped_runner.py",
-    "tests/end_to_end/test_draft_model.py",
+    "tests/server/test_operations.py",
+    "tests/end_to_end/test_eagle3.py",
+    "tests/hostile",
+    "tests/attention/test_invariance.py",
     "tests/engine/test_process_client.py",
-    "tests/multimodal/test_any_company.py",
+    "tests/executor/test_multiproc.py",
+    "tests/end_to_end/test_draft_model.py",
     "tests/end_to_end/test_structured.py",
     "tests/end_to_end/test_pipeline.py",
-    "tests/end_to_end/test_tensor_parallel.py",
-    "tests/end_to_end/test_greedy.py",
-    "tests/end_to_end/test_same_bytes.py",
-    "tests/attention/test_invariance.py",
-    "tests/executor/test_multiproc.py",
     "tests/server/test_data_parallel.py",
-    "tests/end_to_end/test_drafts.py",
-    "tests/end_to_end/test_adapters.py",
-    "tests/end_to_end/test_recurrent.py",
-    "tests/engine/test_data_parallel.py",
-    "tests/kernels/triton/test_ops.py",
-    "tests/hostile/test_clients.py",
-    "tests/hostile/test_bodies.py",
-    "tests/hostile/test_wrong_types.py",
-    "tests/end_to_end/test_long_contexts.py",
-    "tests/end_to_end/test_smollm2.py",
-    "tests/end_to_end/test_triton.py",
     "tests/attention/test_features.py",
+    "tests/end_to_end/test_greedy.py",
+    "tests/loader/test_quantized_checkpoints.py",
+    "tests/kernels/triton/test_ops.py",
+    "tests/end_to_end/test_same_bytes.py",
+    "tests/end_to_end/test_drafts.py",
     "tests/scheduler/test_random_schedules.py",
-    "tests/models/test_tensor_parallel.py",
-    "tests/end_to_end/test_expert_parallel.py",
+    "tests/benchmarks/test_quality.py",
+    "tests/test_readme.py",
+    "tests/cli/test_generate.py",
+    "tests/end_to_end/test_recurrent.py",
+    "tests/models/test_expert_parallel.py",
+    "tests/multimodal/test_any_company.py",
+    "tests/config/test_hub.py",
+    "tests/engine/test_data_parallel.py",
+    "tests/kernels/test_against_reference.py",
+    "tests/end_to_end/test_long_contexts.py",
     "tests/kernels/triton/test_low_bit_experts.py",
+    "tests/end_to_end/test_triton.py",
+    "tests/convert/test_real_gguf.py",
+    "tests/calibration/test_quantized_checkpoint.py",
+    "tests/end_to_end/test_smollm2.py",
+    "tests/end_to_end/test_tensor_parallel.py",
+    "tests/kernels/test_batch_invariance.py",
+    "tests/server/test_start.py",
+    "tests/end_to_end/test_expert_parallel.py",
+    "tests/attention/test_backends.py",
+    "tests/models/test_tensor_parallel.py",
     "tests/end_to_end/test_latent.py",
     "tests/end_to_end/test_quantization.py",
-    "tests/end_to_end/test_reasoning.py",
-    "tests/executor/test_engines.py",
+    "tests/end_to_end/test_adapters.py",
     "tests/server/test_lora.py",
     "tests/server/test_images.py",
-    "tests/server/test_start.py",
-    "tests/cli/test_generate.py",
-    "tests/multimodal/test_storm.py",
     "tests/benchmarks/test_gpu.py",
-    "tests/test_readme.py",
+    "tests/end_to_end/test_reasoning.py",
 )
-_PLACES = {file: place for place, file in enumerate(LONG)}
+_PLACES = {unit: place for place, unit in enumerate(LONG)}
+
+
+def unit(nodeid: str) -> str:
+    """Return what a process takes as a whole when it takes this test: a file or a folder."""
+    file = nodeid.partition("::")[0]
+    folder = file.rpartition("/")[0]
+    return folder if folder in ONE_SERVER and file not in _PLACES else file
 
 
 def place(nodeid: str) -> int:
-    """Return where the file of a test stands; sort by it, and tests of a file stay together."""
-    return _PLACES.get(nodeid.partition("::")[0], len(LONG))
+    """Return where the unit of a test stands; sort by it, and tests of a unit stay together."""
+    return _PLACES.get(unit(nodeid), len(LONG))

@@ -1,22 +1,26 @@
 """Every block of the README runs as it is printed, and alone.
 
 `python` and `sh` blocks run here, `py` in tests/clients, where there is a client; what is indented is for `make` and
-pip. Only the server's address is replaced, as port 8000 may be taken.
+pip. Only the server's address is replaced, as port 8000 may be taken. Outside of full breadth what needs no server runs
+in the tests' process: a dozen processes would take 25 CPU seconds to import torch.
 """
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tests.breadth import pick
 from tests.server.http_server import HttpServer
+from typer.testing import CliRunner
+
+from octavo.cli.main import app
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8000"
-ALONE = """import sys
-for block in sys.stdin.read().split("\\0"):
-    exec(compile(block, "README", "exec"), {"__name__": "__main__"})"""
 
 
 def blocks(language: str) -> list[str]:
@@ -34,20 +38,46 @@ def sh(script: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_python_runs(tmp_path: Path) -> None:
-    """In one process, which takes its seconds to start, but each block with names of its own."""
+def in_this_process(script: str, folder: Path) -> str:
+    """Run a block of which each line is `octavo ...` or `echo ... | octavo ...`, with engines in this process."""
+    shown = ""
+    for line in script.splitlines():
+        *echo, (name, command, *arguments) = pipe(line)
+        assert (name, [first for first, *_ in echo]) in (("octavo", ["echo"]), ("octavo", []))
+        text = "".join(f"{' '.join(words)}\n" for _, *words in echo)
+        apart = ["--no-engine-process"] if command in ("generate", "chat") else []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            done = CliRunner().invoke(app, [command, *apart, *arguments], input=text, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        shown += done.stdout
+    return shown
+
+
+def pipe(line: str) -> list[list[str]]:
+    """Return the words of each program of a pipe."""
+    words = " ".join("|" if word == "|" else shlex.quote(word) for word in shlex.split(line, comments=True))
+    return [shlex.split(program) for program in words.split(" | ")]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_python_runs(
+    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     programs = blocks("python")
     assert len(programs) == 3
-    command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, input="\0".join(programs), capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Octavo is -> " in done.stdout
+    if pick(False, True):
+        subprocess.run([sys.executable, "-c", programs[number]], check=True, cwd=tmp_path)
+    else:
+        monkeypatch.chdir(tmp_path)
+        exec(compile(programs[number], "README", "exec"), {"__name__": "__main__"})
+    assert ("Octavo is -> " in capfd.readouterr().out) == (number == 0)
 
 
 def test_commands_run(tmp_path: Path) -> None:
     (tmp_path / "docs").symlink_to(Path(__file__).parent.parent / "docs")  # commands are typed in a clone
     (script,) = [block for block in blocks("sh") if "octavo env" in block]
-    assert "keys and values" in sh(script, tmp_path)
+    assert "keys and values" in pick(in_this_process, sh)(script, tmp_path)
 
 
 def test_the_server_and_what_talks_to_it(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """What quantization costs a real model, held to limits: lost quality fails here, not only in a benchmark."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from benchmarks.quality import Subject, compare, log_probabilities
-from benchmarks.quality_texts import Sample, bundled_texts
+from benchmarks.quality_texts import DitheredGgufLoader, Sample, bundled_texts
 from tests.breadth import pick
 from tests.end_to_end.test_smollm2 import is_installed
 
+from octavo.gguf.file import GgufTensor
 from octavo.kernels.native_level import native_kernels
 from octavo.kernels.quantization import get_quantization
 from octavo.models.interfaces import CausalLM
@@ -16,6 +19,22 @@ pytestmark = [
     pytest.mark.skipif(native_kernels() is None, reason="the C++ kernels were not built"),
 ]
 SUBJECT = Subject("smollm2", is_dithered=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _weights_are_dithered_once() -> Iterator[None]:
+    """Drawing so many random numbers takes longer than all else, and each load would draw the same."""
+    dithered: dict[str, torch.Tensor] = {}
+    draw = DitheredGgufLoader.numbers
+
+    def numbers(self: DitheredGgufLoader, tensor: GgufTensor) -> torch.Tensor:
+        if tensor.name not in dithered:
+            dithered[tensor.name] = draw(self, tensor)
+        return dithered[tensor.name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DitheredGgufLoader, "numbers", numbers)
+        yield
 
 
 @pytest.fixture(scope="module")

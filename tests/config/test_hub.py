@@ -22,11 +22,12 @@ _RESOLVE = """
 import json, sys
 from octavo.errors import ModelNotFoundError
 from octavo.config.hub import resolve_model
-name, revision, with_weights = json.loads(sys.argv[1])
-try:
-    print(json.dumps({"path": str(resolve_model(name, revision, with_weights=with_weights))}))
-except ModelNotFoundError as error:
-    print(json.dumps({"error": str(error)}))
+names, revision, with_weights = json.loads(sys.argv[1])
+for name in names:
+    try:
+        print(json.dumps({"path": str(resolve_model(name, revision, with_weights=with_weights))}))
+    except ModelNotFoundError as error:
+        print(json.dumps({"error": str(error)}))
 assert "torch" not in sys.modules
 """
 
@@ -46,12 +47,19 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 def resolve_in_process(
     endpoint: str, home: Path, name: str, revision: str | None = None, *, with_weights: bool = True, **env: str
 ) -> dict[str, str]:
+    [found] = resolve_all(endpoint, home, [name], revision, with_weights=with_weights, **env)
+    return found
+
+
+def resolve_all(
+    endpoint: str, home: Path, names: list[str], revision: str | None = None, *, with_weights: bool = True, **env: str
+) -> list[dict[str, str]]:
+    """Resolve one after the other, in one process."""
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env}
-    command = [sys.executable, "-c", _RESOLVE, json.dumps([name, revision, with_weights])]
+    command = [sys.executable, "-c", _RESOLVE, json.dumps([names, revision, with_weights])]
     done = subprocess.run(command, env=environment, cwd=home.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    result: dict[str, str] = json.loads(done.stdout)
-    return result
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_download_takes_what_is_read_and_nothing_else(hub: HubServer, tmp_path: Path) -> None:
@@ -175,10 +183,11 @@ def test_a_tag_chooses_a_gguf_file_of_the_hub(hub: HubServer, tmp_path: Path) ->
     listed = "BF16/tiny-BF16-00001-of-00002.gguf, tiny-IQ4_XS.gguf, tiny-Q4_K_M.gguf, tiny-Q8_0.gguf"
     assert several.startswith(f"'{MODEL_ID}' has several models; name one of its files: {listed}; ")
     hub.requested.clear()
-    path = Path(resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:q8_0")["path"])
+    asked = [f"{MODEL_ID}:q8_0", f"{MODEL_ID}/tiny-Q8_0.gguf", f"{MODEL_ID}:BF16"]
+    by_tag, by_file, in_parts = resolve_all(hub.endpoint, home, asked)
+    path, split = Path(by_tag["path"]), Path(in_parts["path"])
     assert path.read_text() == "content of tiny-Q8_0.gguf"
-    assert resolve_in_process(hub.endpoint, home, f"{MODEL_ID}/tiny-Q8_0.gguf") == {"path": str(path)}
-    split = Path(resolve_in_process(hub.endpoint, home, f"{MODEL_ID}:BF16")["path"])
+    assert by_file == by_tag
     assert split.name == "tiny-BF16-00001-of-00002.gguf"
     assert (split.parent / "tiny-BF16-00002-of-00002.gguf").is_file()
     assert sorted(hub.requested) == [*GGUF_FILES[-2:], "tiny-Q8_0.gguf"]

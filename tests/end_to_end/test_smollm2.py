@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from gguf.quants import dequantize
 from tests.breadth import pick
+from tests.gguf.files import read
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.initialization import no_init_weights
 
@@ -60,7 +60,7 @@ def reference() -> Any:
     with no_init_weights():
         model = LlamaForCausalLM(config).eval()
     weights = {}
-    for tensor in gguf.GGUFReader(resolve_model("smollm2")).tensors:
+    for tensor in read(resolve_model("smollm2")).tensors:
         values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
         part = tensor.name.split(".")[-2]
         if part in HEADS:

@@ -1,4 +1,7 @@
-"""Engines whose ranks share every layer, in real processes: the tokens of one rank, the same bytes by every path."""
+"""Engines whose ranks share every layer: the tokens of one rank, the same bytes by every path.
+
+Ranks are threads by default where their being processes is not the point: each process imports torch.
+"""
 
 import os
 import shutil
@@ -72,12 +75,12 @@ def test_bytes_do_not_depend_on_the_path(
     name: str, options: dict[str, Any], checkpoint: GetCheckpoint, make_llm: MakeLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each way of sampling, alone; then together, from the cache, in chunks, preempted, and op by op."""
+    if not RUNS_ALL:
+        monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     llm = make_llm(name, tensor_parallel_size=2, **options)
     alone = one_by_one(llm)
     assert answers(llm.generate(ALL_WAYS, PARAMS, use_tqdm=False)) == alone
     options |= {"num_kv_blocks": 24, "max_num_batched_tokens": 14, "enforce_eager": True}
-    if not RUNS_ALL:
-        monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     with open_llm(checkpoint, name, tensor_parallel_size=2, **options) as squeezed:
         outputs = squeezed.generate(ALL_WAYS, PARAMS, use_tqdm=False)
     assert answers(outputs) == alone

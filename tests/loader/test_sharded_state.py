@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.distributed.ranks import run_ranks
 from tests.loader.quantized_files import awq, float8, save_pair
 from tests.models.paged import PagedRunner, load
 from tests.models.tiny import TINY_MODELS
+from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
 from octavo.convert.run import convert
@@ -104,8 +105,10 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("degree", ["tensor_parallel_size", *pick([], ["pipeline_parallel_size"])])
-def test_processes_read_their_parts(degree: str, tmp_path: Path) -> None:
-    """The engine with two ranks, or two stages of one, as a user starts it."""
+def test_ranks_read_their_parts(degree: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine with two ranks, or two stages of one, as a user starts it; but on threads by default."""
+    if not RUNS_ALL:
+        monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     size = 2 if degree == "tensor_parallel_size" else 1
     convert(Checkpoint.open("demo"), tmp_path / "out", "sharded_state", TargetOptions(tensor_parallel_size=size))
     params, texts = SamplingParams(temperature=0.0, max_tokens=12), []

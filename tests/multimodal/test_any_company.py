@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.breadth import pick
+from tests.breadth import RUNS_ALL, pick
 from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import MAX_LEN, PLACE, VISION_MODELS, picture
+from tests.worker.threaded_ranks import ThreadedRanks
 
 from octavo import LLM, SamplingParams
 from octavo.kernels.native_level import native_kernels
@@ -75,10 +76,13 @@ def test_in_bfloat16(open_llm: OpenLLM) -> None:
 
 
 @pytest.mark.parametrize("name", pick(["qwen3-vl"], ["qwen3-vl", "gemma3"]))
-def test_in_another_process_and_on_two_ranks(name: str, open_llm: OpenLLM) -> None:
+def test_in_another_process_and_on_two_ranks(name: str, open_llm: OpenLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default on threads: a server of images, with a core of its own, is in tests/server/test_images.py."""
+    if not RUNS_ALL:
+        monkeypatch.setattr("octavo.engine.inproc_client.make_executor", ThreadedRanks)
     requests = requests_for(name)
     expected = answers(open_llm(name), requests)
-    by_ranks = answers(open_llm(name, engine_process=True, tensor_parallel_size=2), requests)
+    by_ranks = answers(open_llm(name, engine_process=RUNS_ALL, tensor_parallel_size=2), requests)
     assert [tokens for tokens, _ in by_ranks] == [tokens for tokens, _ in expected]
 
 

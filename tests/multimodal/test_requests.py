@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.breadth import pick
 from tests.end_to_end.conftest import GetCheckpoint
 from tests.multimodal.conftest import OpenLLM
 from tests.multimodal.tiny import PLACE, picture
@@ -60,7 +61,7 @@ def test_a_model_of_text_takes_no_images() -> None:
 
 
 def test_samples_of_one_prompt_share_its_image(open_llm: OpenLLM) -> None:
-    for engine_process in (False, True):
+    for engine_process in pick([False], [False, True]):  # by default tests/multimodal/test_storm.py has a core
         llm = open_llm("qwen2-vl", engine_process=engine_process)
         params = SamplingParams(n=3, seed=2, max_tokens=5, ignore_eos=True)
         [output] = llm.generate_multimodal([{"prompt": PLACE, "images": [picture(30, 30)]}], params, use_tqdm=False)

@@ -26,7 +26,9 @@ def test_a_conversation(server: HttpServer) -> None:
 def test_the_same_answer_as_without_a_server(server: HttpServer) -> None:
     flags = ("--temperature", "0", "--max-tokens", "40")
     typed = "What is a block?\n"
-    assert octavo("chat", "--url", server.url, *flags, typed=typed) == octavo("chat", *flags, typed=typed)
+    assert octavo("chat", "--url", server.url, *flags, typed=typed) == octavo(
+        "chat", "--no-engine-process", *flags, typed=typed
+    )
 
 
 @pytest.mark.parametrize("load", [("--concurrency", "4"), ("--rate", "200"), ()])

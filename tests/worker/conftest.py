@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.end_to_end.conftest import one_checker  # noqa: F401 - for all tests here
 from tests.worker.fixed_attention import FixedAttention
 
 from octavo.device.cpu import CpuKind
