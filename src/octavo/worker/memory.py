@@ -92,9 +92,9 @@ def activation_bytes(
 def encoder_bytes(vision: VisionConfig, limits: SchedulerConfig, dtype_bytes: int) -> int:
     """Return the memory of the vision tower besides its weights: embeddings that are kept, and a step of full budget.
 
-    The peak of a layer: patches in both dtypes; residual, normed input, queries, keys and values, which attention rotates
-    in float32, or lays out for windows and for whole images; then what an activation takes in float32. An image that is
-    larger than a step's budget takes more in proportion.
+    The peak of a layer: patches in both dtypes; residual, normed input, queries, keys and values, which attention
+    rotates in float32, or lays out for windows and for whole images; then what an activation takes in float32. An image
+    that is larger than a step's budget takes more in proportion.
     """
     kept = limits.encoder_cache_tokens * vision.num_outputs * vision.out_hidden_size * dtype_bytes
     patch = vision.patch_values * (4 + dtype_bytes) + vision.hidden_size * (9 * dtype_bytes + 4 * 4)
