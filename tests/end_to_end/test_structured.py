@@ -130,7 +130,7 @@ def test_alone_and_in_a_batch(checkpoint: GetCheckpoint) -> None:
         alone = [answers(llm.generate(PROMPT, one, use_tqdm=False))[0] for one in params]
         together = answers(llm.generate([PROMPT] * len(params), params, use_tqdm=False))
     assert together == alone
-    memory = pick({"max_model_len": 160, "num_kv_blocks": 41}, {"max_model_len": 320, "num_kv_blocks": 81})
+    memory = pick({"max_model_len": 160, "num_kv_blocks": 41}, {"max_model_len": 240, "num_kv_blocks": 61})
     options = {**memory, "max_num_seqs": 8, "max_num_batched_tokens": 16}
     with open_model(checkpoint, "random", **options) as llm:  # chunked, cached, preempted
         outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
