@@ -7,13 +7,14 @@ import random
 from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
-from tools.demo_model.seeing.scenes import COLOURS, Scene
+from tools.demo_model.seeing.scenes import CENTRE, COLOURS, Scene
 
 Size = tuple[int, int]
 Colour = tuple[int, ...]
 SIDE = (110, 330)  # pixels
 TINT = 20  # how far a level may be from its colour's
 JPEG_SHARE, JPEG_QUALITY = 0.3, (60, 95)
+LARGE_SHARE = 0.75  # of pictures with one shape, in the centre: any size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,10 @@ def _tinted(colour: str, rng: random.Random) -> Colour:
 
 
 def _draw_things(pen: ImageDraw.ImageDraw, scene: Scene, size: Size, rng: random.Random) -> list[Mark]:
-    """Draw each thing in its third of width and height, up to a twelfth of it off the middle."""
+    """Draw each thing in its third of width and height, up to a twelfth of it off the middle.
+
+    One that is alone in the centre may fill most of the picture.
+    """
     cell_width, cell_height = size[0] / 3, size[1] / 3
     marks = []
     for thing in scene.things:
@@ -60,6 +64,8 @@ def _draw_things(pen: ImageDraw.ImageDraw, scene: Scene, size: Size, rng: random
         x = (column + 0.5 + rng.uniform(-1, 1) / 12) * cell_width
         y = (row + 0.5 + rng.uniform(-1, 1) / 12) * cell_height
         radius = min(cell_width, cell_height) * rng.uniform(0.28, 0.42)
+        if len(scene.things) == 1 and thing.place == CENTRE and rng.random() < LARGE_SHARE:
+            radius = min(size) * rng.uniform(0.12, 0.42)
         _draw_shape(pen, thing.shape, (x, y), radius, _tinted(thing.colour, rng))
         marks.append(Mark(x=x / size[0], y=y / size[1], kind=thing.shape, colour=thing.colour))
     return marks
@@ -97,11 +103,11 @@ def _font() -> ImageFont.FreeTypeFont:
 
 
 def _draw_number(pen: ImageDraw.ImageDraw, scene: Scene, size: Size, rng: random.Random) -> list[Mark]:
-    """Draw the number in the middle, up to a twentieth off it, filling most of the picture or a little less."""
+    """Draw the number in the middle, up to a twentieth off it, filling most of the picture or half of it."""
     width, height = size
     font = _font()
     left, top, right, bottom = font.getbbox(scene.number)
-    scale = rng.uniform(0.8, 1.0) * min(0.8 * width / (right - left), 0.65 * height / (bottom - top))
+    scale = rng.uniform(0.5, 1.0) * min(0.8 * width / (right - left), 0.65 * height / (bottom - top))
     font = font.font_variant(size=100 * scale)
     left, top, right, bottom = font.getbbox(scene.number)
     x = (0.5 + rng.uniform(-0.05, 0.05)) * width - (left + right) / 2

@@ -27,6 +27,7 @@ PLACES = (
     "at the bottom",
     "at the bottom right",
 )
+CENTRE = 4
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -80,17 +81,18 @@ class Range:
 
 SIMPLE = Range(things=1, numbers=10)  # what the model is meant to know
 BROAD = Range(things=4, numbers=100)
-MIXED = Range(things=4, numbers=100, alone=0.8)  # what most of the training shows
+MOSTLY_ONE = Range(things=4, numbers=100, alone=0.8)
+HALF_ONE = Range(things=4, numbers=100, alone=0.5)  # what most of the training shows
 
 
 def random_scene(rng: random.Random, within: Range) -> Scene:
-    """Draw a scene; a quarter of them are numbers."""
+    """Draw a scene; a quarter of them are numbers. Half of the things that are alone are in the centre."""
     is_alone = within.alone > 0 and rng.random() < within.alone
     if rng.random() < 1 / 4:
         number = rng.randrange(10 if is_alone else rng.choice((10, within.numbers, within.numbers)))
         return Scene(number=str(number), colour=rng.choice(list(COLOURS)))
     count = 1 if is_alone else rng.randint(1, within.things)
-    places = sorted(rng.sample(range(len(PLACES)), count))
+    places = [CENTRE] if is_alone and rng.random() < 1 / 2 else sorted(rng.sample(range(len(PLACES)), count))
     # Few colours and few shapes, so that some occur several times.
     colours = rng.sample(list(COLOURS), rng.randint(1, 4))
     shapes = rng.sample(SHAPES, rng.randint(1, 4))

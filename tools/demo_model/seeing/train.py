@@ -19,7 +19,7 @@ from tools.demo_model.seeing.batches import KINDS, Batches
 from tools.demo_model.seeing.conversations import train_tokenizer
 from tools.demo_model.seeing.model import Seeing, image_processor, save
 from tools.demo_model.seeing.muon import Muon
-from tools.demo_model.seeing.scenes import BROAD, COLOURS, MIXED, Range
+from tools.demo_model.seeing.scenes import BROAD, COLOURS, HALF_ONE, MOSTLY_ONE, Range
 from torch import Tensor
 
 
@@ -34,7 +34,8 @@ class Plan:
     warmup_steps: int = 100
     decay_share: float = 0.35  # of the steps: at the end, the rate falls to zero
     first_steps: int = 200  # with at most two things
-    broad_steps: int = 300  # with up to four, before most pictures have one
+    broad_steps: int = 300  # with up to four
+    one_steps: int = 1200  # before which most pictures have one, and then half of them
     reading_weight: float = 0.5
     weight_decay: float = 0.05
     log_every: int = 25
@@ -44,7 +45,9 @@ class Plan:
         """Return what the pictures of a step may show."""
         if step < self.first_steps:
             return Range(things=2, numbers=BROAD.numbers)
-        return BROAD if step < self.broad_steps else MIXED
+        if step < self.broad_steps:
+            return BROAD
+        return MOSTLY_ONE if step < self.one_steps else HALF_ONE
 
     def rate(self, step: int) -> float:
         """Return the learning rate: warm-up, constant, decay to zero. Only the decay depends on the number of steps."""
@@ -144,7 +147,7 @@ def main() -> None:
     """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the state file and the checkpoint")
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=3700)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
