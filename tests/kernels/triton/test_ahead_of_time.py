@@ -25,7 +25,8 @@ def compile_in_process(pytestconfig: pytest.Config) -> Callable[..., CompletedPr
     return run
 
 
-@pytest.mark.full  # 80 s for each
+@pytest.mark.full
+@pytest.mark.timeout(600)  # 80 s for each on an idle machine
 @pytest.mark.parametrize("capability", [80, 90])
 def test_every_kernel_compiles(capability: int, compile_in_process: Callable[..., CompletedProcess[str]]) -> None:
     done = compile_in_process("-m", "tests.kernels.triton.ahead_of_time", str(capability))
