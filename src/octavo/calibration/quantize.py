@@ -19,7 +19,7 @@ from octavo.convert.source import Checkpoint
 from octavo.errors import InvalidParameterError
 from octavo.kernels.quantization import QuantizedWeight
 from octavo.kernels.quantize import quantize as round_to_nearest
-from octavo.kernels.rotation import rotated
+from octavo.kernels.rotation import ROTATION_BLOCK, rotated
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.octavo import FORMS, METHOD, VERSION, stored_tensors
 from octavo.models.interfaces import CausalLM
@@ -124,7 +124,9 @@ def _round_layers(
 
     threads = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
     with threads, tqdm(total=len(by_layer), desc="Quantizing", unit="layer", disable=not shows_progress) as bar:
-        for grams in chain(recorded.blocks(), recorded.head()):
+        for recorded_grams in chain(recorded.blocks(), recorded.head()):
+            # Those that take longest first.
+            grams = dict(sorted(recorded_grams.items(), key=lambda item: -len(item[1])))
             jobs = [
                 (rows, gram, bits[next(iter(by_layer[layer].values()))])
                 for layer, gram in grams.items()
@@ -145,8 +147,15 @@ def _round(weight: torch.Tensor, gram: torch.Tensor, bits: int) -> QuantizedWeig
     form = FORMS[bits]
     if not form.is_two_level or form.rotation is None:
         return round_to_nearest(weight, form)  # of 8 bits, rounding costs less than that of activations
-    gram = rotated(rotated(gram, form.rotation).T, form.rotation)
-    return round_to_two_level(rotated(weight, form.rotation), gram, form)
+    assert form.rotation == "blocks"
+    return round_to_two_level(_rotated(weight), _rotated(_rotated(gram).T), form)
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """Return x [., K] as `rotated` in blocks does, but by matrix products: other last bits, a tenth of the time."""
+    whole = x.shape[1] // ROTATION_BLOCK * ROTATION_BLOCK
+    mixed = x[:, :whole].reshape(-1, ROTATION_BLOCK) @ rotated(torch.eye(ROTATION_BLOCK), "blocks")
+    return torch.cat((mixed.view(len(x), whole), x[:, whole:]), dim=1)
 
 
 def _joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
