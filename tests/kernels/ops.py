@@ -248,6 +248,18 @@ def _rotary(num_heads: int, size: int, rotary_dim: int | None = None) -> Callabl
     return make
 
 
+def _select_columns(size: int, num_padded: int = 0) -> Callable[[torch.dtype], Op]:
+    def make(dtype: torch.dtype) -> Op:
+        x = _random(MAX_ROWS, size, dtype=dtype)
+        order = torch.cat((torch.full((num_padded,), -1), _random(size).argsort()))[
+            _random(size + num_padded).argsort()
+        ]
+        columns = order.to(torch.int32)
+        return lambda kernels, rows: kernels.select_columns(x[rows], columns)
+
+    return make
+
+
 def _embedding(size: int) -> Callable[[torch.dtype], Op]:
     def make(dtype: torch.dtype) -> Op:
         table, ids = _random(50, size, dtype=dtype), torch.arange(MAX_ROWS) * 7 % 50
@@ -307,6 +319,8 @@ CASES = [
     Case(name="activate-100", make=_activate(100)),
     Case(name="activate-37", make=_activate(37)),
     Case(name="activate-1536", make=_activate(1536)),
+    Case(name="select_columns-37", make=_select_columns(37)),
+    Case(name="select_columns-2100-padded", make=_select_columns(2100, 70)),
     Case(name="gelu-tanh-37", make=_gelu(37, "gelu_tanh")),
     Case(name="gelu-quick-100", make=_gelu(100, "quick_gelu")),
     Case(name="rotary-16x128", make=_rotary(16, 128)),

@@ -38,6 +38,9 @@ class WrongKernels(Kernels):
     def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return super().embedding(ids, table.roll(1, 0))
 
+    def select_columns(self, x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        return super().select_columns(x, order.roll(1))
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         return super().rms_norm(x, weight, eps + 0.5, offset)
 

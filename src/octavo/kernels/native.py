@@ -163,6 +163,11 @@ class NativeKernels(Kernels, KeepsPacked):
         self.native.keep_rows(x.data_ptr(), x.shape[1] * x.itemsize, out.data_ptr())
         return out
 
+    def select_columns(self, x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        x, out = x.contiguous(), self.empty(len(x), len(order))
+        self.native.select_columns(self._rows(x), order.data_ptr(), len(order), out.data_ptr())
+        return out
+
     def logits_linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         return self._linear(x.contiguous(), packed, torch.float32, self._cpu.Output.FLOAT32)
 

@@ -113,15 +113,16 @@ def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int
 class QuantizedWeight:
     """A weight in few bits, in the plain layout: w = scale * q + offset, or that rotated.
 
-    `order` is of files whose groups are not made of neighbors: column j of all the others belongs to input order[j].
+    `order` is of files whose groups are not made of neighbors: column j of all the others belongs to input order[j], or
+    is padding, where that is -1: in a rank's shard of the inputs, groups are of different sizes.
     """
 
     format: PlainFormat
-    values: torch.Tensor  # [N, K], q: int8, or float8_e4m3fn
+    values: torch.Tensor  # [N, J], q: int8, or float8_e4m3fn; J = K, or more with padding
     scales: torch.Tensor  # [N, G] float32
     offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
     multipliers: torch.Tensor | None = None  # [N, ceil(K / 32)] int8, of two-level integers
-    order: torch.Tensor | None = None  # [K] int32; None: as they come
+    order: torch.Tensor | None = None  # [J] int32; None: as they come, J = K
 
     def integers(self) -> torch.Tensor:
         """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied with."""
@@ -140,7 +141,10 @@ class QuantizedWeight:
             weight += self.offsets.repeat_interleave(group_size, dim=1)[:, :in_size]
         if isinstance(self.format, IntegerFormat):
             weight = self.format.rotated(weight)  # and so back
-        return weight if self.order is None else weight[:, self.order.argsort()]
+        if self.order is None:
+            return weight
+        used = self.order >= 0
+        return weight[:, used][:, self.order[used].argsort()]
 
 
 LowBitWeight = QuantizedWeight | BlockWeight

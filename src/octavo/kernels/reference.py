@@ -63,6 +63,12 @@ class Kernels:
         """Select the rows of x [T, D] listed in `kept` [W] int64, ascending; x itself for None."""
         return x if kept is None else x.index_select(0, kept)
 
+    def select_columns(self, x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """Return columns order [J] int32 of x [T, K]: [T, J]. Where J is not K, -1 selects zeros."""
+        if len(order) == x.shape[1]:
+            return x.index_select(1, order)
+        return F.pad(x, (1, 0)).index_select(1, order + 1)
+
     def pack_logits_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Like `pack_linear`, for `logits_linear`."""
         return self.pack_linear(weight, bias)

@@ -24,7 +24,7 @@ from octavo.kernels.types import SILU, Activation, KeepsPacked, LinearRole, Lora
 from octavo.layers.context import BuildContext
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quant.base import DENSE, TensorSpec, Weight
-from octavo.layers.quant.packing import CompressedLinear, becomes_dense, pack, pack_dense, stack
+from octavo.layers.quant.packing import CompressedLinear, becomes_dense, columns_to_select, pack, pack_dense, stack
 from octavo.layers.weight_owner import WeightOwner
 
 
@@ -45,6 +45,7 @@ class MergedLinear(WeightOwner):
         self.adapters: LoraAdapters | None = None  # of this rank's shard, if the model serves any
         self._loaded: dict[str, torch.Tensor] = {}  # until packed
         self._packed: PackedLinear | CompressedLinear | None = None
+        self._columns: torch.Tensor | None = None  # [J] int32: of the inputs, as the packed weight has them, if not all
 
     def checkpoint_tensors(self) -> dict[str, TensorSpec]:
         tensors: dict[str, TensorSpec] = {}
@@ -128,7 +129,7 @@ class MergedLinear(WeightOwner):
         else:
             weight = CompressedLinear.adopt(tensors, self.inputs.size, form).unpacked()
         assert not isinstance(weight, BlockWeight), "blocks are never saved as shards"
-        expected = self._num_outputs, self.inputs.size
+        expected = self._num_outputs, len(tensors["order"]) if "order" in tensors else self.inputs.size
         found = tuple((weight if isinstance(weight, torch.Tensor) else weight.values).shape)
         if found != expected:
             raise ValueError(f"shape {list(expected)} is expected, found {list(found)}")
@@ -140,12 +141,16 @@ class MergedLinear(WeightOwner):
     def _pack(self, weight: Weight, bias: torch.Tensor | None) -> None:
         kernels, dtype = self._context.kernels, self._context.dtype
         self._packed = pack(kernels, weight, bias, self.role, self.scheme, dtype)
+        self._columns = columns_to_select(kernels, weight, self.scheme)
 
     def packed_tensors(self) -> dict[str, torch.Tensor] | None:
         if isinstance(self._packed, CompressedLinear):
             return self._packed.tensors()
         kernels = self._context.kernels
-        return kernels.packed_tensors(self.packed) if isinstance(kernels, KeepsPacked) else None
+        if not isinstance(kernels, KeepsPacked):
+            return None
+        columns = {} if self._columns is None else {"columns": self._columns}
+        return kernels.packed_tensors(self.packed) | columns
 
     def adopt_packed(self, tensors: Mapping[str, torch.Tensor]) -> None:
         kernels = self._context.kernels
@@ -154,13 +159,15 @@ class MergedLinear(WeightOwner):
         if "values" in tensors and form is not None:
             self._packed = CompressedLinear.adopt(tensors, self.inputs.size, form)
         else:
-            self._packed = kernels.adopt_linear(tensors, self._num_outputs, self.inputs.size, self.role, form)
+            self._columns = tensors.get("columns")
+            in_size = self.inputs.size if self._columns is None else len(self._columns)
+            self._packed = kernels.adopt_linear(tensors, self._num_outputs, in_size, self.role, form)
 
     def forward(self, x: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
         """Apply to x [T, K]: [T, N], the parts concatenated in order."""
         if adapter_ids is None or self.adapters is None:
-            return self._context.kernels.linear(x, self.packed)
-        return self._context.kernels.adapted_linear(x, self.packed, self.adapters, adapter_ids)
+            return self._context.kernels.linear(self.selected(x), self.packed)
+        return self._adapted(x, adapter_ids)
 
     def of_normed(
         self,
@@ -171,14 +178,26 @@ class MergedLinear(WeightOwner):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, K] to the residual stream [T, K]; return (the linear of the normalized sum [T, N], the sum)."""
         kernels, fused = self._context.kernels, norm.fused(residual)
-        if adapter_ids is None or self.adapters is None:
-            return kernels.normed_linear(x, fused, self.packed)
-        normed, total = kernels.add_rms_norm(x, fused)  # the same bits, and the adapters' input
-        return kernels.adapted_linear(normed, self.packed, self.adapters, adapter_ids), total
+        if self.stands_alone(adapter_ids):
+            normed, total = kernels.add_rms_norm(x, fused)  # the same bits
+            return MergedLinear.forward(self, normed, adapter_ids), total
+        return kernels.normed_linear(x, fused, self.packed)
 
-    def adapts(self, adapter_ids: torch.Tensor | None) -> bool:
-        """Whether an adapter may add to this linear's output in a step, which is then not fused with its neighbors."""
-        return adapter_ids is not None and self.adapters is not None
+    def stands_alone(self, adapter_ids: torch.Tensor | None) -> bool:
+        """Whether a step cannot fuse it with its neighbors: an adapter may add to it, or it selects columns."""
+        return self._columns is not None or (adapter_ids is not None and self.adapters is not None)
+
+    def selected(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the inputs [T, J] in the order of the packed weight's columns, of x [T, K]."""
+        return x if self._columns is None else self._context.kernels.select_columns(x, self._columns)
+
+    def _adapted(self, x: torch.Tensor, adapter_ids: torch.Tensor, *, is_gated: bool = False) -> torch.Tensor:
+        kernels = self._context.kernels
+        assert self.adapters is not None
+        if self._columns is None:
+            return kernels.adapted_linear(x, self.packed, self.adapters, adapter_ids, is_gated=is_gated)
+        linear = kernels.gated_linear if is_gated else kernels.linear
+        return kernels.add_lora(linear(self.selected(x), self.packed), x, self.adapters, adapter_ids)
 
     def _gather_weight(self, loaded: Mapping[str, torch.Tensor]) -> Weight:
         """Stack this rank's shards of the parts: [N, K]."""
@@ -246,8 +265,8 @@ class GatedLinear(MergedLinear):
         """Apply to x [T, K]: [T, I], I being the size of each part."""
         kernels = self._context.kernels
         if adapter_ids is None or self.adapters is None:
-            return kernels.activated_linear(x, self.packed, self.activation)
-        both = kernels.adapted_linear(x, self.packed, self.adapters, adapter_ids, is_gated=True)  # [T, 2 * I]
+            return kernels.activated_linear(self.selected(x), self.packed, self.activation)
+        both = self._adapted(x, adapter_ids, is_gated=True)  # [T, 2 * I]
         return kernels.activate(both, self.activation)
 
 

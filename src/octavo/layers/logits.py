@@ -80,14 +80,15 @@ class LogitsHead(MergedLinear):
         if self._group.size > 1 or any(rows_by_adapter(self.slots, adapter_ids)):
             values, ids = self(hidden, adapter_ids).max(-1)
             return values, ids
+        kernels, hidden = self._context.kernels, self.selected(hidden)
         if hidden.shape[0] <= _SLICE_ROWS:
-            return self._context.kernels.logits_argmax(hidden, self.packed)
-        parts = [self._context.kernels.logits_argmax(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
+            return kernels.logits_argmax(hidden, self.packed)
+        parts = [kernels.logits_argmax(rows, self.packed) for rows in torch.split(hidden, _SLICE_ROWS)]
         return torch.cat([values for values, _ in parts]), torch.cat([ids for _, ids in parts])
 
     def _forward_slice(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None) -> torch.Tensor:
         kernels = self._context.kernels
-        logits = kernels.logits_linear(hidden, self.packed)
+        logits = kernels.logits_linear(self.selected(hidden), self.packed)
         for rows, adapter in rows_by_adapter(self.slots, adapter_ids):
             logits[rows] = adapter.logits(hidden[rows], logits[rows], kernels)
         return self._group.all_gather(logits, self._sizes)

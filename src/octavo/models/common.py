@@ -121,7 +121,7 @@ class GatedMLP(nn.Module):
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor, adapter_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [T, D] to the residual stream [T, D]; return (the MLP of the sum, the sum)."""
-        if self.gate_up.adapts(adapter_ids) or self.down.adapts(adapter_ids):
+        if self.gate_up.stands_alone(adapter_ids) or self.down.stands_alone(adapter_ids):
             normed, total = norm.add(x, residual)
             return self.down(self.gate_up(normed, adapter_ids), adapter_ids), total
         fused = norm.fused(residual, self._activation)

@@ -25,6 +25,9 @@ class GatedVisionMLP(nn.Module):
 
     def forward(self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add x [P, V] to the residual stream [P, V]; return (the MLP of the sum, the sum)."""
+        if self.gate_up.stands_alone(None) or self.down.stands_alone(None):
+            normed, total = norm.add(x, residual)
+            return self.down(self.gate_up(normed)), total
         out, total = self._kernels.mlp(x, norm.fused(residual), self.gate_up.packed, self.down.packed)
         return self.down.summed(out), total
 

@@ -11,6 +11,7 @@
 #include "arguments.h"
 #include "available_ops.h"
 #include "ops.h"
+#include "select_columns.h"
 #include "tape.h"
 
 namespace octavo {
@@ -24,6 +25,7 @@ class Kernels {
       : ops_(find_ops(level)),
         layer_ops_(is_float32 ? *ops_.float32 : ops_.bfloat16),
         packed_rows_(is_float32 ? octavo::packed_rows<float> : octavo::packed_rows<bf16>),
+        select_columns_(is_float32 ? octavo::select_columns<float> : octavo::select_columns<bf16>),
         pool_(num_threads) {}
 
   std::string level() const { return ops_.name; }
@@ -119,6 +121,10 @@ class Kernels {
     recorded_tape()->add(KeepRowsArgs{at<const char>(x), row_bytes, at<char>(out)});
   }
 
+  void select_columns(const RowsArgs& rows, std::uintptr_t order, std::int64_t num_columns, std::uintptr_t out) {
+    run(select_columns_, SelectColumnsArgs{rows, at<const std::int32_t>(order), num_columns, at<void>(out)});
+  }
+
   void packed_rows(const PackedWeight& packed, std::int64_t size, std::int64_t num_ids, std::uintptr_t ids,
                    std::uintptr_t out) {
     run_now(packed_rows_, PackedRowsArgs{packed, size, num_ids, at<const std::int64_t>(ids), at<void>(out)});
@@ -159,6 +165,7 @@ class Kernels {
   const Ops& ops_;
   const LayerOps& layer_ops_;
   void (*packed_rows_)(const PackedRowsArgs&, Pool&);
+  void (*select_columns_)(const SelectColumnsArgs&, Pool&);
   Pool pool_;
 };
 

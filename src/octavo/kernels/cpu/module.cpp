@@ -123,6 +123,7 @@ NB_MODULE(_cpu, m) {
       .def("moe", &Kernels::moe)
       .def("rms_norm", &Kernels::rms_norm)
       .def("keep_rows", &Kernels::keep_rows)
+      .def("select_columns", &Kernels::select_columns)
       .def("packed_rows", &Kernels::packed_rows)
       .def("draw", &Kernels::draw)
       .def("begin_recording", &Kernels::begin_recording)

@@ -37,6 +37,11 @@ class WeightScheme(ABC):
     form: WeightFormat | None
 
     @property
+    def selects_columns(self) -> bool:
+        """Whether the layer may bring its inputs into the order of the weight's columns, if that has one."""
+        return True
+
+    @property
     @abstractmethod
     def name(self) -> str:
         """A readable name."""

@@ -2,7 +2,7 @@
 
 w = scale * (n - zero), n of 4 or 8 bits, with scale and zero per output and group of inputs. n is packed in words along
 the inputs, zeros along the outputs. With act-order ("desc_act") a group's inputs are not contiguous, and g_idx has the
-group of each input.
+group of each input; columns are sorted by group here, and a rank's shard of the inputs has some of each group, padded.
 
 Legend: N = outputs, K = inputs, G = groups of inputs, W = integers per word.
 """
@@ -23,6 +23,7 @@ from octavo.layers.quant.words import per_word, unpack
 
 # Zero point conventions: AutoGPTQ's own format stores them minus one.
 _ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}
+_PADDED_TO = 32  # inputs that share a scale where groups are padded: as few as kernels take
 _EXPERT = "expert"  # in the names of experts' layers, also of a shared one
 
 
@@ -34,7 +35,11 @@ class GPTQScheme(WeightScheme):
     is_symmetric: bool  # zeros are at the midpoint of the range
     has_order: bool
     added_to_zeros: int
-    keeps_order: bool = False  # although it may not matter
+    is_of_expert: bool = False  # whose linears keep their order, although it may not matter
+
+    @property
+    def selects_columns(self) -> bool:
+        return not self.is_of_expert  # one call computes all experts of a token, each with columns of its own
 
     @property
     def name(self) -> str:
@@ -54,14 +59,15 @@ class GPTQScheme(WeightScheme):
         }
 
     def weight(self, tensors: Mapping[str, torch.Tensor], outputs: Share, inputs: Share) -> QuantizedWeight:
-        bits, in_word, order = self.form.bits, per_word(self.form.bits), self._order(tensors, inputs)
+        bits, in_word = self.form.bits, per_word(self.form.bits)
         first = inputs.start // in_word
         words = tensors["qweight"][first : -(-inputs.stop // in_word), outputs.start : outputs.stop]
         values = unpack(words.T.contiguous(), bits, in_word * len(words))  # [N, K plus the padding of the outer words]
         start = inputs.start - first * in_word
-        values = values[:, start : start + inputs.size] if order is None else values[:, order.long()]
-        form, groups = self.form.of_share(inputs.start, inputs.stop, inputs.total)
-        groups = groups.to(words.device)
+        values = values[:, start : start + inputs.size]
+        form, groups, order = self._columns(tensors, inputs)
+        if order is not None:
+            values = values[:, order.clamp(min=0).long()]
         scales = tensors["scales"][groups, outputs.start : outputs.stop].T.float().contiguous()  # [N, G]
         zeros = unpack(tensors["qzeros"][groups], bits, outputs.total)[:, outputs.start : outputs.stop].T
         offsets = -scales * (zeros.float() + self.added_to_zeros)  # [N, G]; n and zeros are shifted by half the range
@@ -71,32 +77,61 @@ class GPTQScheme(WeightScheme):
         )
 
     def form_of(self, inputs: Share) -> WeightFormat:
+        if self._pads_groups(inputs):
+            return replace(self.form, group_size=_PADDED_TO)
         return self.form.of_share(inputs.start, inputs.stop, inputs.total)[0]
 
     def num_bytes(self, num_outputs: int, in_size: int, dtype: torch.dtype) -> int:
         offsets = 0 if self.is_symmetric else 4 * num_outputs * self.form.num_groups(in_size)
         return self.form.num_bytes(num_outputs, in_size) + offsets + 4 * in_size * self.has_order
 
-    def _order(self, tensors: Mapping[str, torch.Tensor], inputs: Share) -> torch.Tensor | None:
-        """Return the inputs [K] int32 sorted by group; None if groups are contiguous."""
-        of_inputs = tensors.get("g_idx")  # [K]
-        if of_inputs is None:
-            return None
+    def _pads_groups(self, inputs: Share) -> bool:
+        return self.has_order and self.form.group_size is not None and not inputs.is_whole
+
+    def _columns(
+        self, tensors: Mapping[str, torch.Tensor], inputs: Share
+    ) -> tuple[IntegerFormat, torch.Tensor, torch.Tensor | None]:
+        """Return the format of these inputs, the group of each of its groups, and their columns' order."""
+        of_inputs, device = tensors.get("g_idx"), tensors["qweight"].device  # [K]
+        if of_inputs is not None:
+            self._check_groups(of_inputs, inputs)
+            if self._pads_groups(inputs):
+                groups, order = _padded_groups(of_inputs[inputs.start : inputs.stop])
+                return replace(self.form, group_size=_PADDED_TO), groups, order
+        form, groups = self.form.of_share(inputs.start, inputs.stop, inputs.total)
+        if of_inputs is None or self.form.group_size is None:
+            return form, groups.to(device), None
+        ordered, order = of_inputs.sort(stable=True)
+        if torch.equal(ordered, of_inputs) and not (self.is_of_expert and self.has_order):
+            return form, groups.to(device), None
+        return form, groups.to(device), order.to(torch.int32)
+
+    def _check_groups(self, of_inputs: torch.Tensor, inputs: Share) -> None:
         expected = torch.arange(inputs.total, device=of_inputs.device) // (self.form.group_size or inputs.total)
-        if torch.equal(of_inputs.long(), expected):
-            return torch.arange(inputs.size, dtype=torch.int32, device=of_inputs.device) if self.keeps_order else None
-        ordered, order = of_inputs.long().sort(stable=True)
+        ordered = of_inputs.long().sort().values
         if not torch.equal(ordered, expected):
             raise CheckpointError(f"{self.name}: g_idx does not put {self.form.group_size} inputs into each group")
-        if not inputs.is_whole:
-            why = "act-order groups cannot be sharded over ranks; set tensor_parallel_size=1"
+        if not (self.has_order or torch.equal(of_inputs.long(), expected)) and not inputs.is_whole:
+            why = "g_idx is not in order although desc_act is false; set tensor_parallel_size=1"
             raise UnsupportedModelError(f"{self.name}: {why}")
-        return order.to(torch.int32)
 
     @property
     def of_expert(self) -> "GPTQScheme":
         """The scheme of an expert's linears: kernels compute all experts as one, so all have an order or none has."""
-        return replace(self, keeps_order=self.has_order and self.form.group_size is not None)
+        return replace(self, is_of_expert=True)
+
+
+def _padded_groups(of_inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sort inputs by their groups [K], each padded to a multiple of 32; return (groups [J / 32], order [J] int32)."""
+    ordered, order = of_inputs.long().sort(stable=True)
+    found, counts = torch.unique(ordered, return_counts=True)
+    num_padded = -(-counts // _PADDED_TO)  # times 32, of each
+    starts = (num_padded.cumsum(0) - num_padded) * _PADDED_TO
+    places = starts.repeat_interleave(counts) + torch.arange(len(ordered), device=order.device)
+    places -= (counts.cumsum(0) - counts).repeat_interleave(counts)
+    padded = torch.full((int(num_padded.sum()) * _PADDED_TO,), -1, dtype=torch.int32, device=order.device)
+    padded[places] = order.to(torch.int32)
+    return found.repeat_interleave(num_padded), padded
 
 
 class GPTQSchemes:

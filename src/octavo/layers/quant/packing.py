@@ -32,7 +32,7 @@ class CompressedLinear:
 
     weight: QuantizedWeight
     bias: torch.Tensor | None  # [N]
-    in_size: int  # K
+    in_size: int  # J, the columns: K, or more with padding
 
     @classmethod
     def of(cls, weight: QuantizedWeight, bias: torch.Tensor | None) -> "CompressedLinear":
@@ -48,7 +48,8 @@ class CompressedLinear:
         """Restore from the `tensors` of the same weight."""
         assert not isinstance(form, BlockFormat), "blocks are packed, never compressed"
         parts = {name: tensors[name] for name in _PARTS if name in tensors}
-        return cls(weight=QuantizedWeight(format=form, **parts), bias=tensors.get("bias"), in_size=in_size)
+        num_columns = len(parts["order"]) if "order" in parts else in_size
+        return cls(weight=QuantizedWeight(format=form, **parts), bias=tensors.get("bias"), in_size=num_columns)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return its tensors by name."""
@@ -102,6 +103,13 @@ def _stack_quantized(weights: Sequence[QuantizedWeight], device: torch.device) -
     )
 
 
+def columns_to_select(kernels: Kernels, weight: Weight, scheme: WeightScheme) -> torch.Tensor | None:
+    """Return the columns [J] int32 of its inputs that a layer multiplies with a packed weight; None: all, as they are."""
+    if isinstance(weight, QuantizedWeight) and scheme.selects_columns and kernels.computes(weight.format):
+        return weight.order
+    return None
+
+
 def pack(
     kernels: Kernels,
     weight: Weight,
@@ -115,7 +123,7 @@ def pack(
         return kernels.pack_quantized(weight, bias, weight.format, role)
     if not isinstance(weight, QuantizedWeight):
         return pack_dense(kernels, weight, bias, role, scheme.form)
-    if weight.order is None and kernels.computes(weight.format):
+    if kernels.computes(weight.format) and (weight.order is None or scheme.selects_columns):
         return kernels.pack_quantized(weight, bias, weight.format, role)
     if becomes_dense(kernels, weight.format):
         _warn_expanded(scheme.name, kernels.name, dtype)
