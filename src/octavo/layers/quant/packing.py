@@ -104,7 +104,7 @@ def _stack_quantized(weights: Sequence[QuantizedWeight], device: torch.device) -
 
 
 def columns_to_select(kernels: Kernels, weight: Weight, scheme: WeightScheme) -> torch.Tensor | None:
-    """Return the columns [J] int32 of its inputs that a layer multiplies with a packed weight; None: all, as they are."""
+    """Return the columns [J] int32 that a layer selects of its inputs for a packed weight; None: all, as they are."""
     if isinstance(weight, QuantizedWeight) and scheme.selects_columns and kernels.computes(weight.format):
         return weight.order
     return None
