@@ -44,7 +44,7 @@ from octavo.kernels.quantization import IntegerFormat, Quantization, get_quantiz
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.base import MadeAtLoad
 from octavo.layers.quant.registry import check_made_at_load, make_schemes
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 
 INT8 = IntegerFormat(bits=8, group_size=None)

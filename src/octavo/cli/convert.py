@@ -76,7 +76,7 @@ def convert(
     limit_spinning()  # before torch is imported: calibration has threads of its own alongside torch's
     from octavo.convert import run
     from octavo.convert.source import Checkpoint
-    from octavo.convert.targets import TargetOptions
+    from octavo.convert.target_options import TargetOptions
 
     start_s = time.perf_counter()
     options = TargetOptions(

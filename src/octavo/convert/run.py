@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import SINGLE_FILES, TARGETS, TargetOptions
+from octavo.convert.target_options import SINGLE_FILES, TargetOptions
+from octavo.convert.targets import TARGETS
 from octavo.errors import InvalidParameterError
 
 

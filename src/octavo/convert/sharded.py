@@ -9,7 +9,7 @@ from octavo.convert.companions import write_companions
 from octavo.convert.folders import save_safetensors
 from octavo.convert.shards import ShardNames, write_shards
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.distributed.groups import ParallelGroups, SingleRank
 from octavo.errors import InvalidParameterError
 from octavo.loader.sharded_state import stem_of_rank

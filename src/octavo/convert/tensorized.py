@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo.convert.companions import write_companions
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.loader.tensorized import FILE_NAME
 

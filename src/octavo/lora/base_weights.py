@@ -3,7 +3,7 @@
 import torch
 
 from octavo.config.engine import LoadConfig
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import renamed, spelt_as_in_table
 

@@ -14,7 +14,7 @@ from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import settle_schemes
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.sampling.native_backend import select_draws

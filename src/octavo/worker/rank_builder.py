@@ -21,7 +21,7 @@ from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import settle_schemes
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
