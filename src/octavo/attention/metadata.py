@@ -105,7 +105,7 @@ class ForwardBatch:
     adapter_ids: torch.Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
     mrope_positions: torch.Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
     inputs_embeds: InputEmbeds | None = None
-    visible_ends: torch.Tensor | None = None  # [T] int32, behind the last position each token sees; None: itself
+    visible_ends: torch.Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
     state_slots: torch.Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
     other_groups: tuple[Self, ...] = ()
 

@@ -75,7 +75,7 @@ class EngineArgs:
     model_name: str = option(
         DEFAULT_MODEL,
         "checkpoint folder, GGUF file, Hub id (org/name, or org/name:Q4_K_M for one of several GGUF files), `smollm2`, "
-        "`demo`, the bundled model, or `demo-vl`, the bundled model that sees",
+        "`demo`, the bundled model, or `demo-vl`, the bundled vision-language model",
     )
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")
@@ -85,7 +85,7 @@ class EngineArgs:
         None,
         "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU with bfloat16 activations), "
         "or fp8 (GPU). GGUF files with quantized tensors: gguf computes with these as they are (the default on a CPU "
-        "with bfloat16), dequantize turns them into floats at load",
+        "with bfloat16), dequantize converts them to floats at load",
     )
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
         "auto", "auto: the first available of cuda, xpu, mps, cpu"
@@ -112,7 +112,7 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
-    load_format: LoadFormat = option("auto", "format of the weights; auto: as the model is; dummy: random weights")
+    load_format: LoadFormat = option("auto", "format of the weights; auto: detect it; dummy: random weights")
     tensorizer_uri: str | None = option(
         None, "file or http(s) address of the model's weights in the tensorizer format; default: in the model's folder"
     )
@@ -141,7 +141,7 @@ class EngineArgs:
         None, "adapters kept in host memory, at least max_loras; default: four times max_loras"
     )
     lora_experts: bool = option(
-        False, "serve adapters of a mixture's experts, too: each expert has slots, which take much memory"
+        False, "also serve adapters of MoE experts: every expert gets slots, which takes a lot of memory"
     )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")

@@ -1,6 +1,6 @@
-"""Octavo's own kernels in bfloat16, for weights in the blocks of GGUF files too. Ops are those of `NativeKernels`.
+"""Octavo's own bfloat16 kernels with weights in the blocks of GGUF files. The ops are those of `NativeKernels`.
 
-`kernels/blocks.py` says what is computed; `kernels/cpu/blocks.h`, how weights are laid out.
+`kernels/blocks.py` defines the product, `kernels/cpu/blocks.h` the layout of weights.
 
 Legend: N = outputs, K = inputs.
 """
@@ -26,7 +26,7 @@ _STRIP = 16  # outputs: a part that others follow consists of whole strips
 
 
 class BlockNativeKernels(IntegerNativeKernels):
-    """See `Kernels`. Activations are bfloat16; weights are dense, integers, or in blocks."""
+    """See `Kernels`. Activations are bfloat16; weights are dense, integers or blocks."""
 
     def computes(self, form: WeightFormat) -> bool:
         return isinstance(form, BlockFormat) or super().computes(form)

@@ -1,4 +1,4 @@
-"""Weights of the base model that PEFT has saved next to an adapter: are they those of the model that is served?"""
+"""Compares base-model weights that PEFT saved next to an adapter with those of the model that is served."""
 
 import torch
 

@@ -15,7 +15,7 @@ from octavo.models.vision_tower import VisionTower
 
 
 class VisionLanguageModel(DecoderForCausalLM):
-    """Mix into a decoder."""
+    """A mixin for a decoder."""
 
     tower: ClassVar[type[VisionTower]]
 

@@ -1,4 +1,4 @@
-"""What prompts have in the place of images and videos, as text: written out before they are tokenized.
+"""The text that stands for images and videos in prompts, expanded before tokenization.
 
 Tokens on both sides depend on it: line breaks around an image, the times of a video's frames.
 """

@@ -215,7 +215,7 @@ class FakeWorker:
             assert row.is_lost or state == row.contexts[start - 1], f"{row.request_id}: wrong state before {start}"
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
-        """Mark whatever was computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
+        """Mark results computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
         for _ in spans:
             for row, start, end in spans:
                 if any(_LOST in found for found, _ in self._reads(row, start, end)):

@@ -70,7 +70,7 @@ class DraftBuilder:
         return get_model_loader(replace(self._config.load, load_format=own, tensorizer_uri=None)).load(model)
 
     def with_draft(self, spec: KVCacheSpec) -> KVCacheSpec:
-        """Return the spec of a model's cache with what the draft model keeps in the same blocks."""
+        """Return the spec of a model's cache including the draft model's part of the same blocks."""
         draft_bytes = [0] * len(spec.groups)
         for group, num_bytes in zip(self._draft.kv_groups, self._spec.bytes_per_block, strict=True):
             draft_bytes[group] += num_bytes

@@ -90,7 +90,7 @@ def activation_bytes(
 
 
 def encoder_bytes(vision: VisionConfig, limits: SchedulerConfig, dtype_bytes: int) -> int:
-    """Return the memory of the vision tower besides its weights: embeddings that are kept, and a step of full budget.
+    """Return the memory of the vision tower in addition to its weights: cached embeddings, and a step of full budget.
 
     The peak of a layer: patches in both dtypes; residual, normed input, queries, keys and values, which attention
     rotates in float32, or lays out for windows and for whole images; then what an activation takes in float32. An image

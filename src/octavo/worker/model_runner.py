@@ -112,7 +112,7 @@ class RankModelRunner:
         return nullcontext() if self.graph is None else one_torch_thread()
 
     def check(self, scheduler_output: SchedulerOutput) -> None:
-        """Reject what this worker does not support.
+        """Reject requests that this worker does not support.
 
         Raises:
             InvalidParameterError: a request has an input that the model does not read.
@@ -183,7 +183,7 @@ class RankModelRunner:
         computed: IntermediateTensors,
         prompts: PromptLogprobsUpdate,
     ) -> ModelRunnerOutput:
-        """Sample, and show the drafter what the step has computed."""
+        """Sample, and pass the step's results to the drafter."""
         model_output = self._sample(scheduler_output, batch, computed.hidden, prompts)
         if self.draft_model is not None:
             self.draft_model.observe(scheduler_output, model_output, computed.aux)

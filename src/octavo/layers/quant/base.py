@@ -93,7 +93,7 @@ class DenseScheme(WeightScheme):
 
     @property
     def name(self) -> str:
-        return "dense" if self.form is None else f"{self.form.bits} bits, made at load"
+        return "dense" if self.form is None else f"{self.form.bits} bits, quantized at load"
 
     def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
         return {"weight": TensorSpec((num_outputs, in_size))}
