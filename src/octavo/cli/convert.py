@@ -88,7 +88,7 @@ def convert(
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
     if changes.any:
         run.check(out, to)  # before a minute of work
-    checkpoint, notes = changes.made_to(checkpoint)
+    checkpoint, notes = changes.apply(checkpoint)
     num_bytes = run.convert(checkpoint, out, to, options)
     print(f"{out}: {', '.join((to, *notes))}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
 
@@ -116,7 +116,7 @@ class Changes:
     def any(self) -> bool:
         return self.merge_lora is not None or self.quantize is not None
 
-    def made_to(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
+    def apply(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
         """Return a checkpoint with these changes, and notes about them for the user."""
         from octavo.calibration.request import quantized
         from octavo.convert.merged import merge_lora

@@ -20,7 +20,7 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
-from octavo.config.hf_quantization import settle_quantization
+from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.lora import LoraConfig
 from octavo.config.model import DType, ModelConfig, QuantizationName
@@ -200,7 +200,7 @@ class EngineArgs:
         check_parallel(model, parallel)
         check_vision(model, self.tensor_parallel_size)
         whole_span = largest_whole_span(model.vision, self.max_num_seqs, self.max_num_batched_tokens)
-        quantization, model = settle_quantization(self.quantization, model, path)
+        quantization, model = resolve_quantization(self.quantization, model, path)
         speculative = None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
         return EngineConfig(
             model=model,

@@ -15,7 +15,7 @@ from torch import nn
 
 from octavo.config.vision import VisionConfig
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import MadeAtLoad
+from octavo.layers.quant.base import QuantizedAtLoad
 from octavo.models.vision_grid import Grid
 
 
@@ -26,7 +26,7 @@ class VisionTower(nn.Module, ABC):
         """Build without weights. They stay dense: quantized checkpoints leave towers as they are, too."""
         super().__init__()
         self.config = config
-        self.context = replace(context, schemes=MadeAtLoad()).at("vision")
+        self.context = replace(context, schemes=QuantizedAtLoad()).at("vision")
 
     @classmethod
     @abstractmethod

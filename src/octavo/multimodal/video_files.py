@@ -42,7 +42,7 @@ def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choos
     if len(data) > limits.max_bytes:
         raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
     container = _container_of(data)
-    with _told_by(name, f"a file of {len(data)} bytes"):
+    with _decoding_errors(name, f"a file of {len(data)} bytes"):
         return (
             _by_pillow(data, name, limits, choose)
             if container is None
@@ -60,7 +60,7 @@ def _container_of(data: bytes) -> str | None:
 
 
 @contextmanager
-def _told_by(name: str, what: str) -> Iterator[None]:
+def _decoding_errors(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except InvalidParameterError:

@@ -52,7 +52,7 @@ class EncoderSchedule:
             request = self._running.request_at(row)
             to_come = {image.content_hash for image in request.vision if _end(image) > computed}
             self._let_go(row, self._held[row] - to_come)
-            if _is_behind(request, computed):
+            if _is_past_images(request, computed):
                 del self._held[row]
 
     def limit_running(self, rows: RowIndices, counts: Int32Array) -> tuple[RowIndices, Int32Array]:
@@ -79,7 +79,7 @@ class EncoderSchedule:
         row = request.row
         assert row is not None
         num_computed = int(self._running.num_computed[row])
-        if _is_behind(request, num_computed):
+        if _is_past_images(request, num_computed):
             return budget
         self._held[row] = set()
         return self._advance(row, num_computed, budget)
@@ -156,7 +156,7 @@ class EncoderSchedule:
         self._num_holders -= Counter(contents)
 
 
-def _is_behind(request: Request, num_computed: int) -> bool:
+def _is_past_images(request: Request, num_computed: int) -> bool:
     """Return whether nothing limits a request's chunks any more."""
     images = all(_end(image) <= num_computed for image in request.vision)
     return images and all(end <= num_computed for _, end in request.whole_spans)

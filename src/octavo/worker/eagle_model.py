@@ -146,7 +146,7 @@ class EagleModel(RankDrafting):
         follows.skip_gaps(rows, starts)
         self._remember_blocks(rows, starts, ends, firsts, aux)
         due = follows.take_complete(rows, ends, self._tokens)
-        copies = follows.settle_hits(self._tokens)
+        copies = follows.check_hits(self._tokens)
         self._catch_up(step, due, ends, firsts, aux)
         if copies:
             self._take_copies(step, copies)

@@ -103,7 +103,7 @@ class EagleProgress:
             self._next_token[blocks] = token_ids[row, (first + 1) * size : last * size + 1 : size]
         return due
 
-    def settle_hits(self, token_ids: Int32Array) -> list[BlockCopy]:
+    def check_hits(self, token_ids: Int32Array) -> list[BlockCopy]:
         """Check the cached blocks of rows that this step has added; return the copies to make."""
         copies: list[BlockCopy] = []
         for row, num_cached in self._hits.items():

@@ -23,7 +23,7 @@ from octavo.errors import InvalidParameterError
 from octavo.kernels.native import NativeKernels
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM, IntermediateTensors
-from octavo.sampling.native_backend import select_draws
+from octavo.sampling.native_backend import select_sampler_backend
 from octavo.sampling.sampler import Sampler, SamplerOutput
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.expert_loads import ExpertLoads
@@ -61,7 +61,7 @@ class RankModelRunner:
         self.adapters = adapters
         self._links = links
         self.encoder = EncoderRunner(model.encoder, rows)
-        self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
+        self._sampler = Sampler(rows.sampling, select_sampler_backend(rows.sampling.device, model.context.kernels))
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
         models = (model,) if draft_model is None else (model, draft_model.model)
         self._timed_kernels: set[NativeKernels] = set()  # if layers are recorded, so that few calls are all calls

@@ -20,7 +20,7 @@ from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import settle_schemes
+from octavo.layers.quant.registry import resolve_schemes
 from octavo.loader.registry import get_model_loader
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
@@ -54,7 +54,7 @@ class RankBuilder:
         self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
         self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
-        self._schemes, self._kernels = settle_schemes(
+        self._schemes, self._kernels = resolve_schemes(
             config.model.quantization,
             config.quantization,
             lambda forms: self.devices.kernels(self._dtype, forms, deterministic=config.deterministic),

@@ -124,7 +124,7 @@ DENSE = DenseScheme()
 
 
 @dataclass(frozen=True, slots=True)
-class MadeAtLoad:
+class QuantizedAtLoad:
     """Quantization at load time (`quantization=`) of a checkpoint with dense weights; None: they stay dense."""
 
     quantization: Quantization | None = None
