@@ -34,11 +34,12 @@ from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
 from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
-from octavo.worker.memory import RankMemory, choose_num_blocks, sharded_config
+from octavo.worker.memory import choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
 from octavo.worker.profile_run import ProfileRun, measured_peaks
 from octavo.worker.rank_drafting import RankDrafting
+from octavo.worker.rank_memory import RankMemory
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stages import StageLinks, stage_of
 
