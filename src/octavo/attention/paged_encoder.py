@@ -1,4 +1,4 @@
-"""Attention of encoders by a backend for paged context: each segment is a prompt whose tokens see one another.
+"""Attention of encoders by a backend for paged context: each segment is a prompt whose tokens attend to each other.
 
 It keeps nothing after a step. One call rotates and attends to all segments, whatever their lengths.
 

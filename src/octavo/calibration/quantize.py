@@ -38,7 +38,7 @@ class QuantizedCheckpoint(Checkpoint):
     layers: Mapping[str, QuantizedWeight]  # by name in the checkpoint
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Checkpoint.tensors`. Experts that are stacked in the source are tensors of their own."""
+        """See `Checkpoint.tensors`. Stacked experts of the source become separate tensors."""
         for name, tensor in spelt_as_in_table(empty_model(self.model), Checkpoint.tensors(self)):
             if name.removesuffix(_WEIGHT) not in self.layers:
                 yield name, tensor

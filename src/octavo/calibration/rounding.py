@@ -76,7 +76,7 @@ def _multipliers(group: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
     for reach in _REACHES:
         multiplier = (extreme * (-8.0 / reach)).round_().clamp_(-127.0, 127.0)
         integers = (group * _inverse(multiplier)).round_().clamp_(-8.0, 7.0)
-        # What 4 bits stand for is rounded once more, which is little compared with this.
+        # The value of 4-bit integers is rounded once more, which is a small error in comparison.
         error = weights @ integers.mul_(multiplier / 8.0).sub_(group).square_()
         is_better = error < least
         best, least = torch.where(is_better, multiplier, best), torch.where(is_better, error, least)

@@ -95,7 +95,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a conversion does to the weights besides writing them in another format.
+    """Changes of the weights during a conversion.
 
     Raises:
         InvalidParameterError: an option of `quantize` without it.

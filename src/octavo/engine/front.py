@@ -37,7 +37,7 @@ class EngineFront:
 
     @classmethod
     def open(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:
-        """Find the model, read the tokenizer, load the weights, warm up; `on_stage` is told what comes next.
+        """Find the model, read the tokenizer, load the weights, warm up; `on_stage` is called with the next stage.
 
         Raises:
             UserError: about the options, the model or the memory; see its subclasses in `octavo.errors`.

@@ -73,7 +73,7 @@ class BlockNativeKernels(IntegerNativeKernels):
         if not is_gated and any(size % _STRIP for size in form.sizes[:-1]):
             found = ", ".join(f"{name} [{size}]" for name, size in zip(form.types, form.sizes, strict=True))
             limit = f"with a multiple of {_STRIP} outputs each; quantization='dequantize' has no such limit"
-            raise UnsupportedModelError(f"parts of a layer have types of their own ({found}); supported: {limit}")
+            raise UnsupportedModelError(f"parts of a layer have different types ({found}); supported: {limit}")
         blocks: _cpu.Blocks = self._cpu.Blocks(
             types=form.numbers,
             sizes=list(form.sizes),

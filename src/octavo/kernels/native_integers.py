@@ -32,7 +32,7 @@ class LowBitLinear(NativeLinear):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntegerLinear(LowBitLinear):
-    """A packed integer linear, with its scales in a tensor of their own."""
+    """A packed integer linear, with its scales in a separate tensor."""
 
     scales: torch.Tensor  # [1 or 2, ...] float32: scales, and offsets if there are any
 

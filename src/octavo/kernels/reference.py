@@ -1,4 +1,4 @@
-"""`Kernels`: every op that layers are made of, in plain torch. Faster kernels override the ops they speed up.
+"""`Kernels`: every op of layers, in plain torch. Faster kernels override the ops they speed up.
 
 This is the specification: signature, shapes, meaning. Runs on any device. Arithmetic is in float32 and rounded once, at
 the end, to the dtype of the input.

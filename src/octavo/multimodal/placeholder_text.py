@@ -48,7 +48,7 @@ def with_placeholders(text: str, texts: PlaceholderTexts) -> str:
 
 
 def with_frame_times(text: str, videos: Sequence[Video], texts: PlaceholderTexts) -> str:
-    """Return the text with a placeholder for each group of frames, behind its time, in the place of each video.
+    """Return the text with a placeholder for each group of frames, after its time, in place of each video.
 
     Raises:
         InvalidParameterError: there are not as many places as videos.

@@ -39,7 +39,7 @@ class EngineLifecycle:
         self._server_args = server_args
         self._engine: AsyncLLMEngine | None = None
         self._service: OpenAICompatibleService | None = None
-        self.on_ready: Callable[[str], None] = logger.info  # told what is ready
+        self.on_ready: Callable[[str], None] = logger.info  # called with a message when ready
         self.on_end: Callable[[], None] = lambda: None  # called when the server should stop
         self._stage = "starting"  # of loading
         self._started_s = time.monotonic()

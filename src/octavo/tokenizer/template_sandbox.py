@@ -41,7 +41,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(finalize=_written, **options)
         self.filters = _LimitedFilters(self.filters)
         self.filters[_COUNTED], self.filters[_GROWN] = _counted, _grown
-        del self.globals["lipsum"]  # makes text, as much as it is asked for
+        del self.globals["lipsum"]  # produces text of any requested length
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -98,7 +98,7 @@ def render_limited(template: Any, variables: dict[str, Any]) -> str:
     """Render a template of a `LimitedEnvironment`.
 
     Raises:
-        TemplateRuntimeError: it took more than `MAX_STEPS`, or asked for too much at once; besides whatever a template
+        TemplateRuntimeError: it took more than `MAX_STEPS`, or requested too much at once; besides whatever a template
             may raise.
     """
     token = _steps_left.set([MAX_STEPS])

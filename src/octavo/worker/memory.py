@@ -48,7 +48,7 @@ def sharded_config(model: ModelConfig, place: RankPlace, *, is_expert_parallel: 
 
 
 def _expert_parallel(moe: MoEConfig, rank: int, size: int) -> MoEConfig:
-    """Whole experts; a token never brings more work to a rank than to a single one. Router rows go with experts."""
+    """Whole experts; a token never causes more work on a rank than on a single one. Router rows go with experts."""
     return replace(moe, num_experts=Share.of(moe.num_experts, rank, size).size)
 
 

@@ -100,7 +100,7 @@ class RankDrafting(ABC):
 
 
 def counts_of(step: SchedulerOutput) -> tuple[Int32Array, Int32Array]:
-    """Return how many tokens each request has before its drafts [R], and how many drafts it wants drawn [R]."""
+    """Return how many tokens each request has before its drafts [R], and how many drafts to draw for it [R]."""
     num_known = step.num_computed_tokens + step.num_scheduled_tokens
     drafts = step.scheduled_spec_decode_tokens
     if drafts is None:
