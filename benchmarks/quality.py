@@ -42,9 +42,9 @@ from octavo.config.model import DType
 from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.quantization import IntegerFormat, Quantization, get_quantization
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import MadeAtLoad
-from octavo.layers.quant.registry import check_made_at_load, make_schemes
-from octavo.loader.base import get_model_loader
+from octavo.layers.quant.base import QuantizedAtLoad
+from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 
 INT8 = IntegerFormat(bits=8, group_size=None)
@@ -79,9 +79,9 @@ class Subject:
     ) -> CausalLM:
         """Return it with weights made at load, or `in_blocks` of its GGUF file."""
         torch_dtype, config = DTYPES[dtype], read_model_config(resolve_model(self.name), model=self.name, dtype=dtype)
-        schemes = make_schemes(config.quantization) if in_blocks else MadeAtLoad(quantization)
+        schemes = make_schemes(config.quantization) if in_blocks else QuantizedAtLoad(quantization)
         kernels = select_kernels(CPU, torch_dtype, schemes.forms)
-        check_made_at_load(schemes, kernels, "this machine")
+        check_quantization_at_load(schemes, kernels, "this machine")
         attention = select_attention(CPU, torch_dtype, kv_cache_dtype=kv_cache_dtype)
         context = BuildContext(kernels=kernels, attention=attention, dtype=torch_dtype, device=CPU, schemes=schemes)
         load_config = LoadConfig(load_format="auto", seed=0, packed_cache_bytes=0)

@@ -12,7 +12,7 @@ from octavo.config.engine import LoadConfig
 from octavo.config.hub import resolve_model
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.gguf.file import GgufTensor
 from octavo.kernels.ggml_blocks import unpack
 from octavo.loader.gguf import GgufLoader, tensor_rows

@@ -20,9 +20,9 @@ from octavo.kernels.quantize import quantize
 from octavo.kernels.reference import Kernels
 from octavo.kernels.reference_quantized import quantized_linear
 from octavo.kernels.types import SILU, PackedExperts
-from octavo.layers.quant.base import MadeAtLoad
+from octavo.layers.quant.base import QuantizedAtLoad
 from octavo.layers.quant.packing import pack_dense
-from octavo.layers.quant.registry import check_made_at_load
+from octavo.layers.quant.registry import check_quantization_at_load
 
 _TURNS = 16  # choices of experts: one row's are a few, which stay in the caches
 
@@ -50,9 +50,9 @@ def kernels_for(device: torch.device, dtype: torch.dtype, quantization: Quantiza
     Raises:
         InvalidParameterError: there are none here.
     """
-    schemes = MadeAtLoad(quantization)
+    schemes = QuantizedAtLoad(quantization)
     kernels = select_kernels(device, dtype, schemes.forms)
-    check_made_at_load(schemes, kernels, f"{device} with {dtype}")
+    check_quantization_at_load(schemes, kernels, f"{device} with {dtype}")
     return kernels
 
 

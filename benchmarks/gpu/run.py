@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.gpu.report import Finding, Report, read_findings
 
-NAMES = ("machine", "kernels", "equality", "decode", "prefill", "workload", "deterministic", "start", "few_bits")
+NAMES = ("machine", "kernels", "equality", "decode", "prefill", "workload", "deterministic", "start", "low_bit")
 TOTAL_S = 470.0
 _ROOT = Path(__file__).parent.parent.parent
 
@@ -132,7 +132,7 @@ def budget_of(name: str) -> float:
         "workload": 60.0,
         "equality": 60.0,
         "deterministic": 60.0,
-        "few_bits": 90.0,
+        "low_bit": 90.0,
     }.get(name, 45.0)
 
 

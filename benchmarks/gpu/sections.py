@@ -8,9 +8,9 @@ from typing import Any
 from benchmarks.geometry import kv_bytes_per_token, parameter_counts
 from benchmarks.gpu.clock import synchronize
 from benchmarks.gpu.engine import BenchEngine
-from benchmarks.gpu.few_bits import measure_few_bits
 from benchmarks.gpu.kernels import measure_kernels
 from benchmarks.gpu.limits import Limits, measure_machine
+from benchmarks.gpu.low_bit import measure_low_bit
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.report import Report
 from octavo.errors import UserError
@@ -166,5 +166,5 @@ SECTIONS: dict[str, Callable[[Plan, Report, Limits], None]] = {
     "workload": measure_workload,
     "deterministic": measure_deterministic,
     "start": measure_start,
-    "few_bits": measure_few_bits,
+    "low_bit": measure_low_bit,
 }

@@ -33,9 +33,9 @@ from octavo.kernels.quantization import QUANTIZATIONS, WeightFormat, get_quantiz
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import SILU, Fused, KeepsPacked, PackedExperts, PackedLinear, Routing
 from octavo.layers.quant.packing import pack_dense
-from octavo.layers.quant.registry import check_made_at_load, make_schemes
+from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
 from octavo.sampling.backend import SamplerBackend, TorchSamplerBackend
-from octavo.sampling.native_backend import select_draws
+from octavo.sampling.native_backend import select_sampler_backend
 from octavo.sampling.rows import SamplingRows
 from octavo.sampling_params import SamplingParams
 
@@ -221,9 +221,9 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     schemes = make_schemes(None, options.quantization)
     kernels: Kernels = Kernels() if options.reference else select_kernels(CPU, dtype, schemes.forms)
-    check_made_at_load(schemes, kernels, f"a CPU with {options.dtype}")
+    check_quantization_at_load(schemes, kernels, f"a CPU with {options.dtype}")
     form = get_quantization(options.quantization).linear if options.quantization else None
-    backend: SamplerBackend = TorchSamplerBackend() if options.reference else select_draws(CPU, kernels)
+    backend: SamplerBackend = TorchSamplerBackend() if options.reference else select_sampler_backend(CPU, kernels)
     with torch.inference_mode():
         bandwidth, rate = read_bandwidth(), max(matmul_rate(dtype), matmul_rate(torch.float32))
         print(f"{kernels.name}, {options.dtype}, {options.threads} threads, torch {torch.__version__}: ", end="")

@@ -32,7 +32,7 @@ from octavo.config.hf import read_model_config
 from octavo.config.vision import VisionConfig
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.vision_grid import Grid, PatchLayout
 from octavo.models.vision_language import VisionLanguageModel
 from octavo.models.vision_tower import VisionTower

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.peers.tables import OURS, TITLES
 
-OUR_COLOUR, THEIR_COLOUR = "#2b6cb0", "#a0aec0"
+OUR_COLOR, THEIR_COLOR = "#2b6cb0", "#a0aec0"
 PANEL_WIDTH, BAR_HEIGHT = 3.4, 0.32
 
 
@@ -45,8 +45,8 @@ def draw_panel(axes: Axes, rows: list[dict[str, Any]], cell: str) -> None:
     """One bar per engine, the first on top."""
     names = [f"{row['engine']} {row['precision']}" for row in rows]
     rates = [row["medians"][cell] for row in rows]
-    colours = [OUR_COLOUR if row["engine"] == OURS else THEIR_COLOUR for row in rows]
-    bars = axes.barh(names, rates, color=colours)
+    colors = [OUR_COLOR if row["engine"] == OURS else THEIR_COLOR for row in rows]
+    bars = axes.barh(names, rates, color=colors)
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in rates], padding=2, fontsize=7)
     limit = max(row["limits"][cell] for row in rows)
     axes.axvline(limit, linestyle="--", color="black", linewidth=0.8)

@@ -98,7 +98,7 @@ def test_what_must_be_exact_is_wrong_by_one_id(is_exact: bool, off_by: int, is_r
 def test_weights_in_few_bits_are_compared_with_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_GPU_KERNELS", "triton")
     plan, path = replace(DRY, batches=(3,), max_num_batched_tokens=20), tmp_path / "findings"
-    sections.SECTIONS["few_bits"](plan, Report("few_bits", path), Limits(bytes_per_s=1.0, operations_per_s=1.0))
+    sections.SECTIONS["low_bit"](plan, Report("low_bit", path), Limits(bytes_per_s=1.0, operations_per_s=1.0))
     findings = {finding.name: finding for finding in read_findings(path)}
     for name in ("linear gate_up, int8", "linear down, int4", "linear down, fp8", "adapters of rank 16"):
         assert findings[f"{name}, tiny T=3"].is_right

@@ -24,7 +24,7 @@ from octavo.cli.convert import app
 from octavo.config.hub import resolve_model
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.native_level import native_kernels

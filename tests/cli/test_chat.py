@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 
 from octavo.cli.chat import ChatSession, Conversation
-from octavo.cli.speakers import answer_of
+from octavo.cli.chat_models import stream_response
 from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -70,7 +70,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, runner: asyncio.Runner, *lines: str, s
     monkeypatch.setattr("builtins.input", next_line)
     llm = EchoLLM()
     model: Any = llm
-    ChatSession(lambda messages: answer_of(model, SamplingParams(), messages), runner, system).run()
+    ChatSession(lambda messages: stream_response(model, SamplingParams(), messages), runner, system).run()
     return llm
 
 

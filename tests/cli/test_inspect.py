@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from octavo.cli.inspect import app
 from octavo.convert.run import convert as write_checkpoint
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 
 
 @pytest.fixture(scope="module")

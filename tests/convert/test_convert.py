@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from octavo.cli.convert import app
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 
 TOKENS = [5, 9, 33, 60, 4]

@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 from octavo.config.hf import read_model_config
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.tokenizer.files import read_tokenizer_files
 from octavo.tokenizer.tokenizer import Tokenizer

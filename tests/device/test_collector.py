@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.device.collector import collector_at_rest
+from octavo.device.collector import without_garbage_collection
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def _enabled_again() -> Iterator[None]:
 
 
 def load(fails: bool) -> None:
-    with collector_at_rest():
+    with without_garbage_collection():
         assert not gc.isenabled()
         if fails:
             raise OSError("no such model")

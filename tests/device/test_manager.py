@@ -15,7 +15,7 @@ from octavo.device.cuda import CudaKind
 from octavo.device.manager import DeviceManager
 from octavo.errors import DeviceUnavailableError, InvalidParameterError, UnknownOptionError
 from octavo.kernels.native import NativeKernels
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights
 

@@ -14,7 +14,7 @@ class FragileWorker(Worker):
 
     def initialize_kv_cache(self, num_blocks: list[int]) -> None:
         super().initialize_kv_cache(num_blocks)
-        if self.place.is_first_stage:
+        if self.place.pp_rank == 0:
             graph = self.runner.graph
             owner, name = (self.runner.model, "run_stage") if graph is None else (graph, "run")
             run_stage = getattr(owner, name)

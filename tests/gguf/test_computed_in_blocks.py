@@ -22,8 +22,8 @@ from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.kernels.native_level import is_built
 from octavo.layers.linear import MergedLinear
 from octavo.layers.quant.gguf import BlockScheme
-from octavo.loader.base import get_model_loader
 from octavo.loader.packed_cache import PackedCache
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 
 pytestmark = pytest.mark.skipif(

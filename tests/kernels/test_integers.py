@@ -18,7 +18,7 @@ from octavo.kernels.dispatch import select_kernels
 from octavo.kernels.native_integers import IntegerNativeKernels
 from octavo.kernels.quantization import IntegerFormat, QuantizedWeight, get_quantization
 from octavo.kernels.types import SILU, Activation, ActivationKind, Fused, PackedLinear
-from octavo.layers.quant.registry import check_made_at_load, make_schemes
+from octavo.layers.quant.registry import check_quantization_at_load, make_schemes
 
 MAX_ROWS = 70
 TWO_LEVEL = IntegerFormat(bits=4, group_size=None, is_two_level=True)
@@ -298,7 +298,7 @@ def test_what_cannot_be_had_is_refused_with_what_it_needs(monkeypatch: pytest.Mo
 def check(quantization: str, device: str, dtype: torch.dtype) -> None:
     schemes = make_schemes(None, quantization)
     kernels = select_kernels(torch.device(device), dtype, schemes.forms)
-    check_made_at_load(schemes, kernels, f"{device} with {str(dtype).removeprefix('torch.')}")
+    check_quantization_at_load(schemes, kernels, f"{device} with {str(dtype).removeprefix('torch.')}")
 
 
 def test_formats_know_their_size() -> None:

@@ -13,7 +13,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.config.engine import LoadConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 
 TOKENS = [5, 9, 33, 60, 4]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

@@ -18,7 +18,7 @@ from tests.models.tiny import TINY_MODELS
 
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.errors import CheckpointError, UnsupportedModelError
 
 FORMATS = ["safetensors", "shards", "pt", "gguf", "tensorizer", "sharded_state", "awq"]

@@ -16,8 +16,8 @@ from octavo.device.manager import DeviceManager
 from octavo.kernels.native_level import is_built
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
-from octavo.loader.base import get_model_loader
 from octavo.loader.packed_cache import Idleness, PackedCache, cache_folder, checkpoint_digest
+from octavo.loader.registry import get_model_loader
 from octavo.loader.safetensors import SafetensorsLoader
 from octavo.models.interfaces import CausalLM
 

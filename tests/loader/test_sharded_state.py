@@ -16,7 +16,7 @@ from tests.worker.threaded_ranks import ThreadedRanks
 from octavo import LLM, SamplingParams
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.distributed.groups import ParallelGroups
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 

@@ -18,10 +18,10 @@ from octavo.config.engine import LoadConfig
 from octavo.config.hf import read_model_config
 from octavo.convert.run import convert
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.loader.base import get_model_loader
 from octavo.loader.packed_model import PackedModel
+from octavo.loader.registry import get_model_loader
 
 TOKENS = [5, 9, 33, 60, 4]
 

@@ -18,7 +18,7 @@ from octavo.distributed.groups import ParallelGroups
 from octavo.kernels.dispatch import select_kernels
 from octavo.layers.context import BuildContext
 from octavo.layers.quant.registry import make_schemes
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.worker.graph import StepGraph
 

@@ -14,7 +14,7 @@ from octavo.config.hf import read_model_config
 from octavo.config.model import ModelConfig, RopeConfig
 from octavo.errors import UnsupportedModelError
 from octavo.layers.weight_owner import WeightOwner
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.registry import initialize_model
 from octavo.models.weights import weight_slots
 

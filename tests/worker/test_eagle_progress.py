@@ -20,7 +20,7 @@ def run(
     rows, ends = ints(row), ints(end)
     progress.skip_gaps(rows, ints(start))
     due = progress.take_complete(rows, ends, tokens)
-    copies = progress.settle_hits(tokens)
+    copies = progress.check_hits(tokens)
     progress.num_computed[rows[due]] = ends[due]
     progress.num_available[rows] = ends
     return due.tolist(), copies
@@ -58,7 +58,7 @@ def test_a_hit_on_blocks_that_a_step_computes_itself() -> None:
     both = [new("a", 0, 10, [3, 4, 5]), new("b", 1, 11, [3, 4, 6], num_cached=8)]
     progress.apply(step([("a", 0, 0, 10), ("b", 1, 8, 3)], both))
     assert progress.take_complete(ints(0, 1), ints(10, 11), tokens).tolist() == [0]
-    assert progress.settle_hits(tokens) == []
+    assert progress.check_hits(tokens) == []
     assert progress.base[1] == 0
 
 
@@ -91,5 +91,5 @@ def test_rejected_drafts_and_reused_blocks() -> None:
     assert progress.num_computed[0] == 9
     progress.apply(step([("c", 2, 0, 4)], [new("c", 2, 4, [3])], ended=["a"]))
     progress.apply(step([("b", 1, 4, 3)], [new("b", 1, 7, [3, 6], num_cached=4)]))
-    progress.settle_hits(tokens)
+    progress.check_hits(tokens)
     assert progress.base[1] == 4

@@ -1,11 +1,13 @@
 """Recorded steps are bit-equal to running op by op, for any number of tokens."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.models.tiny import TINY_MODELS
+from torch import nn
 
 from octavo import LLM, SamplingParams
 from octavo.config.args import EngineArgs
@@ -15,7 +17,7 @@ from octavo.kernels.native_level import native_kernels
 from octavo.kernels.tape import TapeBuffers
 from octavo.layers.norm import RMSNorm
 from octavo.models.common import GatedMLP
-from octavo.worker.graph import StepGraph
+from octavo.worker.graph import StepGraph, refuse_torch_ops
 from octavo.worker.worker import Worker
 
 pytestmark = pytest.mark.skipif(native_kernels() is None, reason="only the C++ kernels are recorded")
@@ -114,6 +116,18 @@ def test_a_torch_op_that_a_recording_would_miss_is_refused(monkeypatch: pytest.M
     worker = sneaky_worker(monkeypatch, SneakyMLP)
     with pytest.raises(RecordingError, match=r"add in layers\.0\.mlp"):
         worker.initialize_kv_cache([64])
+
+
+def test_reading_values_is_refused() -> None:
+    """Python that depends on a tensor's values would be frozen into the recording."""
+    x = torch.ones(2, 2)
+    reads: list[Callable[[], object]] = [lambda: torch.equal(x, x), lambda: 1.0 in x, lambda: f"{x[0, 0]}", x.tolist]
+    for read in reads:
+        with pytest.raises(RecordingError, match="in Linear: a recording"), refuse_torch_ops(nn.Linear(2, 2)):
+            read()
+    with refuse_torch_ops(nn.Linear(2, 2)):
+        assert x.view(4).shape == (4,)
+        assert x.is_contiguous()
 
 
 def test_what_cannot_be_recorded_runs_op_by_op(

@@ -17,7 +17,8 @@ from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig, RankPlace, Stage
 from octavo.errors import CheckpointError
-from octavo.loader.base import ModelLoader, get_model_loader
+from octavo.loader.base import ModelLoader
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
 from octavo.models.weights import weight_slots

@@ -1,4 +1,4 @@
-"""Attention of encoders: in both directions within each of some segments, without memory of earlier steps.
+"""Attention of encoders: bidirectional within each segment; nothing is cached between steps.
 
 Legend: P = rows of all segments, one segment after the other, H = heads, E = head size, S = segments.
 """
@@ -31,7 +31,7 @@ class EncoderSegments(ABC):
 
 
 class SdpaSegments(EncoderSegments):
-    """By torch's own op: the definition. Neighbors of one length are computed together."""
+    """By torch's own op: the definition. Adjacent segments of one length are computed together."""
 
     def __init__(self, lengths: Sequence[int], rotary: RotaryTable | None) -> None:
         """Take the `lengths` [S], which add up to P, and cos and sin, [P, E / 2] float32 each; None: no rotation."""
@@ -45,7 +45,7 @@ class SdpaSegments(EncoderSegments):
         return torch.cat([*self._parts(query, key, value)]).reshape(len(qkv), -1)
 
     def _parts(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the attention of each segment, or of neighbors of one length: [., H, E]."""
+        """Yield the attention of each segment, or of adjacent ones of one length: [., H, E]."""
         start = 0
         for length, run in groupby(self._lengths):
             count = sum(1 for _ in run)

@@ -82,8 +82,8 @@ class ForwardBatch:
     their keys and values: after its attention, W tokens are left. At least one, so that ops need not handle empty
     tensors; if no token gets logits, its hidden state is unused.
 
-    A token sees positions up to its own, or to the end of a span whose tokens see one another, such as an image: a step
-    never ends inside one.
+    A token sees positions up to its own, or to the end of a span whose tokens attend to each other, such as an image; a
+    step never ends inside such a span.
 
     Layers that keep different parts of a context (KV groups) have different block tables. This batch has those of the
     first group; `other_groups` has the same batch for the layers of each other group. A recurrent layer reads the state
@@ -105,7 +105,7 @@ class ForwardBatch:
     adapter_ids: torch.Tensor | None = None  # [T] int64, -1: no adapter; None: no token has one
     mrope_positions: torch.Tensor | None = None  # [3, T] int64, in time, height and width; None: all are `positions`
     inputs_embeds: InputEmbeds | None = None
-    visible_ends: torch.Tensor | None = None  # [T] int32, behind the last position each token sees; None: itself
+    visible_ends: torch.Tensor | None = None  # [T] int32, one past the last position each token sees; None: its own
     state_slots: torch.Tensor | None = None  # [R] int64, -1: no tokens before. None: no recurrent group
     other_groups: tuple[Self, ...] = ()
 

@@ -83,7 +83,7 @@ class NativeAttention(AttentionBackend[NativePlan]):
         return NativePlan(batch)
 
     def of_segments(self, lengths: Sequence[int], rotary: RotaryTable | None) -> EncoderSegments:
-        # A backend of its own, which forgets the layers of this step with it.
+        # A backend of its own: it caches descriptions of layers, and these layers exist only for this step.
         return PagedSegments(NativeAttention(self._kernels, self._dtype), lengths, rotary, self._dtype)
 
     def attend(

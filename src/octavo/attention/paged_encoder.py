@@ -1,6 +1,6 @@
-"""Attention of encoders by a backend for paged context: each segment is a prompt whose tokens see one another.
+"""Attention of encoders by a backend for paged context: each segment is a prompt whose tokens attend to each other.
 
-Its memory is that of one step. One call rotates, and attends to all segments, whatever their lengths.
+It keeps nothing after a step. One call rotates and attends to all segments, whatever their lengths.
 
 Legend: P = rows of all segments, S = segments, H = heads, E = head size.
 """

@@ -1,6 +1,6 @@
-"""`octavo convert --quantize`: weights in few bits, rounded for the inputs that they meet on a calibration text.
+"""`octavo convert --quantize`: low-bit weights, rounded for the inputs that their layers get on a calibration text.
 
-`request` reads what the command is told, `text` the text. `inputs` runs the model and records what its linear layers
-read, `rounding` rounds one weight, `plan` says which layers get how many bits, and `quantize` maps one
-`convert.source.Checkpoint` to another. `layers/quant/octavo.py` loads the result.
+`request` reads the command's options, `text` the text. `inputs` runs the model and records the inputs of its linear
+layers, `rounding` rounds one weight, `plan` says how many bits each layer gets, and `quantize` turns one
+`convert.source.Checkpoint` into another. `layers/quant/octavo.py` loads the result.
 """

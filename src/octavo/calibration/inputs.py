@@ -73,7 +73,7 @@ class RecordedModel:
     def blocks(self) -> Iterator[Grams]:
         """Yield what the linears of each block read, first block to last.
 
-        What is changed in a block's weights before the next one is asked for counts in that one's inputs.
+        Changes to a block's weights that are made before the next block is requested affect that block's inputs.
         """
         for block in self.model.layers.values():
             grams = {

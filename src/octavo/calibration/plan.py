@@ -1,4 +1,4 @@
-"""Which layers get how many bits."""
+"""How many bits each layer gets."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from octavo.errors import InvalidParameterError
 from octavo.layers.quant.names import LayerNames
 from octavo.layers.quant.octavo import FORMS
 
-# Layers that are computed as one need one form.
+# Layers that are merged need one form.
 _COMPUTED_AS_ONE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -16,7 +16,7 @@ class BitsPlan:
     """Bits of every layer: `bits`, but for layers whose name contains a key of `bits_for`.
 
     Raises:
-        InvalidParameterError: bits that no form has.
+        InvalidParameterError: a number of bits that is not supported.
     """
 
     bits: int = 4
@@ -32,7 +32,7 @@ class BitsPlan:
         """Read "down_proj=8,lm_head=8"; empty: 4 bits for all.
 
         Raises:
-            InvalidParameterError: it is written differently.
+            InvalidParameterError: malformed.
         """
         bits_for: dict[str, int] = {}
         for entry in filter(None, text.split(",")):
@@ -46,7 +46,7 @@ class BitsPlan:
         """Return the bits of each layer of a model, by checkpoint name.
 
         Raises:
-            InvalidParameterError: a name that no layer has.
+            InvalidParameterError: a name that matches no layer.
         """
         layers, result = list(layers), {}
         named = {name: LayerNames([name]) for name in self.bits_for}
@@ -62,7 +62,7 @@ class BitsPlan:
 
 
 def _as_one(layer: str) -> list[str]:
-    """Return the names of all layers that are computed as one with this one."""
+    """Return the names of all layers that are merged with this one."""
     stem, _, part = layer.rpartition(".")
     for parts in _COMPUTED_AS_ONE:
         if part in parts:

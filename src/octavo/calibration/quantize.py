@@ -1,4 +1,4 @@
-"""Maps a checkpoint to one with weights in few bits.
+"""Turns a checkpoint into one with low-bit weights.
 
 Legend: N = outputs, K = inputs.
 """
@@ -38,7 +38,7 @@ class QuantizedCheckpoint(Checkpoint):
     layers: Mapping[str, QuantizedWeight]  # by name in the checkpoint
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Checkpoint.tensors`. Experts that are stacked in the source are tensors of their own."""
+        """See `Checkpoint.tensors`. Stacked experts of the source become separate tensors."""
         for name, tensor in spelt_as_in_table(empty_model(self.model), Checkpoint.tensors(self)):
             if name.removesuffix(_WEIGHT) not in self.layers:
                 yield name, tensor
@@ -47,7 +47,7 @@ class QuantizedCheckpoint(Checkpoint):
 
     @property
     def bits_per_weight(self) -> float:
-        """The mean over all weights that are quantized, with their scales."""
+        """The mean over all quantized weights, including their scales."""
         num_weights = sum(weight.values.numel() for weight in self.layers.values())
         num_bytes = sum(weight.format.num_bytes(*weight.values.shape) for weight in self.layers.values())
         return 8.0 * num_bytes / num_weights
@@ -56,10 +56,10 @@ class QuantizedCheckpoint(Checkpoint):
 def quantize(
     checkpoint: Checkpoint, plan: BitsPlan, passages: list[list[int]], *, shows_progress: bool
 ) -> QuantizedCheckpoint:
-    """Round the linear layers of a checkpoint for the inputs that they meet on a text, given in tokens.
+    """Round the linear layers of a checkpoint for the inputs that they get on a text, given in tokens.
 
-    Block by block: a block's inputs are recorded with all blocks before it rounded already, so that later layers make
-    up for what earlier ones lost. The model is in memory in float32.
+    Block by block: a block's inputs are recorded after all earlier blocks have been rounded, so that later layers
+    compensate for the errors of earlier ones. The model is in memory in float32.
 
     Raises:
         InvalidParameterError: the checkpoint is quantized already, or the plan does not fit.
@@ -117,7 +117,7 @@ def _linear_names(model: CausalLM) -> dict[str, tuple[MergedLinear, str]]:
 def _round_layers(
     recorded: RecordedModel, bits: Mapping[str, int], *, shows_progress: bool
 ) -> Iterator[tuple[str, QuantizedWeight]]:
-    """Round all linears, those of a block at the same time, and yield each part by its name in the checkpoint."""
+    """Round all linears, those of a block concurrently, and yield each part by its name in the checkpoint."""
     by_layer: dict[MergedLinear, dict[str, str]] = {}  # names in the checkpoint by part
     for name, (layer, part) in _linear_names(recorded.model).items():
         by_layer.setdefault(layer, {})[part] = name
@@ -152,14 +152,14 @@ def _round(weight: torch.Tensor, gram: torch.Tensor, bits: int) -> QuantizedWeig
 
 
 def _rotated(x: torch.Tensor) -> torch.Tensor:
-    """Return x [., K] as `rotated` in blocks does, but by matrix products: other last bits, a tenth of the time."""
+    """Do what `rotated` does with blocks, to x [., K], by matrix products: different last bits, a tenth of the time."""
     whole = x.shape[1] // ROTATION_BLOCK * ROTATION_BLOCK
     mixed = x[:, :whole].reshape(-1, ROTATION_BLOCK) @ rotated(torch.eye(ROTATION_BLOCK), "blocks")
     return torch.cat((mixed.view(len(x), whole), x[:, whole:]), dim=1)
 
 
 def _joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Put weights [., K] of one form together, one after the other."""
+    """Concatenate weights [., K] of one form."""
     multipliers = [part.multipliers for part in parts if part.multipliers is not None]
     return QuantizedWeight(
         format=parts[0].format,
@@ -170,7 +170,7 @@ def _joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def _parts(weight: QuantizedWeight, sizes: Iterable[int]) -> list[QuantizedWeight]:
-    """Divide a weight [N, K] by its outputs."""
+    """Split a weight [N, K] by outputs."""
     sizes = list(sizes)
     multipliers = [None] * len(sizes) if weight.multipliers is None else torch.split(weight.multipliers, sizes)
     return [

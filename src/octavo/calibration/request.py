@@ -1,4 +1,4 @@
-"""What `octavo convert --quantize` asks for, checked and read."""
+"""The options of `octavo convert --quantize`, validated."""
 
 from pathlib import Path
 
@@ -14,8 +14,7 @@ def quantized(checkpoint: Checkpoint, form: str, bits_for: str, calibration_text
     """Quantize a checkpoint, with a progress bar.
 
     Raises:
-        InvalidParameterError: an unknown form, bits or layers that there are not, a text that cannot be read; and what
-            `quantize` raises.
+        InvalidParameterError: an unknown form, bits or layer; a text that cannot be read; and what `quantize` raises.
     """
     if form != "int4":
         raise InvalidParameterError("quantize", form, "int4; int8 needs no calibration: serve with --quantization int8")

@@ -1,8 +1,8 @@
-"""Rounds a weight to two-level integers so that its outputs change little, not so much each number by itself.
+"""Rounds a weight to two-level integers so that its outputs change as little as possible, rather than each weight.
 
-What rounding one input's weights does to the outputs is compensated by inputs that are not rounded yet (GPTQ: Frantar
+The error from rounding one input's weights is compensated by inputs that have not been rounded yet (GPTQ: Frantar
 et al. 2022, arXiv:2210.17323). Integers are those of `kernels/quantization.py` `IntegerFormat`, two-level. Weights are
-transposed meanwhile, so that an input's weights are neighbors in memory.
+transposed meanwhile, so that an input's weights are contiguous.
 
 Legend: N = outputs, K = inputs, whole groups of 32.
 """
@@ -14,7 +14,7 @@ from octavo.kernels.quantization import TWO_LEVEL_GROUP_SIZE, IntegerFormat, Qua
 
 _GROUP = TWO_LEVEL_GROUP_SIZE
 _DAMPING = 0.01  # of the mean of the diagonal, added to it: the fewer the tokens, the more it matters
-# The greatest number of a group is brought to one of these multiples of the step; beyond 8 it is cut off.
+# The largest value of a group is scaled to one of these multiples of the step; beyond 8 it is clipped.
 _REACHES = (6.5, 7.0, 7.5, 8.0, 8.5, 9.0, 9.5, 10.0)
 _VANISHING = 1e-30
 
@@ -68,7 +68,7 @@ def _compensation(gram: torch.Tensor) -> torch.Tensor:
 
 
 def _multipliers(group: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
-    """Return the best of some multipliers [N] of a group [32, N]; an error counts as `diagonal` [32] of U says."""
+    """Return the best of some multipliers [N] of a group [32, N]; errors are weighted by `diagonal` [32] of U."""
     low, high = group.amin(0), group.amax(0)
     extreme = torch.where(-low > high, low, high)  # [N]
     best, least = torch.zeros_like(extreme), torch.full_like(extreme, torch.inf)
@@ -76,7 +76,7 @@ def _multipliers(group: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
     for reach in _REACHES:
         multiplier = (extreme * (-8.0 / reach)).round_().clamp_(-127.0, 127.0)
         integers = (group * _inverse(multiplier)).round_().clamp_(-8.0, 7.0)
-        # What 4 bits stand for is rounded once more, which is little compared with this.
+        # The value of 4-bit integers is rounded once more, which is a small error in comparison.
         error = weights @ integers.mul_(multiplier / 8.0).sub_(group).square_()
         is_better = error < least
         best, least = torch.where(is_better, multiplier, best), torch.where(is_better, error, least)
@@ -84,5 +84,5 @@ def _multipliers(group: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
 
 
 def _inverse(multipliers: torch.Tensor) -> torch.Tensor:
-    """Return what brings numbers in steps of 8 bits to those of 4, [N]; zeros where a group vanishes."""
+    """Return the factors [N] from steps of 8 bits to steps of 4 bits; zeros where a group vanishes."""
     return torch.where(multipliers == 0.0, 0.0, 8.0 / multipliers)

@@ -1,4 +1,4 @@
-"""The text that a model is run on: the bundled one, or the user's, in passages of tokens."""
+"""The calibration text: the bundled one or the user's, divided into passages of tokens."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +11,7 @@ _MAX_PASSAGE, _MAX_TOKENS, _MIN_TOKENS = 512, 4096, 64
 
 
 def read_text(path: Path | None) -> str:
-    """Return a file's text; None: Octavo's own, with prose, chats, code, tables, several languages.
+    """Return a file's text; None: the bundled one, with prose, chats, code, tables and several languages.
 
     Raises:
         InvalidParameterError: it cannot be read.
@@ -25,10 +25,10 @@ def read_text(path: Path | None) -> str:
 
 
 def passages_of(text: str, tokenizer: Tokenizer) -> list[list[int]]:
-    """Return the passages of a text, divided by lines of five hyphens: at most 512 tokens each, 4,096 in all.
+    """Return the passages of a text, separated by lines of five hyphens: at most 512 tokens each, 4,096 in total.
 
     Raises:
-        InvalidParameterError: less than 64 tokens.
+        InvalidParameterError: fewer than 64 tokens.
     """
     passages: list[list[int]] = []
     for passage in text.split(_BETWEEN):

@@ -33,7 +33,9 @@ app = typer.Typer(**{**TYPER_SETTINGS, "no_args_is_help": True})
 
 InputLen = Annotated[int, typer.Option("--input-len", help="tokens per prompt", min=1)]
 OutputLen = Annotated[int, typer.Option("--output-len", help="tokens to generate per prompt", min=1)]
-NumImages = Annotated[int, typer.Option("--num-images", help="random pictures per prompt, beside its tokens", min=0)]
+NumImages = Annotated[
+    int, typer.Option("--num-images", help="random pictures per prompt, in addition to its tokens", min=0)
+]
 ImageSize = Annotated[
     str, typer.Option("--image-size", help="their width and height in pixels", metavar="<width>x<height>")
 ]
@@ -194,7 +196,7 @@ def _prompts(
 
 
 def _images(prompts: Prompts, requests_per_s: float) -> Report:
-    """Return what a report says of images: nothing where there are none."""
+    """Return the report's entries about images: none if there are no images."""
     if not isinstance(prompts, RandomPictures):
         return {}
     return {"num_images": prompts.num_images, "images_per_s": prompts.num_images * requests_per_s}

@@ -21,14 +21,14 @@ Run = Callable[["SamplingParams"], "list[RequestOutput]"]
 
 
 class Prompts(Protocol):
-    """Prompts of one length, which use some adapters in turn."""
+    """Prompts of one length. Adapters are used in turn."""
 
     llm: "LLM"
     length: int
     adapters: "Sequence[LoRARequest]"
 
     def take(self, count: int) -> Run:
-        """Make so many prompts; return what runs them as one batch."""
+        """Make this many prompts; return a function that runs them as one batch."""
         ...
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from octavo.cli.chat_models import ChatModel, local_model, remote_model
+from octavo.cli.chat_text import ResponsePrinter
 from octavo.cli.images import image_part
 from octavo.cli.options import TYPER_SETTINGS, AnswerOptions, EngineOptions, with_derived_flags
-from octavo.cli.speakers import Answerer, local_model, remote_model
-from octavo.cli.speech import SpeechPrinter
 from octavo.errors import EngineDeadError, InvalidParameterError, OctavoError, nearest_hint
 
 app = typer.Typer(**TYPER_SETTINGS)
@@ -87,7 +87,7 @@ class ChatSession:
 
     def __init__(
         self,
-        answer: Answerer,
+        answer: ChatModel,
         runner: asyncio.Runner,
         system: str | None,
         images: Sequence[Mapping[str, object]] = (),
@@ -132,7 +132,7 @@ class ChatSession:
         """Send a message and stream the response; Ctrl-C keeps what was shown."""
         self._conversation.ask(line, self._images)
         self._images = []
-        printer = SpeechPrinter()
+        printer = ResponsePrinter()
         try:
             self._runner.run(self._listen(printer))
         except KeyboardInterrupt:
@@ -142,11 +142,11 @@ class ChatSession:
         except OctavoError as error:
             _note(str(error))
         print(flush=True)
-        self._conversation.answer(printer.said)
+        self._conversation.answer(printer.text)
 
-    async def _listen(self, printer: SpeechPrinter) -> None:
-        async for speech in self._ask_model(self._conversation.messages):
-            printer.show(speech)
+    async def _listen(self, printer: ResponsePrinter) -> None:
+        async for piece in self._ask_model(self._conversation.messages):
+            printer.show(piece)
 
     def _help(self, _rest: str) -> None:
         for name, (_, text) in self._commands.items():

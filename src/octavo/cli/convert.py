@@ -22,7 +22,7 @@ app = typer.Typer(**TYPER_SETTINGS)
 @app.command()
 def convert(
     source: Annotated[str, typer.Argument(help="checkpoint folder, GGUF file, Hub id, `smollm2`, `demo` or `demo-vl`")],
-    out: Annotated[Path, typer.Argument(help="folder to create; of gguf, the file")],
+    out: Annotated[Path, typer.Argument(help="folder to create; for gguf, a file")],
     to: Annotated[
         str,
         typer.Option(
@@ -32,11 +32,11 @@ def convert(
     dtype: Annotated[
         str,
         typer.Option(
-            "--dtype", help="dtype of the weights; auto: as they are, of GGUF blocks bfloat16", metavar="<str>"
+            "--dtype", help="dtype of the weights; auto: unchanged, bfloat16 for GGUF blocks", metavar="<str>"
         ),
     ] = "auto",
     load_format: Annotated[
-        LoadFormat, typer.Option("--load-format", help="format of the source; auto: as it is")
+        LoadFormat, typer.Option("--load-format", help="format of the source; auto: detect it")
     ] = "auto",
     revision: Annotated[
         str | None, typer.Option("--revision", help="branch, tag or commit of a Hub model", metavar="<str>")
@@ -44,7 +44,7 @@ def convert(
     max_shard_gib: Annotated[
         float | None,
         typer.Option(
-            "--max-shard-gib", help="maximum GiB of weights in one file; not of gguf and tensorizer [default: 2]"
+            "--max-shard-gib", help="maximum GiB of weights in one file; not for gguf and tensorizer [default: 2]"
         ),
     ] = None,
     gguf_type: Annotated[
@@ -58,7 +58,7 @@ def convert(
         typer.Option("--tensor-parallel-size", help="number of ranks that a sharded_state is for [default: 1]"),
     ] = None,
     merge_lora: Annotated[
-        str | None, typer.Option("--merge-lora", help="add a LoRA adapter to the weights: its folder", metavar="<str>")
+        str | None, typer.Option("--merge-lora", help="LoRA adapter to merge into the weights", metavar="<str>")
     ] = None,
     quantize: Annotated[
         str | None,
@@ -66,17 +66,17 @@ def convert(
     ] = None,
     bits_for: Annotated[
         str,
-        typer.Option("--bits-for", help="layers with other bits, such as down_proj=8,lm_head=8", metavar="<str>"),
+        typer.Option("--bits-for", help="bits of single layers, such as down_proj=8,lm_head=8", metavar="<str>"),
     ] = "",
     calibration_text: Annotated[
-        Path | None, typer.Option("--calibration-text", help="text like the model's own use; default: a bundled one")
+        Path | None, typer.Option("--calibration-text", help="text like the model's inputs; default: a bundled one")
     ] = None,
 ) -> None:
     """Write a model as a checkpoint of another format: weights, settings, tokenizer and chat template."""
-    limit_spinning()  # before torch is imported: calibration has threads of its own alongside torch's
+    limit_spinning()  # before torch is imported: calibration has its own threads alongside torch's
     from octavo.convert import run
     from octavo.convert.source import Checkpoint
-    from octavo.convert.targets import TargetOptions
+    from octavo.convert.target_options import TargetOptions
 
     start_s = time.perf_counter()
     options = TargetOptions(
@@ -88,14 +88,14 @@ def convert(
     checkpoint = Checkpoint.open(source, revision=revision, load_format=load_format, dtype=dtype)
     if changes.any:
         run.check(out, to)  # before a minute of work
-    checkpoint, notes = changes.made_to(checkpoint)
+    checkpoint, notes = changes.apply(checkpoint)
     num_bytes = run.convert(checkpoint, out, to, options)
     print(f"{out}: {', '.join((to, *notes))}, {num_bytes / 1e6:,.1f} MB, {time.perf_counter() - start_s:.1f} s")
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a conversion does to the weights besides writing them in another format.
+    """Changes of the weights during a conversion.
 
     Raises:
         InvalidParameterError: an option of `quantize` without it.
@@ -116,8 +116,8 @@ class Changes:
     def any(self) -> bool:
         return self.merge_lora is not None or self.quantize is not None
 
-    def made_to(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
-        """Return a checkpoint with these changes, and what to say about them."""
+    def apply(self, checkpoint: "Checkpoint") -> "tuple[Checkpoint, list[str]]":
+        """Return a checkpoint with these changes, and notes about them for the user."""
         from octavo.calibration.request import quantized
         from octavo.convert.merged import merge_lora
 

@@ -8,7 +8,7 @@ from octavo.errors import InvalidParameterError
 
 
 def image_part(path: Path) -> dict[str, object]:
-    """Return the content part of an image file. What is in the file, the model's side checks.
+    """Return the content part of an image file. Its contents are checked by the engine or the server.
 
     Raises:
         InvalidParameterError: it cannot be read.

@@ -56,7 +56,7 @@ def inspect(
 
 
 def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[str, str]:
-    """Return what there is to say, by name."""
+    """Return the description, by name."""
     heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} KV heads"
     experts = f", {config.moe.num_experts} experts, {config.moe.top_k} per token" if config.moe else ""
     num_weights, num_bytes = sum(prod(each.shape) for each in stored), _BYTES[config.dtype]
@@ -75,7 +75,7 @@ def facts(path: Path, config: ModelConfig, stored: list[StoredTensor]) -> dict[s
 
 
 def _computed(config: ModelConfig, stored: list[StoredTensor], dense_bytes: int) -> str:
-    """Say in what form the weights are computed, and what they take then: `dense_bytes` as floats."""
+    """Describe the form in which the weights are computed, and its size; `dense_bytes` is their size as floats."""
     as_floats = f"in {config.dtype} {size_text(dense_bytes)} in memory"
     if config.quantization is None:
         return as_floats
@@ -180,7 +180,7 @@ def _chat_template(path: Path) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """Say a number of bytes."""
+    """Format a number of bytes."""
     for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.1f} {unit}"

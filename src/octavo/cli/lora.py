@@ -47,7 +47,7 @@ def inspect(
 
 
 def facts(folder: Path, config: AdapterConfig) -> dict[str, str]:
-    """Return what there is to say, by name.
+    """Return the description, by name.
 
     Raises:
         AdapterError, CheckpointError: about the adapter's files.

@@ -5,15 +5,12 @@ below. Options shared with vLLM have vLLM's names. Values are checked on their o
 are in `resolve`, those that need the device are in the worker.
 """
 
-import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from types import NoneType
-from typing import Any, Literal, Self, get_args, get_origin
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
 
-from octavo.config.draft_model import resolve_draft_model
-from octavo.config.eagle import resolve_eagle_head
+from octavo.config.drafting import resolve_drafting
 from octavo.config.engine import (
     CacheConfig,
     EngineConfig,
@@ -23,16 +20,16 @@ from octavo.config.engine import (
     SchedulerConfig,
 )
 from octavo.config.hf import read_model_config
-from octavo.config.hf_quantization import settle_quantization
+from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.lora import LoraConfig
 from octavo.config.model import DType, ModelConfig, QuantizationName
+from octavo.config.option_types import check_type, option
 from octavo.config.parallel import ExecutorBackend, ParallelConfig
-from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
+from octavo.config.parallel_limits import check_parallel
+from octavo.config.speculative import SpeculativeConfig
 from octavo.config.vision_limits import check_vision, largest_whole_span
 from octavo.errors import InvalidParameterError, UnknownOptionError
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "demo"
 STREAMING_STEP_TARGET_S = 0.25  # default of `step_target_s` when responses are streamed
@@ -50,12 +47,6 @@ _COUNTS = (
     *_LORA_SIZES,
     *_DEGREES,
 )
-_KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}
-
-
-def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
-    """A dataclass field with the help text of its command-line flag; secret ones are never printed."""
-    return field(default=default, metadata={"help": help_text, "is_secret": is_secret})
 
 
 def for_streaming(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +66,7 @@ class EngineArgs:
     model_name: str = option(
         DEFAULT_MODEL,
         "checkpoint folder, GGUF file, Hub id (org/name, or org/name:Q4_K_M for one of several GGUF files), `smollm2`, "
-        "`demo`, the bundled model, or `demo-vl`, the bundled model that sees",
+        "`demo`, the bundled model, or `demo-vl`, the bundled vision-language model",
     )
     tokenizer: str | None = option(None, "folder or Hub id of the tokenizer; default: the model's own")
     chat_template: str | None = option(None, "Jinja file to use instead of the model's chat template")
@@ -85,7 +76,7 @@ class EngineArgs:
         None,
         "quantize the weights of linear layers at load time: int8 or int4 (GPU, or CPU with bfloat16 activations), "
         "or fp8 (GPU). GGUF files with quantized tensors: gguf computes with these as they are (the default on a CPU "
-        "with bfloat16), dequantize turns them into floats at load",
+        "with bfloat16), dequantize converts them to floats at load",
     )
     device: Literal["auto", "cpu", "cuda", "mps", "xpu"] = option(
         "auto", "auto: the first available of cuda, xpu, mps, cpu"
@@ -112,7 +103,7 @@ class EngineArgs:
     )
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of common prompt prefixes")
     generation_config: Literal["auto", "none"] = option("auto", "auto: take sampling defaults from the checkpoint")
-    load_format: LoadFormat = option("auto", "format of the weights; auto: as the model is; dummy: random weights")
+    load_format: LoadFormat = option("auto", "format of the weights; auto: detect it; dummy: random weights")
     tensorizer_uri: str | None = option(
         None, "file or http(s) address of the model's weights in the tensorizer format; default: in the model's folder"
     )
@@ -141,7 +132,7 @@ class EngineArgs:
         None, "adapters kept in host memory, at least max_loras; default: four times max_loras"
     )
     lora_experts: bool = option(
-        False, "serve adapters of a mixture's experts, too: each expert has slots, which take much memory"
+        False, "also serve adapters of MoE experts: every expert gets slots, which takes a lot of memory"
     )
     tensor_parallel_size: int = option(1, "ranks that each layer is sharded over")
     pipeline_parallel_size: int = option(1, "pipeline stages, each with its own layers and ranks")
@@ -194,19 +185,22 @@ class EngineArgs:
             ModelNotFoundError, CheckpointError, UnsupportedModelError: about the model.
             InvalidParameterError: an option that does not fit this model.
         """
-        path = resolve_model(self.model_name, self.revision, with_weights=self.load_format != "dummy")
+        with_weights = self.load_format != "dummy"
+        path = resolve_model(self.model_name, self.revision, with_weights=with_weights)
         tokenizer_path = resolve_model(self.tokenizer, with_weights=False) if self.tokenizer else path
         model = read_model_config(path, model=self.model_name, dtype=self.dtype, max_model_len=self.max_model_len)
-        if self.tensor_parallel_size > model.num_heads:
-            limit = f"at most {model.num_heads}: every rank needs an attention head"
-            raise InvalidParameterError("tensor_parallel_size", self.tensor_parallel_size, limit)
+        parallel = ParallelConfig(
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            data_parallel_size=self.data_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
+            distributed_executor_backend=self.distributed_executor_backend,
+            step_timeout_s=self.step_timeout_s,
+        )
+        check_parallel(model, parallel)
         check_vision(model, self.tensor_parallel_size)
-        if self.pipeline_parallel_size > model.num_layers:
-            limit = f"at most {model.num_layers}: every stage needs a layer"
-            raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
-        self._check_experts(model)
         whole_span = largest_whole_span(model.vision, self.max_num_seqs, self.max_num_batched_tokens)
-        quantization, model = settle_quantization(self.quantization, model, path)
+        quantization, model = resolve_quantization(self.quantization, model, path)
         speculative = None if self.speculative_config is None else SpeculativeConfig.parse(self.speculative_config)
         return EngineConfig(
             model=model,
@@ -237,16 +231,9 @@ class EngineArgs:
             enforce_eager=self.enforce_eager,
             deterministic=self.deterministic,
             speculative=speculative,
-            draft_model=self._draft_model(speculative, model),
+            draft_model=resolve_drafting(speculative, model, parallel, with_weights=with_weights),
             lora=self._lora(),
-            parallel=ParallelConfig(
-                tensor_parallel_size=self.tensor_parallel_size,
-                pipeline_parallel_size=self.pipeline_parallel_size,
-                data_parallel_size=self.data_parallel_size,
-                enable_expert_parallel=self.enable_expert_parallel,
-                distributed_executor_backend=self.distributed_executor_backend,
-                step_timeout_s=self.step_timeout_s,
-            ),
+            parallel=parallel,
             tokenizer_path=str(tokenizer_path),
             use_generation_config=self.generation_config == "auto",
             seed=self.seed,
@@ -267,26 +254,6 @@ class EngineArgs:
         if model.vision is None:
             return 0
         return self.encoder_cache_tokens or min(_ENCODER_CACHE_TOKENS, model.max_model_len)
-
-    def _draft_model(self, speculative: SpeculativeConfig | None, model: ModelConfig) -> DraftModelConfig | None:
-        if speculative is None or speculative.model is None:
-            return None
-        if speculative.method == "eagle3":
-            if self.pipeline_parallel_size > 1:
-                limit = "1 with method eagle3: a head reads hidden states of several stages"
-                raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
-            return resolve_eagle_head(speculative, model, with_weights=self.load_format != "dummy")
-        if self.distributed_executor_backend == "ray" and self.pipeline_parallel_size > 1:
-            limit = "1 with a draft model on Ray: stages on unlike processors would draft different tokens"
-            raise InvalidParameterError("pipeline_parallel_size", self.pipeline_parallel_size, limit)
-        return resolve_draft_model(speculative, model, with_weights=self.load_format != "dummy")
-
-    def _check_experts(self, model: ModelConfig) -> None:
-        if self.enable_expert_parallel and model.moe is None:
-            limit = f"requires a MoE model; {model.model} ({model.architecture}) has no experts"
-            raise InvalidParameterError("enable_expert_parallel", True, limit)
-        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
-            logger.warning("enable_expert_parallel has no effect with tensor_parallel_size=1: one rank has all experts")
 
     def _check_rest(self) -> None:
         if self.trust_remote_code:
@@ -317,25 +284,3 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < math.inf:
                 raise InvalidParameterError(name, value, "a finite number of at least 0")
-
-
-def check_type(name: str, annotation: Any, value: object) -> None:
-    """Check an option against its annotation: a Literal, a tuple of strings, or plain types of which one may be None.
-
-    Raises:
-        InvalidParameterError: names the option, its value and the allowed values.
-    """
-    allowed = get_args(annotation) or (annotation,)
-    if get_origin(allowed[0]) is Literal:
-        allowed = get_args(allowed[0]) if value is not None else (NoneType,)
-    if get_origin(annotation) is tuple:
-        if not (isinstance(value, tuple) and all(type(item) is str for item in value)):
-            raise InvalidParameterError(name, value, "must be a list of strings")
-    elif isinstance(allowed[0], str):
-        if value not in allowed:
-            raise InvalidParameterError(name, value, "one of " + ", ".join(allowed))
-    else:
-        kinds = [get_origin(kind) or kind for kind in allowed]
-        if type(value) not in kinds and not (type(value) is int and float in kinds):  # exact: True is not an int
-            what = " or ".join(_KINDS[kind] for kind in kinds if kind is not NoneType)
-            raise InvalidParameterError(name, value, f"must be {what}")

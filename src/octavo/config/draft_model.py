@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from octavo.config.hf import read_model_config
-from octavo.config.hf_quantization import settle_quantization
+from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.model import ModelConfig
 from octavo.config.speculative import DraftModelConfig, SpeculativeConfig
@@ -27,7 +27,7 @@ def resolve_draft_model(options: SpeculativeConfig, model: ModelConfig, *, with_
         raise UnsupportedModelError(
             f"speculative_config: {draft.model}: its recurrent states cannot roll back drafts that were rejected"
         )
-    quantization, draft = settle_quantization(options.quantization, draft, path)
+    quantization, draft = resolve_quantization(options.quantization, draft, path)
     return DraftModelConfig(
         model=draft,
         quantization=quantization,

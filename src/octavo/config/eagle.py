@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.config.draft_model import kv_groups_for
 from octavo.config.hf import model_config_of
-from octavo.config.hf_quantization import settle_quantization
+from octavo.config.hf_quantization import resolve_quantization
 from octavo.config.hub import resolve_model
 from octavo.config.json_fields import JsonFields
 from octavo.config.model import ModelConfig
@@ -38,7 +38,7 @@ def resolve_eagle_head(options: SpeculativeConfig, model: ModelConfig, *, with_w
     head = model_config_of(fields, path, model=options.model, dtype=model.dtype)
     head = replace(head, max_model_len=min(head.max_model_len, model.max_model_len), tie_word_embeddings=False)
     eagle = _read_eagle(fields, head, model)
-    quantization, head = settle_quantization(options.quantization, head, path)
+    quantization, head = resolve_quantization(options.quantization, head, path)
     return DraftModelConfig(
         model=head,
         quantization=quantization,

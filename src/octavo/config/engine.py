@@ -31,7 +31,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int  # maximum tokens computed in one step
     ageing_s: float  # seconds of waiting that raise a request by one priority class
     encoder_cache_tokens: int = 0  # maximum tokens of images whose embeddings ranks keep
-    largest_whole_span: int = 0  # tokens that a step must not cut: an image's, in models where these see one another
+    largest_whole_span: int = 0  # tokens that a step must not split: an image's, if they attend to each other
     step_target_s: float = 0.0  # prefill chunks are sized so that a step takes this long; 0: not limited
 
 

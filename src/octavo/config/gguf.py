@@ -52,7 +52,8 @@ class _Translation:
         architecture = file.architecture
         if architecture == _PROJECTOR:
             why = "a vision projector (mmproj) without a language model; of GGUF files, only text models are supported"
-            raise UnsupportedModelError(f"{file.path}: {why}. Models that see: a folder or repository with safetensors")
+            hint = "load vision-language models from a folder or repository with safetensors"
+            raise UnsupportedModelError(f"{file.path}: {why}; {hint}")
         if architecture not in _ARCHITECTURES:
             known = ", ".join(sorted(_ARCHITECTURES))
             raise UnsupportedModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {known}")

@@ -1,4 +1,4 @@
-"""Chooses one of the models that are GGUF files side by side, as repositories of many quantizations have them."""
+"""Chooses one of several models in a folder of GGUF files: many repositories have one file per quantization."""
 
 import re
 from collections.abc import Iterable

@@ -42,7 +42,7 @@ def gemma3_settings(file: GgufFile, rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention_divisor(num_layers: int, hidden_size: int, num_heads: int, head_dim: int) -> int:
-    """Return the number by whose root scores are divided: files do not say it, and the largest model has another."""
+    """Return the number whose square root divides scores: it is not in the file, and differs for the largest model."""
     return hidden_size // num_heads if num_layers == _LAYERS_OF_27B else head_dim
 
 

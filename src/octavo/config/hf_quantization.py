@@ -48,7 +48,7 @@ def has_float_weights(checkpoint: CheckpointQuantization) -> bool:
     return bool(kinds) and set(kinds) == {"float"}
 
 
-def settle_quantization(
+def resolve_quantization(
     asked: QuantizationName | None, model: ModelConfig, path: Path
 ) -> tuple[QuantizationName | None, ModelConfig]:
     """Return `quantization=` and the model as they are to be computed.

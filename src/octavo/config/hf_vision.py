@@ -1,4 +1,4 @@
-"""Reads models with a vision tower from `config.json`: the tower, and the language model beside it."""
+"""Reads models with a vision tower from `config.json`: the tower and the language model."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -76,7 +76,7 @@ def resolve_adapter(name: str) -> Path:
     if name == DEMO_ADAPTER:
         return demo_adapter_path()
     if folder.is_dir() or name.startswith((".", "/", "~")) or "/" not in name or not _HUB_ID.fullmatch(name):
-        return folder  # who reads it says what is missing
+        return folder  # the reader reports what is missing
     from huggingface_hub import snapshot_download
 
     try:

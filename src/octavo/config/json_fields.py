@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.errors import CheckpointError
 
-# Sizes beyond these are lies that would take memory or time for a model that no file has weights for.
+# Larger sizes are bogus: they would cost memory or time for a model whose weights cannot exist.
 _MAX_INTEGER = 2**31 - 1
 _MAX_SIZES = MappingProxyType(
     {

@@ -63,7 +63,7 @@ class MoEConfig:
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """What attention keeps of a token where all heads share one vector (DeepSeek-AI 2024, arXiv:2405.04434)."""
+    """What attention caches per token if all heads share one vector (DeepSeek-AI 2024, arXiv:2405.04434)."""
 
     size: int  # elements of the vector
     value_size: int  # elements at its front that are the value; all are the key

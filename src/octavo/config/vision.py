@@ -42,7 +42,7 @@ class VisionConfig:
     feature_depths: tuple[int, ...] = ()  # numbers of blocks after which the output is read; (): all
     projector_has_bias: bool = True
     has_rotary_axes: bool = False  # the decoder's rotary positions count time, height and width
-    is_bidirectional: bool = False  # in the decoder, an image's tokens see one another
+    is_bidirectional: bool = False  # in the decoder, an image's tokens attend to each other
     has_frame_times: bool = False  # videos are single groups of frames, each behind its time as text
     tokens_per_second: float | None = None  # of temporal rotary positions; None: one position a pair of frames
     image_token_id: int

@@ -1,4 +1,4 @@
-"""What an engine with a vision tower may be asked for."""
+"""Checks of engine options against a vision tower."""
 
 from octavo.config.model import ModelConfig
 from octavo.config.vision import VisionConfig
@@ -26,10 +26,10 @@ def check_vision(model: ModelConfig, tensor_parallel_size: int) -> None:
 
 
 def largest_whole_span(vision: VisionConfig | None, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Return how many tokens a step must compute together: those of an image, if they see one another; else 0.
+    """Return how many tokens a step must compute together: those of an image, if they attend to each other; else 0.
 
     Raises:
-        InvalidParameterError: a step has no room for them beside a token of each other request, which would starve.
+        InvalidParameterError: a step has no room for them and one token of every other request, which would starve.
     """
     if vision is None or not vision.is_bidirectional:
         return 0

@@ -13,8 +13,8 @@ from octavo.contracts.schedule import Int32Array
 class Drafter(Protocol):
     """Called by the scheduler, on its thread, before each step in which a request could use drafts.
 
-    A drafter that needs tensors runs in the ranks instead, as part of the step that verifies its drafts. A
-    `RankDrafter` then stands for it: it proposes places, `DRAWN_IN_RANKS`, which ranks fill.
+    A drafter that needs tensors runs in the ranks instead, as part of the step that verifies its drafts. The scheduler
+    then has a `RankDrafter`, which proposes placeholders, `DRAWN_IN_RANKS`, for the ranks to fill.
     """
 
     max_num_drafts: int  # per request and step; more are cut off

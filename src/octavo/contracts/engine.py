@@ -45,7 +45,7 @@ class ExtraInputs(msgspec.Struct, frozen=True, kw_only=True):
     vision: list[VisionInput] = []  # in the order of the prompt
     whole_spans: list[
         tuple[int, int]
-    ] = []  # [start, end): tokens that see one another; a step computes them to the end
+    ] = []  # [start, end): tokens that attend to each other; a step computes them to the end
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import numpy as np
 
 MessageT = TypeVar("MessageT")
 
-# By code of the extension type in the place of an array, which holds its frame and its width, 32 bits each.
+# By code of the extension type in place of an array, which holds its frame and its width, 32 bits each.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uint8)}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _NUMBER_BYTES = 4

@@ -1,6 +1,6 @@
-"""What crosses borders about LoRA adapters: which one a request wants, where it lies on the ranks, who loads it.
+"""Messages and interfaces for LoRA adapters: which one a request uses, its slot on the ranks, and how it is loaded.
 
-An adapter's identity is the hash of its files' contents. Names and paths only mean something at the front.
+An adapter is identified by the hash of its files' contents. Only the frontend uses names and paths.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotFill(msgspec.Struct, frozen=True, kw_only=True):
-    """Before the step, copy an adapter from the rank's host cache to this slot; what was there is no longer needed."""
+    """Copy an adapter from the rank's host cache to this slot before the step; the slot's old content is unused."""
 
     slot: int
     content_hash: str
@@ -61,11 +61,11 @@ class AdapterStore(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether `begin` finds a place for an adapter that is not there."""
+        """Whether `begin` has a place for an adapter that is not in the cache."""
         ...
 
     def begin(self, adapter: AdapterRef) -> bool:
-        """Load an adapter unless it is there, and keep it; False while all places are taken by others that are kept."""
+        """Load an adapter if necessary, and keep it; return False while all places are taken by other kept adapters."""
         ...
 
     def has(self, content_hash: str) -> bool:

@@ -23,7 +23,7 @@ class RankCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """Load an adapter into the host cache beside the steps; every rank replies with an `AdapterLoaded` later."""
+    """Load an adapter into the host cache while steps run; every rank replies later with an `AdapterLoaded`."""
 
     adapter: AdapterRef
 
@@ -61,7 +61,7 @@ FromRank = ModelRunnerOutput | RankResult | RankFailure | AdapterLoaded
 
 
 def encode_to_rank(message: ToRank) -> bytearray:
-    """Encode a step, a method call, or what is to be done about adapters."""
+    """Encode a step, a method call, or a command about adapters."""
     return _encode(_ORDERS[type(message)], message)
 
 

@@ -70,7 +70,7 @@ class TokenMasks:
     words: Int32Array  # [M, W]; bit b of word w: token 32 w + b is allowed
 
 
-DRAWN_IN_RANKS = -1  # in the place of a draft: every rank's draft model draws it first
+DRAWN_IN_RANKS = -1  # placeholder of a draft that the draft model of every rank samples first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from octavo.tokenizer.files import TokenizerFiles, read_tokenizer_files
 
 logger = logging.getLogger(__name__)
 
-# Of a folder. Weights and their indexes are written anew.
+# Files of a folder that are copied. Weights and their indexes are rewritten.
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
 _WRITTEN = ("config.json", "*.index.json")
 _TOKENIZER_KEY = "tokenizer.ggml.model"

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from octavo.convert.companions import write_companions
 from octavo.convert.shards import ShardNames, write_shards
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 
 _SAFETENSORS = ShardNames("model", ".safetensors")
 _TORCH = ShardNames("pytorch_model", ".bin")

@@ -1,7 +1,7 @@
-"""Target `gguf`: one file for llama.cpp and its relatives, written by ggml's own library.
+"""Target `gguf`: one file for llama.cpp and programs based on it, written by ggml's own library.
 
 Names, the order of rotary dimensions and keys are those of llama.cpp's converter; `config/gguf.py` and `loader/gguf.py`
-are the way back.
+read such files.
 """
 
 import logging
@@ -16,7 +16,7 @@ import torch
 
 from octavo.convert.gguf_metadata import write_settings, write_special_ids, write_tokenizer
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import SINGLE_FILES, TargetOptions
+from octavo.convert.target_options import SINGLE_FILES, TargetOptions
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
 from octavo.layers.rotary import inverse_frequencies
 from octavo.models.common import DecoderForCausalLM
@@ -106,7 +106,7 @@ class _Tensors:
         self._norm_offset = self._model.norm_offset if isinstance(self._model, DecoderForCausalLM) else 0.0
 
     def write(self, writer: Any) -> None:
-        """Write all tensors: first what they are, then their values, one at a time."""
+        """Write all tensors: first their descriptions, then their values, one at a time."""
         for name, tensor in self._renamed(torch.device("meta")):
             kind = self._type_of(name, tensor)
             shape = self._library.quant_shape_to_byte_shape(tensor.shape, kind)

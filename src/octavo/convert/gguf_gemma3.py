@@ -1,4 +1,4 @@
-"""Writes the settings that only GGUF files of Gemma 3 have; `config/gguf_gemma3.py` is the way back."""
+"""Writes the settings that only GGUF files of Gemma 3 have; `config/gguf_gemma3.py` reads them."""
 
 import math
 from typing import Any

@@ -22,7 +22,7 @@ def write_settings(writer: Any, library: Any, model: ModelConfig) -> None:
     """Add the architecture's keys.
 
     Raises:
-        UnsupportedModelError: a rotary scaling or windows that this format cannot say.
+        UnsupportedModelError: a rotary scaling or windows that this format cannot express.
     """
     writer.add_name(model.model)
     writer.add_vocab_size(model.vocab_size)

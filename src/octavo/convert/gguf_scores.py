@@ -1,4 +1,4 @@
-"""The scores of a SentencePiece tokenizer's tokens, which a GGUF file has in the place of merges.
+"""The scores of a SentencePiece tokenizer's tokens, which a GGUF file has instead of merges.
 
 Legend: `backend` is the JSON of a tokenizer of the `tokenizers` library.
 """

@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import SINGLE_FILES, TARGETS, TargetOptions
+from octavo.convert.target_options import SINGLE_FILES, TargetOptions
+from octavo.convert.targets import TARGETS
 from octavo.errors import InvalidParameterError
 
 
@@ -29,7 +30,7 @@ def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) 
             (part / SINGLE_FILES[to]).rename(out)
             part.rmdir()
             return out.stat().st_size
-        for file in part.iterdir():  # libraries write some of them for nobody else
+        for file in part.iterdir():  # libraries write some of them readable by their owner only
             shutil.copymode(part / "config.json", file)
         part.rename(out)
     except BaseException:
@@ -39,7 +40,7 @@ def convert(checkpoint: Checkpoint, out: Path, to: str, options: TargetOptions) 
 
 
 def check(out: Path, to: str) -> None:
-    """Check what `convert` is told, before the work.
+    """Check the arguments of `convert` before the work.
 
     Raises:
         InvalidParameterError: an unknown format, or `out` exists.

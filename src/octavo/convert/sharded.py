@@ -9,7 +9,7 @@ from octavo.convert.companions import write_companions
 from octavo.convert.folders import save_safetensors
 from octavo.convert.shards import ShardNames, write_shards
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.distributed.groups import ParallelGroups, SingleRank
 from octavo.errors import InvalidParameterError
 from octavo.loader.sharded_state import stem_of_rank
@@ -43,7 +43,7 @@ def write_sharded(checkpoint: Checkpoint, out: Path, options: TargetOptions) -> 
 
 
 def _shard(checkpoint: Checkpoint, rank: int, size: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a rank's tensors. Each rank reads the source anew, so that one layer at a time is in memory."""
+    """Yield a rank's tensors. Every rank reads the source again, so that one layer at a time is in memory."""
     groups = ParallelGroups(tensor=_OneOf(rank, size))
     model = empty_model(checkpoint.written_model, groups, torch.device("cpu"))
     paths = {module: path for path, module in model.named_modules()}

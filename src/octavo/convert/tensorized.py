@@ -5,7 +5,7 @@ from typing import Any
 
 from octavo.convert.companions import write_companions
 from octavo.convert.source import Checkpoint
-from octavo.convert.targets import TargetOptions
+from octavo.convert.target_options import TargetOptions
 from octavo.errors import InvalidParameterError, UnsupportedModelError
 from octavo.loader.tensorized import FILE_NAME
 
@@ -15,7 +15,7 @@ def write_tensorized(checkpoint: Checkpoint, out: Path, options: TargetOptions) 
 
     Raises:
         InvalidParameterError: the library is not installed, or an option without effect is given.
-        UnsupportedModelError: the format's index has no room for so many tensors.
+        UnsupportedModelError: too many tensors for the format's index.
     """
     options.refuse("tensorizer", "max_shard_bytes", "tensor_parallel_size", "gguf_type")
     library = _library()

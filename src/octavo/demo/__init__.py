@@ -1,7 +1,7 @@
 """The bundled demo models as package data, so that a first run needs no network.
 
 `demo` is a small Qwen3 chat checkpoint, in this folder; `demo-vl`, in `vl/`, is a small Qwen2.5-VL one that answers
-questions about pictures of a coloured shape or a digit. Built by `tools/demo_model`; the README.md in each folder
+questions about pictures of colored shapes or a number. Built by `tools/demo_model`; the README.md in each folder
 describes what it can do and how well.
 """
 
@@ -21,5 +21,5 @@ def demo_adapter_path() -> Path:
 
 
 def demo_vl_model_path() -> Path:
-    """Return the checkpoint folder of the model that sees."""
+    """Return the checkpoint folder of the vision-language model."""
     return demo_model_path() / "vl"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Disable garbage collection inside: loading creates objects that stay, so collecting meanwhile is wasted time.
 
     Saves a tenth of the time of `import torch`.
@@ -20,7 +20,7 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-def keep_what_is_loaded() -> None:
+def freeze_loaded_objects() -> None:
     """Move all current objects to the permanent generation, so that no step is slowed by the collector walking them.
 
     Only for processes owned by the engine; in a user's program, garbage that appears later must still be found. There

@@ -1,4 +1,4 @@
-"""From the name and folder of an adapter to its identity: what the frontend reads of adapters' files, without torch."""
+"""Identifies an adapter by its files, given its name and folder: the part that the frontend reads, without torch."""
 
 import threading
 from collections import OrderedDict

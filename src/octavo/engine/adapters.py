@@ -1,4 +1,4 @@
-"""The adapters in the host caches of all ranks: which ones, and which go when another needs the place."""
+"""The adapters in the host caches of all ranks: which are loaded, and which to evict for another."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class _Place:
 
 
 class HostAdapters:
-    """Implements `contracts.lora.AdapterStore`. Loading goes on in the ranks, beside the steps."""
+    """Implements `contracts.lora.AdapterStore`. The ranks load adapters while steps run."""
 
     def __init__(self, verbs: AdapterVerbs, capacity: int) -> None:
         self._verbs = verbs
@@ -100,7 +100,7 @@ class HostAdapters:
 
     @property
     def _dispensable(self) -> str | None:
-        """The adapter to evict next: not being loaded, kept for nobody, for the longest time."""
+        """The adapter to evict next: the least recently used of those that are neither loading nor kept."""
         return next((name for name, place in self._places.items() if not place.is_kept and place.loading.done()), None)
 
     def _evict(self, content_hash: str) -> None:

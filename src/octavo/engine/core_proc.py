@@ -28,7 +28,7 @@ from octavo.contracts.control import (
     ToCore,
 )
 from octavo.contracts.frames import FrameDecoder
-from octavo.device.collector import collector_at_rest, keep_what_is_loaded
+from octavo.device.collector import freeze_loaded_objects, without_garbage_collection
 from octavo.engine.core import EngineCore
 from octavo.errors import EngineDeadError, UserError
 from octavo.executor.base import make_executor
@@ -56,7 +56,7 @@ class CoreProc:
     def run(self, config: EngineConfig) -> int:
         """Serve until told to stop; return the exit code."""
         try:
-            with collector_at_rest():
+            with without_garbage_collection():
                 core = EngineCore(config, make_executor(config), epoch=os.getpid())
             with contextlib.closing(core):
                 self._serve(core)
@@ -70,7 +70,7 @@ class CoreProc:
             self._sockets.destroy(linger=1000)
 
     def _serve(self, core: EngineCore) -> None:
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         self._send(CoreReady(profile=core.profile, kv_tokens=core.kv_tokens))
         while self._carry_out_messages(core):
             if core.has_work():

@@ -106,7 +106,7 @@ class DataParallelClient:
         except queue.Empty:
             return None
         if outputs is None:
-            return self._take_leave_of(number)
+            return self._end_replica(number)
         with self._lock:
             self._note(number, outputs)
         return msgspec.structs.replace(outputs, replica=number)
@@ -135,7 +135,7 @@ class DataParallelClient:
                 self._router.record_blocks(number, outputs.stats.num_blocks)
             self._stats[number] = outputs.stats
 
-    def _take_leave_of(self, number: int) -> EngineCoreOutputs:
+    def _end_replica(self, number: int) -> EngineCoreOutputs:
         """Return outputs that end a dead replica's unfinished requests.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Checks that a draft model means the same by a token as the model that verifies its drafts."""
+"""Checks that a draft model has the same tokens as the model that verifies its drafts."""
 
 from pathlib import Path
 

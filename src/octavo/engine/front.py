@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from octavo.config.args import DEFAULT_MODEL, EngineArgs, for_streaming
 from octavo.config.engine import EngineConfig
 from octavo.contracts.lora import AdapterRef
-from octavo.device.collector import collector_at_rest
+from octavo.device.collector import without_garbage_collection
 from octavo.engine.core_client import EngineCoreClient
 from octavo.engine.draft_tokenizer import check_draft_tokenizer
 from octavo.engine.input_processor import InputProcessor, ProcessedRequest
@@ -37,7 +37,7 @@ class EngineFront:
 
     @classmethod
     def open(cls, args: EngineArgs, on_stage: Callable[[str], None] = logger.debug) -> Self:
-        """Find the model, read the tokenizer, load the weights, warm up; `on_stage` is told what comes next.
+        """Find the model, read the tokenizer, load the weights, warm up; `on_stage` is called with the next stage.
 
         Raises:
             UserError: about the options, the model or the memory; see its subclasses in `octavo.errors`.
@@ -50,7 +50,7 @@ class EngineFront:
             tokenizer = read_tokenizer(config.tokenizer_path, args.chat_template)  # while the core process loads
             if config.draft_model is not None:
                 check_draft_tokenizer(config.draft_model, config.model, tokenizer)
-            with collector_at_rest():
+            with without_garbage_collection():
                 client.load()
             on_stage("warming up (3 of 3)")
             client.call("warmup_model")

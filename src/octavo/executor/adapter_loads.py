@@ -34,11 +34,11 @@ class AdapterLoads:
         self._loads: dict[str, LoadFuture] = {}
 
     def add(self, load: LoadFuture) -> None:
-        """Add a load that all ranks have been told of."""
+        """Add a load that was sent to all ranks."""
         self._loads[load.adapter.content_hash] = load
 
     def settle(self, rank: int, reply: AdapterLoaded) -> None:
-        """Take a rank's reply. A load that failed on one rank has failed; the others may have the adapter."""
+        """Record a rank's reply. A load that failed on one rank has failed; the others may have the adapter."""
         load = self._loads[reply.content_hash]
         load.failures[rank] = reply.failure
         if len(load.failures) < self._num_ranks:

@@ -59,7 +59,7 @@ class DistributedExecutor:
         return self._ranks
 
     def start(self) -> list[int]:
-        """See `Executor.start`. All ranks do the same stage at the same time; each is asked for its numbers of blocks.
+        """See `Executor.start`. All ranks do the same stage at the same time; each reports its numbers of blocks.
 
         Raises:
             UserError: from the first rank that raised one, with the rank's number.

@@ -25,7 +25,7 @@ from octavo.errors import EngineDeadError, InvalidParameterError
 from octavo.executor.distributed import DistributedExecutor
 from octavo.executor.ranks import Wait
 from octavo.worker.rank_loop import DEFAULT_WORKER, RankSetup
-from octavo.worker.remote_rank import TOKEN_BYTES, RemoteRank, answer_rank, as_connection
+from octavo.worker.remote_rank import TOKEN_BYTES, RemoteRank, accept_rank, as_connection
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class RayRanks:
                 line, _ = listener.accept()
                 line.settimeout(_HANDSHAKE_S)
                 with contextlib.suppress(OSError):
-                    rank_or_none = answer_rank(line, token)
+                    rank_or_none = accept_rank(line, token)
                     if rank_or_none is not None:
                         connections[rank_or_none] = as_connection(line)
                 line.close()

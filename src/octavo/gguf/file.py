@@ -90,7 +90,7 @@ class GgufFile:
         return cls(path, metadata, tensors, mappings)
 
     def release_pages(self) -> None:
-        """Give back the memory of what has been read, which counts as this process's; reading on maps it anew."""
+        """Unmap what has been read, which counts as this process's memory; further reads map it again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             for mapping in self._mappings:
                 mapping.madvise(mmap.MADV_DONTNEED)

@@ -104,7 +104,7 @@ class HeaderReader:
 
 @dataclass(frozen=True, slots=True)
 class TextArray:
-    """Strings in a file, not decoded yet: of the three readers of a file in a start, one wants them."""
+    """Strings in a file, not decoded yet: a start reads the file three times, and only one reader needs them."""
 
     origin: str
     data: memoryview

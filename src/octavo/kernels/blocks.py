@@ -1,8 +1,8 @@
-"""Weights in the blocks of GGUF files, computed as they are: nothing is rounded a second time, nothing is dequantized.
+"""Weights in the blocks of GGUF files, computed as stored: neither quantized again nor dequantized.
 
-A weight keeps its file's bytes until kernels repack them. What is computed: activations are quantized to 8 bits in
-groups of 32 with a scale each, products are summed exactly over the inputs that share a scale, and these sums are added
-up in float32, in order. So a row's result depends on that row alone.
+A weight keeps its file's bytes until kernels repack them. Activations are quantized to 8 bits in groups of 32, each
+with a scale; products are summed exactly over the inputs that share a scale, and these sums are added in float32, in
+order. So a row's result depends on that row alone.
 
 Legend: T = tokens, N = outputs, K = inputs, G = groups of 32 inputs, R = bytes of a row in the file.
 """
@@ -23,7 +23,7 @@ _VANISHING = 2.0**-120  # a group of less counts as zeros
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockFormat:
-    """Which blocks a weight [N, K] is made of: parts that are stacked by outputs may have types of their own."""
+    """The block types of a weight [N, K]. Parts, stacked by outputs, may have different types."""
 
     types: tuple[str, ...]  # of each part, ggml's names
     sizes: tuple[int, ...]  # its outputs
@@ -97,10 +97,9 @@ def stack_blocks(weights: list[BlockWeight]) -> BlockWeight:
 
 
 def integer_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x [T, K] as integers [T, G, 32] int8, to the nearest, ties to even, and their scales [T, G, 1].
+    """Quantize x [T, K] to int8 [T, G, 32], to nearest, ties to even; also return the scales [T, G, 1].
 
-    A scale is max|x| / 127 of its group.
-    A row that is not finite has scales of NaN.
+    A scale is max|x| / 127 of its group. A row that is not finite gets scales of NaN.
     """
     groups = x.float().view(len(x), -1, GROUP_SIZE)
     is_finite = groups.isfinite().all(-1).all(-1)[:, None, None]
@@ -112,7 +111,7 @@ def integer_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def block_linear(x: torch.Tensor, weight: BlockWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Map x [T, K] by a weight and bias [N] to [T, N] float32: the definition that kernels are compared with."""
+    """Apply a weight and bias [N] to x [T, K]: [T, N] float32. The definition that kernels are compared with."""
     values, scales = integer_groups(x)
     first_group, num_groups = weight.format.first_input // GROUP_SIZE, weight.in_size // GROUP_SIZE
     totals = []

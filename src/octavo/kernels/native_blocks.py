@@ -1,6 +1,6 @@
-"""Octavo's own kernels in bfloat16, for weights in the blocks of GGUF files too. Ops are those of `NativeKernels`.
+"""Octavo's own bfloat16 kernels with weights in the blocks of GGUF files. The ops are those of `NativeKernels`.
 
-`kernels/blocks.py` says what is computed; `kernels/cpu/blocks.h`, how weights are laid out.
+`kernels/blocks.py` defines the product, `kernels/cpu/blocks.h` the layout of weights.
 
 Legend: N = outputs, K = inputs.
 """
@@ -26,7 +26,7 @@ _STRIP = 16  # outputs: a part that others follow consists of whole strips
 
 
 class BlockNativeKernels(IntegerNativeKernels):
-    """See `Kernels`. Activations are bfloat16; weights are dense, integers, or in blocks."""
+    """See `Kernels`. Activations are bfloat16; weights are dense, integers or blocks."""
 
     def computes(self, form: WeightFormat) -> bool:
         return isinstance(form, BlockFormat) or super().computes(form)
@@ -73,7 +73,7 @@ class BlockNativeKernels(IntegerNativeKernels):
         if not is_gated and any(size % _STRIP for size in form.sizes[:-1]):
             found = ", ".join(f"{name} [{size}]" for name, size in zip(form.types, form.sizes, strict=True))
             limit = f"with a multiple of {_STRIP} outputs each; quantization='dequantize' has no such limit"
-            raise UnsupportedModelError(f"parts of a layer have types of their own ({found}); supported: {limit}")
+            raise UnsupportedModelError(f"parts of a layer have different types ({found}); supported: {limit}")
         blocks: _cpu.Blocks = self._cpu.Blocks(
             types=form.numbers,
             sizes=list(form.sizes),

@@ -1,6 +1,6 @@
-"""Octavo's own kernels in bfloat16, for weights in integers too. Ops are those of `NativeKernels`; packing differs.
+"""Octavo's own bfloat16 kernels with integer weights. The ops are those of `NativeKernels`; only packing differs.
 
-Sums over the inputs of a group are exact, and what follows is done in one order: a row's bits depend on that row alone.
+Sums over the inputs of a group are exact, and groups are added in a fixed order: a row's bits depend on that row alone.
 
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
@@ -27,18 +27,18 @@ _GROUP_SIZES = (None, 32, 64, 128)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowBitLinear(NativeLinear):
-    """A packed map in few bits; `weight` is bytes."""
+    """A packed low-bit linear; `weight` is bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntegerLinear(LowBitLinear):
-    """A packed map of integers whose scales lie apart."""
+    """A packed integer linear, with its scales in a separate tensor."""
 
-    scales: torch.Tensor  # [1 or 2, ...] float32: scales, and offsets where there are some
+    scales: torch.Tensor  # [1 or 2, ...] float32: scales, and offsets if there are any
 
 
 class IntegerNativeKernels(NativeKernels):
-    """See `Kernels`. Activations are bfloat16, and so are weights that are dense; others are integers."""
+    """See `Kernels`. Activations and dense weights are bfloat16; quantized weights are integers."""
 
     def computes(self, form: WeightFormat) -> bool:
         return isinstance(form, IntegerFormat) and form.group_size in _GROUP_SIZES
@@ -47,7 +47,7 @@ class IntegerNativeKernels(NativeKernels):
         self, weight: torch.Tensor | LowBitWeight, bias: torch.Tensor | None, form: WeightFormat, role: LinearRole
     ) -> PackedLinear:
         assert isinstance(form, IntegerFormat), f"{self.name} does not compute with weights of {form}"
-        assert not isinstance(weight, BlockWeight), "blocks are never brought into another form"
+        assert not isinstance(weight, BlockWeight), "blocks are never converted to another form"
         return self.pack(weight, bias, form, is_gated=role == "gated")
 
     def mlp(
@@ -55,10 +55,10 @@ class IntegerNativeKernels(NativeKernels):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(up, LowBitLinear) == isinstance(down, LowBitLinear):
             return super().mlp(x, fused, up, down)
-        return Kernels.mlp(self, x, fused, up, down)  # one call computes with weights of one kind
+        return Kernels.mlp(self, x, fused, up, down)  # the fused op supports weights of one kind only
 
     def quantize(self, weight: torch.Tensor, form: IntegerFormat) -> QuantizedWeight:
-        """Bring weight [N, K] bfloat16 into integers, in the plain layout: what packing it would choose."""
+        """Quantize weight [N, K] bfloat16 to the integers that packing it would choose, in the plain layout."""
         weight = weight.contiguous()
         num_outputs, in_size = weight.shape
         values = torch.empty(num_outputs, in_size, dtype=torch.int8)
@@ -78,7 +78,7 @@ class IntegerNativeKernels(NativeKernels):
         *,
         is_gated: bool = False,
     ) -> PackedLinear:
-        """Bring weight [N, K], bfloat16 or integers already, and bias [N] into the layout that all linear ops read."""
+        """Convert weight [N, K], bfloat16 or quantized already, and bias [N] to the layout that all linear ops read."""
         plain = weight.values if isinstance(weight, QuantizedWeight) else weight
         integers = self._integers(form, plain.shape, is_gated=is_gated)
         packed = zeros_on_large_pages((integers.packed_size,), torch.uint8)

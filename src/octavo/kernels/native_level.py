@@ -1,4 +1,4 @@
-"""Selects the C++ kernels of a process: those of the processor's best ISA level, of a lower one, or none."""
+"""Selects the C++ kernels of a process: those of the processor's best ISA level, a lower one, or none."""
 
 import logging
 import os

@@ -28,7 +28,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear
 
 
 def linear(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-    """Map x [T, K] to [T, N]."""
+    """Apply to x [T, K]: [T, N]."""
     linear_pointwise = torch.ops.mkldnn._linear_pointwise
     result: torch.Tensor = linear_pointwise(x.contiguous(), packed.weight, packed.bias, "none", [], "")
     return result

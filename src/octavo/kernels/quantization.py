@@ -1,8 +1,9 @@
-"""What `quantization=` means: in which few bits the weights of linear layers are kept.
+"""Low-bit formats of linear weights, and what `quantization=` means.
 
-w is about scale * q: q an integer of 8 bits in -127 ... 127, or of 4 bits in -8 ... 7, with a scale for each output and
-group of inputs. Activations meet them as integers too, each row by max|x| / 127. Or q is a float of 8 bits, and
-activations stay as they are, as embeddings and norms do always. `kernels/reference_quantized.py` says what is computed.
+A weight w is approximated by scale * q, with one scale for each output and group of inputs. q is an 8-bit integer in
+-127 ... 127 or a 4-bit one in -8 ... 7; then activations are quantized to int8 too, each row by max|x| / 127. Or q is
+an 8-bit float, and activations are not quantized. Embeddings and norms never are. `kernels/reference_quantized.py`
+defines the product.
 
 Legend: N = outputs, K = inputs, G = groups of inputs.
 """
@@ -24,34 +25,35 @@ TWO_LEVEL_GROUP_SIZE = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntegerFormat:
-    """How one weight [N, K] becomes integers.
+    """How one weight [N, K] is quantized to integers.
 
-    Nested: 4 bits that stand for 8. Each output and group of 32 inputs has a multiplier m in -127 ... 127, and the
-    integer is (q * m + 4) >> 3, in -127 ... 127. So sums stay exact over all inputs, where floating-point scales of
-    groups break them off; weights take 4.25 bits.
+    Two-level: 4-bit integers that encode 8-bit ones. Each output and group of 32 inputs has a multiplier m in
+    -127 ... 127, and the 8-bit integer is (q * m + 4) >> 3, in -127 ... 127. So sums are exact over all inputs, which
+    floating-point group scales would prevent; a weight takes 4.25 bits.
 
-    How blocks of other programs map onto `QuantizedWeight`; d, e, s, m, z are read as float32, n is a block's integer:
+    How the formats of other programs map to `QuantizedWeight`; d, e, s, m, z are read as float32, n is the stored
+    integer:
 
-    - GPTQ and AWQ (once its order of nibbles is undone), 4 bits, groups of 32, 64 or 128: w = s * (n - z). q = n - 8,
+    - GPTQ and AWQ (after undoing its nibble order), 4 bits, groups of 32, 64 or 128: w = s * (n - z). q = n - 8,
       scale s, offset s * (8 - z).
     - GGUF Q4_0, groups of 32: w = d * (n - 8). q = n - 8, scale d.
     - GGUF Q4_1, groups of 32: w = d * n + m. q = n - 8, scale d, offset m + 8 * d.
     - GGUF Q4_K, groups of 32: w = (d * s) * n - e * t. q = n - 8, scale d * s, offset 8 * d * s - e * t.
     - GGUF Q8_0, groups of 32: w = d * q. 8 bits.
     - GGUF Q6_K, groups of 16: w = (d * s) * (n - 32). 8 bits, groups of 32, in two weights, one with zeros in the odd
-      groups of 16 and one with zeros in the even ones; whoever imports it has to add their results up.
+      groups of 16 and one with zeros in the even ones; the importer has to add their results.
 
-    The offsets of Q4_1 and Q4_K are sums of two numbers: exact unless these differ so much in size that float32 cannot
-    hold both. tests/kernels/test_imported_forms.py shows each mapping.
+    The offsets of Q4_1 and Q4_K are sums of two numbers: exact unless these differ so much in magnitude that float32
+    cannot hold both. tests/kernels/test_imported_forms.py tests each mapping.
     """
 
     bits: int  # 8 or 4
     group_size: int | None  # inputs that share a scale: 32, 64 or 128; None: all of them
-    is_two_level: bool = False  # of 4 bits, with one scale for all inputs
-    rotation: Rotation | None = None  # of inputs before they are rounded, of weights and of activations
+    is_two_level: bool = False  # only with 4 bits and one scale for all inputs
+    rotation: Rotation | None = None  # of the inputs of weights and activations, before quantization
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x [..., K], weights or activations, as they are rounded: float32, rotated if this form is."""
+        """Return what is quantized of x [..., K], weights or activations: float32, rotated if this form is."""
         return x.float() if self.rotation is None else rotated(x.float(), self.rotation)
 
     def num_groups(self, in_size: int) -> int:
@@ -63,9 +65,9 @@ class IntegerFormat:
         return -(-in_size // TWO_LEVEL_GROUP_SIZE) if self.is_two_level else 0
 
     def of_share(self, start: int, stop: int, in_size: int) -> tuple["IntegerFormat", torch.Tensor]:
-        """Return the form of inputs start ... stop - 1 of K, cut out, and the group that each of its groups comes from.
+        """Return the form of the slice start ... stop - 1 of the K inputs, and which group each of its groups was in.
 
-        Where these inputs end inside a group, groups become so much smaller that none is divided.
+        If the slice begins or ends inside a group, groups become smaller, so that none is split.
         """
         size, groups = _groups_of_share(self.group_size, start, stop, in_size)
         return replace(self, group_size=size), groups
@@ -78,7 +80,7 @@ class IntegerFormat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Float8Format:
-    """How one weight [N, K] becomes floats of 8 bits, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
+    """How one weight [N, K] is quantized to 8-bit floats, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
     bits: ClassVar[int] = 8
     group_size: int | None = None  # inputs that share a scale; None: all of them
@@ -99,7 +101,7 @@ class Float8Format:
 
 
 PlainFormat = IntegerFormat | Float8Format
-WeightFormat = PlainFormat | BlockFormat  # whatever the weight of a linear layer may be, apart from dense
+WeightFormat = PlainFormat | BlockFormat  # of a linear layer's weight, unless that is dense
 
 
 def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int) -> tuple[int | None, torch.Tensor]:
@@ -111,10 +113,10 @@ def _groups_of_share(group_size: int | None, start: int, stop: int, in_size: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuantizedWeight:
-    """A weight in few bits, in the plain layout: w = scale * q + offset, or that rotated.
+    """A low-bit weight in the plain layout: w = scale * q + offset, or its rotation.
 
-    `order` is of files whose groups are not made of neighbors: column j of all the others belongs to input order[j], or
-    is padding, where that is -1: in a rank's shard of the inputs, groups are of different sizes.
+    `order` is for files whose groups are not contiguous: column j of the other tensors belongs to input order[j], or is
+    padding, where that is -1: in a rank's shard of the inputs, groups differ in size.
     """
 
     format: PlainFormat
@@ -122,17 +124,17 @@ class QuantizedWeight:
     scales: torch.Tensor  # [N, G] float32
     offsets: torch.Tensor | None = None  # [N, G] float32; None: zeros
     multipliers: torch.Tensor | None = None  # [N, ceil(K / 32)] int8, of two-level integers
-    order: torch.Tensor | None = None  # [J] int32; None: as they come, J = K
+    order: torch.Tensor | None = None  # [J] int32; None: groups are contiguous, J = K
 
     def integers(self) -> torch.Tensor:
-        """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied with."""
+        """Return [N, K], int8 or float8_e4m3fn: what activations are multiplied by."""
         if self.multipliers is None:
             return self.values
         wide = self.multipliers.repeat_interleave(TWO_LEVEL_GROUP_SIZE, dim=1)[:, : self.values.shape[1]].int()
         return ((self.values * wide + 4) >> 3).to(torch.int8)
 
     def dequantized(self) -> torch.Tensor:
-        """Return the weight [N, K] that is meant, in float32."""
+        """Return the weight [N, K] in float32."""
         in_size = self.values.shape[1]
         group_size = self.format.group_size or in_size
         scales = self.scales.repeat_interleave(group_size, dim=1)[:, :in_size]  # [N, K]
@@ -140,7 +142,7 @@ class QuantizedWeight:
         if self.offsets is not None:
             weight += self.offsets.repeat_interleave(group_size, dim=1)[:, :in_size]
         if isinstance(self.format, IntegerFormat):
-            weight = self.format.rotated(weight)  # and so back
+            weight = self.format.rotated(weight)  # the rotation is its own inverse
         if self.order is None:
             return weight
         used = self.order >= 0
@@ -152,18 +154,18 @@ LowBitWeight = QuantizedWeight | BlockWeight
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantization:
-    """A choice for a whole model."""
+    """The formats of a whole model."""
 
     name: str
-    linear: PlainFormat  # all maps of the layers
-    logits: PlainFormat  # the last one, to logits
+    linear: PlainFormat  # of all linear layers but one
+    logits: PlainFormat  # of the logits head
 
 
-# With one scale a row, inputs are mixed as far as they go; multipliers of 32 follow what differs between blocks.
+# With one scale per row, blocks are mixed as far as possible; with multipliers of 32 inputs, that is not needed.
 _INT8 = IntegerFormat(bits=8, group_size=None, rotation="row")
-# Two-level: compared with groups of 128 with scales of their own, half the divergence from bfloat16 (0.0003 nats, not
-# 0.0005), and from 8 rows on a third faster, as sums need not be broken off. The price: with one scale over all inputs,
-# ranks that share the inputs of a linear find integers of their own, as they do with 8 bits.
+# Two-level: compared with float scales for groups of 128, half the divergence from bfloat16 (0.0003 nats, not 0.0005),
+# and from 8 rows on a third faster, as sums are not interrupted. The price: with one scale over all inputs, ranks that
+# shard the inputs of a linear quantize to different integers, as they do with 8 bits.
 _INT4 = IntegerFormat(bits=4, group_size=None, is_two_level=True, rotation="blocks")
 _FLOAT8 = Float8Format()
 QUANTIZATIONS = MappingProxyType(

@@ -1,4 +1,4 @@
-"""How a weight is brought into few bits, in torch, on whatever device: the C++ kernels choose the same integers.
+"""Quantizes weights with torch, on any device. The C++ kernels choose the same integers.
 
 Legend: N = outputs, K = inputs, G = groups of inputs, E = inputs of a group.
 """
@@ -17,16 +17,16 @@ from octavo.kernels.quantization import (
 )
 
 _LARGEST_E4M3 = 448.0
-_VANISHING = 1e-30  # a group of zeros, or of what is negligible next to any activation
-# The greatest value of a group of 4 bits is brought to one of these; beyond 8 it is cut off.
+_VANISHING = 1e-30  # smaller groups count as zeros: they are negligible next to any activation
+# The largest value of a 4-bit group is scaled to the best of these; beyond 8 it is clipped.
 _REACHES = (8.0, 6.5, 7.0, 7.5, 8.5, 9.0, 9.5, 10.0)
-_MAX_AT_ONCE = 1 << 24  # weights: bounds what is held besides the result to some hundreds of MB
+_MAX_AT_ONCE = 1 << 24  # weights: limits temporaries to a few hundred MB
 
 _Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, scales, multipliers
 
 
 def quantize(weight: torch.Tensor, form: PlainFormat) -> QuantizedWeight:
-    """Bring weight [N, K] into a form."""
+    """Quantize weight [N, K] to a form."""
     parts_of = _choose(form)
     rows = torch.split(weight, max(1, _MAX_AT_ONCE // weight.shape[1]))
     floats = (form.rotated(part) if isinstance(form, IntegerFormat) else part.float() for part in rows)
@@ -70,7 +70,7 @@ def _to_groups(weight: torch.Tensor, form: IntegerFormat) -> _Parts:
 
 
 def _to_two_level(weight: torch.Tensor) -> _Parts:
-    """One scale for all inputs brings them to 8 bits; a multiplier for each group brings those to 4."""
+    """Quantize to 8 bits with one scale for all inputs, then to 4 bits with a multiplier for each group."""
     in_size = weight.shape[1]
     largest = weight.abs().amax(-1, keepdim=True)  # [N, 1]
     vanishes = largest < _VANISHING
@@ -78,18 +78,18 @@ def _to_two_level(weight: torch.Tensor) -> _Parts:
     groups = _grouped(in_steps, TWO_LEVEL_GROUP_SIZE)  # [N, G, E]
     wanted = _farthest_from_zero(groups) * -8.0  # [N, G, 1]
     rough = [_half_away_from_zero(_over(wanted, reach)).clamp(-127.0, 127.0) for reach in _REACHES]
-    multipliers, values = _nest(groups, rough)
+    multipliers, values = _best_multipliers(groups, rough)
     scales = torch.where(vanishes, 0.0, _over(largest, 127.0))
     return values.to(torch.int8).flatten(1)[:, :in_size], scales, multipliers.squeeze(-1).to(torch.int8)
 
 
-def _nest(groups: torch.Tensor, tried: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best of some multipliers [N, G, 1] for groups [N, G, E], and the integers that it multiplies."""
+def _best_multipliers(groups: torch.Tensor, tried: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best of some multipliers [N, G, 1] for groups [N, G, E], and the 4-bit integers that they multiply."""
     found, errors = [], []
     for multiplier in tried:
         values = (groups * (8.0 / multiplier)).round().clamp(-8.0, 7.0).nan_to_num(0.0)
         error = groups - torch.floor((values * multiplier + 4.0) / 8.0)
-        # A multiplier of zero: all of the group is negligible next to the output's largest.
+        # A multiplier of zero: the whole group is negligible next to the largest weight of the output.
         errors.append(error.square().sum(-1, keepdim=True).where(multiplier != 0.0, torch.inf))
         found.append(values)
     multipliers = _first_least(errors, tried)
@@ -102,13 +102,13 @@ def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def _farthest_from_zero(groups: torch.Tensor) -> torch.Tensor:
-    """Return [N, G, 1] of [N, G, E], with its sign; of equally far ones the one above zero."""
+    """Return the value of largest magnitude in each group [N, G, E]: [N, G, 1], signed; of ties, the positive one."""
     low, high = groups.amin(-1, keepdim=True).clamp(max=0.0), groups.amax(-1, keepdim=True).clamp(min=0.0)
     return torch.where(-low > high, low, high)
 
 
 def _first_least(errors: list[torch.Tensor], choices: list[torch.Tensor]) -> torch.Tensor:
-    """Return, group by group, the choice with the least error, the first of equals."""
+    """Return the choice with the least error for each group; of ties, the first."""
     best, least = choices[0], errors[0]
     for error, choice in zip(errors[1:], choices[1:], strict=True):
         best, least = torch.where(error < least, choice, best), torch.minimum(error, least)
@@ -120,5 +120,5 @@ def _half_away_from_zero(x: torch.Tensor) -> torch.Tensor:
 
 
 def _over(x: torch.Tensor, divisor: float) -> torch.Tensor:
-    """Divide by a tensor: by a number, torch multiplies with its reciprocal on a GPU, and rounds twice."""
+    """Divide by a tensor: dividing by a number, torch multiplies by its reciprocal on a GPU, which rounds twice."""
     return x / torch.tensor(divisor, device=x.device)

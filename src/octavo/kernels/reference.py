@@ -1,4 +1,4 @@
-"""`Kernels`: every op that layers are made of, in plain torch. Faster kernels override the ops they speed up.
+"""`Kernels`: every op of layers, in plain torch. Faster kernels override the ops they speed up.
 
 This is the specification: signature, shapes, meaning. Runs on any device. Arithmetic is in float32 and rounded once, at
 the end, to the dtype of the input.
@@ -260,10 +260,9 @@ class Kernels:
     def add_lora(
         self, base: torch.Tensor, x: torch.Tensor, adapters: LoraAdapters, adapter_ids: torch.Tensor
     ) -> torch.Tensor:
-        """Return base [T, N] plus what slot adapter_ids[t] [T] int64 makes of row t of x [T, K]; -1: nothing.
+        """Return base [T, N] plus the output of slot adapter_ids[t] [T] int64 for row t of x [T, K]; -1: no adapter.
 
-        base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685), in float32, rounded once. The result may be in the memory
-        of base, which is lost.
+        base + up(down(x)) (Hu et al. 2021, arXiv:2106.09685), in float32, rounded once. The result may overwrite base.
         """
         out = base.clone()
         for slot in sorted(set(adapter_ids.tolist())):

@@ -1,4 +1,4 @@
-"""Linear maps with weights in few bits, in plain torch: the specification of all kernels that compute them.
+"""Linear layers with low-bit weights in plain torch: the specification of all kernels that compute them.
 
 Legend: T = tokens, N = outputs, K = inputs, G = groups of inputs, E = inputs of a group.
 """
@@ -8,30 +8,30 @@ import torch
 from octavo.kernels.quantization import Float8Format, IntegerFormat, QuantizedWeight
 
 _MAX = 127.0
-_VANISHING = 2.0**-120  # a row of less counts as zeros
+_VANISHING = 2.0**-120  # smaller rows count as zeros
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Map x [T, K] by a weight and bias [N] to [T, N] float32.
+    """Apply a weight and bias [N] to x [T, K]: [T, N] float32.
 
-    Integers meet integers: each row, rotated if the weight is, by a scale of its own, products summed exactly over the
-    inputs of a group. Floats of 8 bits meet x as it is.
+    With integer weights, each row is rotated if the weight is, and quantized with a scale of its own; products are
+    summed exactly over the inputs of a group. With 8-bit floats, x is not quantized.
     """
     if isinstance(weight.format, Float8Format):
         return weight_only_linear(x, weight, bias)
-    values, row_scales = integer_rows(_meeting(x, weight))
+    values, row_scales = integer_rows(_rotated_like(x, weight))
     return _biased(row_scales * _sum_of_groups(values, weight), bias)
 
 
 def weight_only_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """The same with x [T, K] as it is, in floats, whatever the weight is."""
-    return _biased(_sum_of_groups(_meeting(x, weight), weight), bias)
+    """Do the same without quantizing x [T, K], whatever the weight's format."""
+    return _biased(_sum_of_groups(_rotated_like(x, weight), weight), bias)
 
 
 def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x [T, K] as integers, int8, to the nearest, ties to even, and their scales [T, 1] float32: max|x| / 127.
+    """Quantize x [T, K] to int8, to nearest, ties to even; also return the scales [T, 1] float32: max|x| / 127.
 
-    A row that is not finite has a scale of NaN.
+    A row that is not finite gets a scale of NaN.
     """
     largest = x.float().abs().amax(dim=-1, keepdim=True)  # NaN where there is one
     is_finite, most = largest.isfinite(), torch.full_like(largest, _MAX)
@@ -42,8 +42,8 @@ def integer_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.round().to(torch.int8), scales
 
 
-def _meeting(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """Return x [T, K] as the weight is: rotated or not."""
+def _rotated_like(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """Return x [T, K], rotated if the weight is."""
     return weight.format.rotated(x) if isinstance(weight.format, IntegerFormat) else x
 
 

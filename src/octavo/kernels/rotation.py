@@ -1,8 +1,9 @@
-"""Rotations of the inputs of linear layers: why they are there, and exactly what they compute.
+"""Rotations of the inputs of linear layers, before activations and weights are quantized.
 
-Rows of activations have outliers, next to which one scale for a row rounds all else away. An orthogonal matrix R
-spreads each over other inputs, and the product is the same: (x R) (W R)^T = x W^T (QuaRot: Ashkboos et al. 2024,
-arXiv:2404.00456). Every element is sums and differences in a fixed order, so every kernel finds the same bits.
+Rows of activations have outliers. With one scale per row, everything else would be rounded away. An orthogonal matrix R
+spreads each outlier over other inputs and leaves the product unchanged: (x R) (W R)^T = x W^T (QuaRot: Ashkboos et al.
+2024, arXiv:2404.00456). Every element is a series of sums and differences in a fixed order, so all kernels get the same
+bits.
 
 Legend: K = inputs.
 """
@@ -17,11 +18,11 @@ Rotation = Literal["blocks", "row"]
 
 
 def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Multiply x [..., K] float32 by an orthogonal matrix that mixes each whole block of 64; what is left stays.
+    """Multiply x [..., K] float32 by an orthogonal matrix that mixes each whole block of 64; the rest is unchanged.
 
-    Of a "row" the blocks are then mixed with each other as far as factors of 2 and 3 of their number allow. Rotating
-    twice changes nothing. A fast Walsh-Hadamard transform, in steps of 1, 2, 4, ...; then, for each factor of 3, the
-    reflection that takes two thirds of their sum from three blocks.
+    With "row", blocks are then mixed with each other, as far as their number has factors of 2 and 3. It is a fast
+    Walsh-Hadamard transform, in steps of 1, 2, 4, ...; then, for each factor of 3, the reflection that subtracts two
+    thirds of the sum of three blocks from each. The matrix is its own inverse.
     """
     size = x.shape[-1] // ROTATION_BLOCK * ROTATION_BLOCK
     mixed, rest = x[..., :size], x[..., size:]
@@ -35,7 +36,7 @@ def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def mixing_scale(size: int) -> float:
-    """Return by what mixed blocks of `size` inputs are multiplied to keep the length of the row."""
+    """Return the factor that preserves the norm of a row of `size` inputs when its blocks are mixed."""
     num_blocks = max(1, size // ROTATION_BLOCK)
     powers, threes = num_blocks & -num_blocks, 1
     while num_blocks // powers // threes % 3 == 0:

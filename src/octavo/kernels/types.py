@@ -98,9 +98,9 @@ class Routes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraAdapters:
-    """Low-rank additions to one merged linear, by slot: of each slot's P * R rows of `down`, part p has p * R and on.
+    """Low-rank additions to one merged linear, by slot. Part p has rows p * R to (p + 1) * R - 1 of a slot's `down`.
 
-    Allocated once (`Kernels.empty_lora`) and refilled in place. Ranks from an adapter's own on are never read.
+    Allocated once (`Kernels.empty_lora`) and refilled in place. Rows beyond an adapter's own rank are never read.
     """
 
     down: torch.Tensor  # [S, P * R, K]
@@ -116,7 +116,7 @@ class LoraAdapters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertAdapters:
-    """Adapters of a layer's experts, by number as in `PackedExperts`, and who uses them."""
+    """Adapters of a layer's experts, by number as in `PackedExperts`, and the tokens that use them."""
 
     gate_up: tuple[LoraAdapters, ...]
     down: tuple[LoraAdapters, ...]

@@ -1,4 +1,4 @@
-"""Adapters of embeddings and logits heads: few have them, and they are large, so they are kept by slot, not in a pool.
+"""Adapters of embeddings and logits heads: rare and large, so they are stored per slot instead of in a pool.
 
 Legend: T = tokens, V = vocabulary of this rank, D = hidden size, r = rank.
 """
@@ -15,7 +15,7 @@ from octavo.kernels.types import LoraAdapters, PackedLinear
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingAdapter:
-    """What one adapter makes of an embedding: another table instead, or a sum of low rank in addition."""
+    """How one adapter changes an embedding: by replacing the table, or by a low-rank addition."""
 
     table: torch.Tensor | None = None  # [V, D]
     down: torch.Tensor | None = None  # [V, r]
@@ -28,7 +28,7 @@ class EmbeddingAdapter:
         return EmbeddingAdapter(table=table, down=down, up=up)
 
     def rows(self, ids: torch.Tensor, base: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """Return the embeddings [T, D] of ids [T], which are `base` [T, D] without the adapter."""
+        """Return the embeddings [T, D] of ids [T]; `base` [T, D] are those without the adapter."""
         rows = base if self.table is None else kernels.embedding(ids, self.table)
         if self.down is None or self.up is None:
             return rows
@@ -41,14 +41,14 @@ class EmbeddingAdapter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsAdapter:
-    """What one adapter makes of a logits head: another weight instead, or a sum of low rank in addition."""
+    """How one adapter changes a logits head: by replacing the weight, or by a low-rank addition."""
 
     weight: PackedLinear | None = None
     down: torch.Tensor | None = None  # [r, D]
     up: torch.Tensor | None = None  # [r, V], scaled
 
     def logits(self, hidden: torch.Tensor, base: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """Return the logits [T, V] float32 of hidden [T, D], which are `base` [T, V] without the adapter."""
+        """Return the logits [T, V] float32 of hidden [T, D]; `base` [T, V] are those without the adapter."""
         logits = base if self.weight is None else kernels.logits_linear(hidden, self.weight)
         if self.down is None or self.up is None:
             return logits

@@ -12,7 +12,7 @@ from octavo.distributed.groups import ParallelGroups
 from octavo.errors import UnsupportedModelError
 from octavo.kernels.reference import Kernels
 from octavo.kernels.types import LinearRole
-from octavo.layers.quant.base import MadeAtLoad, Schemes, WeightScheme
+from octavo.layers.quant.base import QuantizedAtLoad, Schemes, WeightScheme
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class BuildContext:
     device: torch.device
     groups: ParallelGroups = field(default_factory=ParallelGroups)
     stage: Stage | None = None  # of a pipeline; None: all layers
-    schemes: Schemes = field(default_factory=MadeAtLoad)  # of linear layers
+    schemes: Schemes = field(default_factory=QuantizedAtLoad)  # of linear layers
     checkpoint_names: Mapping[str, str] = field(default_factory=dict)  # by path in the model, as in `CausalLM`
     path: str = ""  # of this part within the model
 

@@ -1,1 +1,1 @@
-"""Loads weights into a model: `base` selects the loader by format."""
+"""Loads weights into a model: `registry` selects the loader by format."""

@@ -1,20 +1,21 @@
 """Detects the format of a model's weights."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from octavo.config.engine import LoadFormat
 from octavo.errors import CheckpointError
-from octavo.loader.base import ModelLoader, get_model_loader
+from octavo.loader.base import ModelLoader
+from octavo.loader.gguf import GgufLoader
 from octavo.loader.index import names_by_shard
 from octavo.loader.safetensors import FILES as SAFETENSORS_FILES
-from octavo.loader.safetensors import names_in_file
+from octavo.loader.safetensors import SafetensorsLoader, names_in_file
 from octavo.loader.sharded_state import FILES as SHARDED_FILES
+from octavo.loader.sharded_state import ShardedStateLoader
 from octavo.loader.tensorized import FILE_NAME as TENSORIZER_FILE
-from octavo.loader.torch_pt import INDEX_FILE, SINGLE_FILES, read_state_dict
+from octavo.loader.tensorized import TensorizerLoader
+from octavo.loader.torch_pt import INDEX_FILE, SINGLE_FILES, TorchLoader, read_state_dict
 from octavo.models.interfaces import CausalLM
 
 SAFETENSORS_FILE, SAFETENSORS_INDEX = SAFETENSORS_FILES
@@ -32,8 +33,8 @@ class AutoLoader(ModelLoader):
         self._found(model).fill(model)
 
     def _found(self, model: CausalLM) -> ModelLoader:
-        found: LoadFormat = "tensorizer" if self.load_config.tensorizer_uri else _format(Path(model.config.path))
-        return get_model_loader(replace(self.load_config, load_format=found))
+        kind = TensorizerLoader if self.load_config.tensorizer_uri else _loader_for(Path(model.config.path))
+        return kind(self.load_config)
 
 
 def tensor_names(folder: Path) -> frozenset[str]:
@@ -53,14 +54,14 @@ def tensor_names(folder: Path) -> frozenset[str]:
     raise CheckpointError(f"{folder}: none of {', '.join((*SAFETENSORS_FILES, *SINGLE_FILES, INDEX_FILE))}")
 
 
-def _format(path: Path) -> LoadFormat:
-    """Return the format of what is at a path. Safetensors come first where there are several."""
+def _loader_for(path: Path) -> type[ModelLoader]:
+    """Return the loader of what is at a path. Safetensors come first where there are several formats."""
     if path.is_file():
-        return "gguf"
+        return GgufLoader
     if any(path.glob(SHARDED_FILES)) and not any((path / name).is_file() for name in SAFETENSORS_FILES):
-        return "sharded_state"
+        return ShardedStateLoader
     if any(path.glob("*.safetensors")):
-        return "safetensors"
+        return SafetensorsLoader
     if any((path / name).is_file() for name in (*SINGLE_FILES, INDEX_FILE)):
-        return "pt"
-    return "tensorizer" if (path / TENSORIZER_FILE).is_file() else "safetensors"
+        return TorchLoader
+    return TensorizerLoader if (path / TENSORIZER_FILE).is_file() else SafetensorsLoader

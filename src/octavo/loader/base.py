@@ -1,17 +1,15 @@
-"""Loading a model: build it empty, load the weights, pack them. Formats differ only in where tensors come from."""
+"""`ModelLoader`: builds a model empty, loads its weights and packs them. Formats differ in where tensors come from."""
 
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from importlib import import_module
 from typing import ClassVar
 
 import torch
 
 from octavo.config.engine import LoadConfig
 from octavo.config.model import ModelConfig
-from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
 from octavo.loader.packed_model import PackedModel
 from octavo.loader.staging import staged
@@ -20,17 +18,6 @@ from octavo.models.registry import initialize_model
 from octavo.models.weights import load_weights, process_weights_after_loading
 
 logger = logging.getLogger(__name__)
-
-# load_format -> module and class, imported on demand.
-_LOADERS = {
-    "auto": ("octavo.loader.auto", "AutoLoader"),
-    "safetensors": ("octavo.loader.safetensors", "SafetensorsLoader"),
-    "pt": ("octavo.loader.torch_pt", "TorchLoader"),
-    "gguf": ("octavo.loader.gguf", "GgufLoader"),
-    "tensorizer": ("octavo.loader.tensorized", "TensorizerLoader"),
-    "sharded_state": ("octavo.loader.sharded_state", "ShardedStateLoader"),
-    "dummy": ("octavo.loader.dummy", "DummyLoader"),
-}
 
 
 class ModelLoader(ABC):
@@ -77,17 +64,3 @@ class ModelLoader(ABC):
         context, tensors = model.context, self.tensors(model)
         is_whole = context.groups.tensor.size == context.groups.experts.size == 1
         return staged(tensors, context.device) if context.device.type == "cuda" and is_whole else tensors
-
-
-def get_model_loader(load_config: LoadConfig) -> ModelLoader:
-    """Return the loader of `load_config.load_format`.
-
-    Raises:
-        InvalidParameterError: an unknown format.
-    """
-    name = load_config.load_format
-    if name not in _LOADERS:
-        raise InvalidParameterError("load_format", name, "unknown; one of " + ", ".join(_LOADERS))
-    module, class_name = _LOADERS[name]
-    loader: ModelLoader = getattr(import_module(module), class_name)(load_config)
-    return loader

@@ -1,4 +1,4 @@
-"""A disk cache of packed weights: the second start maps them, and neither reads nor packs the checkpoint.
+"""A disk cache of packed weights: the second start maps them, without reading or packing the checkpoint.
 
 One file per checkpoint, layout and rank, in the safetensors format. Its name is a digest of everything its content
 depends on, so a file is either right or not found. Files are replaced atomically and never changed; least recently used

@@ -69,7 +69,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     if not is_zipfile(path):
         how = "torch.save(torch.load(path, weights_only=True), path)"
         raise CheckpointError(
-            f"{path}: not a zip archive: damaged, or of torch before 1.6; if so, write it anew: {how}"
+            f"{path}: not a zip archive: damaged, or of torch before 1.6; if so, save it again: {how}"
         )
     _check_is_stored(path)
     try:

@@ -1,9 +1,9 @@
-"""Weights of the base model that PEFT has saved next to an adapter: are they those of the model that is served?"""
+"""Compares base-model weights that PEFT saved next to an adapter with those of the model that is served."""
 
 import torch
 
 from octavo.config.engine import LoadConfig
-from octavo.loader.base import get_model_loader
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.weights import renamed, spelt_as_in_table
 

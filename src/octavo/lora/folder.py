@@ -6,7 +6,8 @@ from pathlib import Path
 from octavo.errors import AdapterError
 from octavo.lora.adapter_config import CONFIG_FILE
 
-SAFETENSORS_FILE, TORCH_FILE = WEIGHTS_FILES = "adapter_model.safetensors", "adapter_model.bin"
+SAFETENSORS_FILE = "adapter_model.safetensors"
+WEIGHTS_FILES = (SAFETENSORS_FILE, "adapter_model.bin")
 
 
 def weights_file(folder: Path) -> Path:

@@ -19,7 +19,7 @@ class FoundTensors:
         self._names: dict[tuple[str, TensorKind], str] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take in a tensor.
+        """Add a tensor.
 
         Raises:
             AdapterError: its name or dtype is not that of an adapter's tensor.

@@ -1,4 +1,4 @@
-"""The names of tensors in PEFT's files: which module of the base model each belongs to, and what it is there."""
+"""Names of tensors in PEFT's files: the module of the base model that each belongs to, and its role."""
 
 import re
 from dataclasses import dataclass

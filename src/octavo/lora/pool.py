@@ -1,4 +1,4 @@
-"""The adapters of one rank: a host cache of those that were read, and slots of every layer that steps compute with.
+"""The adapters of one rank: a host cache, and slots in every layer, which steps compute with.
 
 Legend: S = slots, R = the largest rank.
 """
@@ -22,7 +22,7 @@ from octavo.models.interfaces import CausalLM
 
 
 def slot_bytes(model: CausalLM, max_rank: int, *, experts: bool = False) -> int:
-    """Return the memory of one slot on this rank, which is also the most that an adapter of linears takes on the host.
+    """Return the size of one slot on this rank: also the maximum size of an adapter of linears on the host.
 
     Raises:
         UnsupportedModelError: adapters cannot change this model.
@@ -37,8 +37,8 @@ def slot_bytes(model: CausalLM, max_rank: int, *, experts: bool = False) -> int:
 class AdapterPool:
     """Gives every layer that adapters can change `num_slots` slots of `max_rank`, allocated once, refilled in place.
 
-    What adapters change of the vocabulary (embedding, logits head) is not in slots: it takes memory when it is loaded,
-    as far as `free_bytes` of the device are left. Layers of experts get slots with `experts` only.
+    Changes of the vocabulary (embedding, logits head) have no slots: they take memory when they are loaded, as long as
+    `free_bytes` of the device are left. Experts get slots only with `experts`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AdapterPool:
             )
 
     def load(self, adapter: AdapterRef) -> None:
-        """Read an adapter into the host cache. Runs beside steps, in any thread.
+        """Read an adapter into the host cache. Callable from any thread while steps run.
 
         Raises:
             CheckpointError, AdapterError: see `AdapterReader.read`; or the files are no longer those of the reference.

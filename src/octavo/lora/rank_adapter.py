@@ -79,7 +79,7 @@ class HeadAdapter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankAdapter:
-    """All that a rank keeps of an adapter."""
+    """A rank's part of an adapter."""
 
     # By the layer's path in the model; the others are unchanged.
     layers: Mapping[str, LayerAdapter]
@@ -88,7 +88,7 @@ class RankAdapter:
 
     @property
     def vocabulary_bytes(self) -> int:
-        """The memory of what it changes of embeddings and logits heads."""
+        """The size of its changes of embeddings and logits heads."""
         parts = [(each.table, each.down, each.up) for each in self.embeddings.values()]
         parts += [(each.weight, each.down, each.up) for each in self.heads.values()]
         return sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)

@@ -64,7 +64,7 @@ class _Reading:
         self._heads: dict[str, HeadAdapter] = {}
 
     def take(self, module: str, target: Target) -> None:
-        """Check a module's tensors, and keep what this rank needs of them."""
+        """Check a module's tensors, and keep this rank's part."""
         match target.layer:
             case Embedding() as layer:
                 self._embeddings[target.path] = self._embedding(module, layer)
@@ -77,7 +77,7 @@ class _Reading:
                 parts[target.part] = self._low_rank(module, layer, target.part)
 
     def result(self) -> RankAdapter:
-        """Return what was taken."""
+        """Return the adapter."""
         return RankAdapter(
             layers={path: LayerAdapter.of(layer, parts, self._dtype) for path, (layer, parts) in self._linears.items()},
             embeddings=self._embeddings,

@@ -1,4 +1,4 @@
-"""Adapters: how many requests each one got, and what became of it in the ranks' host caches."""
+"""Adapters: requests for each, and its loads into and evictions from the ranks' host caches."""
 
 import time
 from collections import Counter

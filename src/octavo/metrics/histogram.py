@@ -1,4 +1,4 @@
-"""A histogram that takes many equal values at once, because observing is what a busy frontend does most."""
+"""A histogram that takes many equal values at once: a busy frontend spends most of its time observing."""
 
 from bisect import bisect_left
 from collections.abc import Iterator

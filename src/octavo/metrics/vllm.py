@@ -1,4 +1,4 @@
-"""What vLLM's newer dashboards and routers read beyond other names for our own metrics."""
+"""Metrics that vLLM's newer dashboards and routers read, in addition to our own under vLLM's names."""
 
 from collections.abc import Iterator, Mapping
 

@@ -50,7 +50,7 @@ class EagleAttention(DecoderAttention):
 
 
 class EagleLayer(nn.Module):
-    """The decoder layer. `forward` begins behind its first norms, which `inputs` applies."""
+    """The decoder layer. `forward` begins after its first norms, which `inputs` applies."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class DraftVocabulary(WeightOwner):
 
 
 class Eagle3Head(DecoderForCausalLM):
-    """The head. Names are those of the original repository, and those in which programs have converted them."""
+    """The head. Accepts the names of the original repository and those that converters use."""
 
     weight_names = MappingProxyType(
         {
@@ -151,7 +151,7 @@ class Eagle3Head(DecoderForCausalLM):
     def __init__(
         self, config: ModelConfig, eagle: EagleConfig, context: BuildContext, *, has_embedding: bool, has_map: bool
     ) -> None:
-        """Without an embedding of its own, `share_embedding` says which. `has_map`: see `DraftVocabulary`."""
+        """If it has no embedding of its own, call `share_embedding`. `has_map`: see `DraftVocabulary`."""
         self._eagle = eagle
         stage = Stage(first_layer=0, end_layer=1, is_first=False, is_last=True)
         super().__init__(replace(config, vocab_size=eagle.draft_vocab_size), replace(context, stage=stage))
@@ -170,7 +170,7 @@ class Eagle3Head(DecoderForCausalLM):
         return self._look_up is not None
 
     def share_embedding(self, look_up: Lookup) -> None:
-        """Use the model's."""
+        """Use the model's embedding."""
         self._look_up = look_up
 
     @property
@@ -221,7 +221,7 @@ class Eagle3Head(DecoderForCausalLM):
         return IntermediateTensors(*self.norm.add(x, residual))
 
     def compute_logits(self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute logits of the model's tokens; those that the head has not are -inf."""
+        """Compute logits of the model's tokens; -inf for tokens that the head does not have."""
         logits = super().compute_logits(hidden)
         if self.vocabulary.is_whole:
             return logits

@@ -101,7 +101,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
     def logits_argmax(
         self, hidden: torch.Tensor, adapter_ids: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `CausalLM.logits_argmax`. A cap makes distinct logits equal: then they are computed in full."""
+        """See `CausalLM.logits_argmax`. A cap can make distinct logits equal, so with one they are computed in full."""
         if self.config.logits_soft_cap is None:
             return super().logits_argmax(hidden, adapter_ids)
         values, ids = self.compute_logits(hidden, adapter_ids).max(-1)

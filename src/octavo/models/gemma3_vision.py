@@ -68,7 +68,7 @@ class Gemma3VisionTower(VisionTransformer):
 
 
 class Gemma3ForConditionalGeneration(VisionLanguageModel, Gemma3ForCausalLM):
-    """The decoder is that of the text model; an image's tokens see one another."""
+    """The decoder is that of the text model; an image's tokens attend to each other."""
 
     tower = Gemma3VisionTower
     renamed_prefixes = LlavaForConditionalGeneration.renamed_prefixes

@@ -44,7 +44,7 @@ class CausalLM(nn.Module, ABC):
     """
 
     adapted_layers: ClassVar[frozenset[str]] = frozenset()  # paths as in `weight_names` of layers adapters can change
-    adapted_experts: ClassVar[frozenset[str]] = frozenset()  # those of experts, which only get slots if asked for
+    adapted_experts: ClassVar[frozenset[str]] = frozenset()  # those of experts, which only get slots on request
     takes_adapters: ClassVar[bool] = False  # its layers read `ForwardBatch.adapter_ids`
     weight_names: ClassVar[Mapping[str, str]]
     other_spellings: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})

@@ -18,7 +18,7 @@ from octavo.models.vision_transformer import VisionTransformer
 
 
 class LlavaTower(VisionTransformer):
-    """Each patch becomes a token, made of what one or several blocks see of it."""
+    """Each patch becomes a token, computed from its features after one or several blocks."""
 
     def __init__(self, config: VisionConfig, context: BuildContext) -> None:
         super().__init__(config, context)

@@ -1,4 +1,4 @@
-"""What vision transformers over patches (Dosovitskiy et al. 2020, arXiv:2010.11929) are made of.
+"""Building blocks of vision transformers over patches (Dosovitskiy et al. 2020, arXiv:2010.11929).
 
 Legend: P = patches of all images, and class tokens if there are any; V = the tower's hidden size, H = heads of this
 rank, E = head size.
@@ -47,7 +47,7 @@ class PatchEmbedding(MergedLinear):
 
 
 class VisionAttention(nn.Module):
-    """Attention in both directions within each segment."""
+    """Bidirectional attention within each segment."""
 
     def __init__(self, config: VisionConfig, context: BuildContext, *, in_windows: bool) -> None:
         super().__init__()

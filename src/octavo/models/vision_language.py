@@ -1,4 +1,4 @@
-"""What language models with a vision tower share: a decoder whose first stage has the tower, under names of its own.
+"""Shared by language models with a vision tower: a decoder whose first stage has the tower, with its own weight names.
 
 They differ in the decoder and in the tower: see `qwen2_vl`.
 """
@@ -15,7 +15,7 @@ from octavo.models.vision_tower import VisionTower
 
 
 class VisionLanguageModel(DecoderForCausalLM):
-    """Mix into a decoder."""
+    """A mixin for a decoder."""
 
     tower: ClassVar[type[VisionTower]]
 

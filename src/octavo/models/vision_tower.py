@@ -1,7 +1,7 @@
 """The interface of vision towers: from the patches of images to embeddings for the language model.
 
 Images of a step are computed together where an op is batch-invariant (linears, norms) and one by one elsewhere
-(attention, exact GELU), so that an image's embeddings have the same bits in any company.
+(attention, exact GELU), so that an image's embeddings have the same bits in any batch.
 
 Legend: P = patches of all images, C = values of a patch, N = tokens of an image, D = the language model's hidden size.
 """
@@ -15,18 +15,18 @@ from torch import nn
 
 from octavo.config.vision import VisionConfig
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.base import MadeAtLoad
+from octavo.layers.quant.base import QuantizedAtLoad
 from octavo.models.vision_grid import Grid
 
 
 class VisionTower(nn.Module, ABC):
-    """A tower with what maps its output to the language model's size."""
+    """A tower, including the projection of its output to the language model's size."""
 
     def __init__(self, config: VisionConfig, context: BuildContext) -> None:
         """Build without weights. They stay dense: quantized checkpoints leave towers as they are, too."""
         super().__init__()
         self.config = config
-        self.context = replace(context, schemes=MadeAtLoad()).at("vision")
+        self.context = replace(context, schemes=QuantizedAtLoad()).at("vision")
 
     @classmethod
     @abstractmethod

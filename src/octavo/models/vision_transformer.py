@@ -1,8 +1,8 @@
 """SigLIP (Zhai et al. 2023, arXiv:2303.15343) and CLIP (Radford et al. 2021, arXiv:2103.00020) as vision towers.
 
 Plain vision transformers: images of one size, learned positions, attention over the whole image. CLIP also has a class
-token and a norm before the first block, and no bias of patches. What maps their output to the language model's size
-differs from model to model.
+token and a norm before the first block, and no bias of patches. The projection of their output to the language model's
+size differs from model to model.
 
 Legend: I = images, P = patches of an image, C = values of a patch, V = the tower's hidden size, S = patches of a side,
 L = P, or P + 1 with a class token, N = tokens of an image, D = the language model's hidden size.
@@ -39,7 +39,7 @@ _BLOCK_NAMES = MappingProxyType(
 
 
 class VisionTransformer(VisionTower):
-    """A tower without its last step; `project` is that."""
+    """A tower without its projection, which subclasses define: `project`."""
 
     def __init__(self, config: VisionConfig, context: BuildContext) -> None:
         super().__init__(config, context)
@@ -68,7 +68,7 @@ class VisionTransformer(VisionTower):
 
     @classmethod
     def ignored_weights(cls, config: VisionConfig) -> tuple[str, ...]:
-        """See `VisionTower.ignored_weights`: what pools for other uses, and blocks behind those that are read."""
+        """See `VisionTower.ignored_weights`: pooling layers, and blocks after the last one that is read."""
         behind = range(_num_blocks(config), config.num_layers)
         blocks = [f"{_NAME}.encoder.layers.{number}." for number in behind]
         return (f"{_NAME}.head.", f"{_NAME}.post_layernorm.", f"{_NAME}.embeddings.position_ids", *blocks)

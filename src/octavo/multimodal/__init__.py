@@ -1,1 +1,1 @@
-"""Images in prompts: decoded, cut into patches, and given their place among the tokens. No torch."""
+"""Images in prompts: decoded, cut into patches, and placed among the tokens. No torch."""

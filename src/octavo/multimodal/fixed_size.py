@@ -1,4 +1,4 @@
-"""Pictures of one size: resized, and cropped if the model wants their proportions, as CLIP and SigLIP see them."""
+"""Pictures of one size, for CLIP and SigLIP: resized, and cropped if the model keeps the aspect ratio."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class FixedSizeProcessor(ImageProcessor):
 
         Raises:
             CheckpointError: they are malformed.
-            UnsupportedModelError: they do not fit the tower, or want what is not supported.
+            UnsupportedModelError: they do not fit the tower, or are not supported.
         """
         kind = fields.text("image_processor_type", "CLIPImageProcessor").removesuffix("Fast")
         if kind not in _DEFAULTS:

@@ -15,7 +15,7 @@ def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
 
     Raises:
         CheckpointError: there are none, or they are malformed.
-        UnsupportedModelError: they do not fit the tower, or want what is not supported.
+        UnsupportedModelError: they do not fit the tower, or are not supported.
     """
     return _of(_fields_in(folder), vision)
 

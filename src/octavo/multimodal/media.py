@@ -1,4 +1,4 @@
-"""Reads the images and videos of requests: pictures and frames to patches, or embeddings made elsewhere."""
+"""Reads the images and videos of requests: pictures and frames as patches, or precomputed embeddings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

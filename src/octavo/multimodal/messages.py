@@ -1,4 +1,4 @@
-"""Images and videos in the messages of a chat: found, taken out, and left as marks that chat templates understand."""
+"""Takes images and videos out of the messages of a chat, and leaves marks that chat templates understand."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Source:
 
 
 def has_images(messages: object) -> bool:
-    """Return whether any message has an image or video. Malformed messages have none: others complain."""
+    """Return whether any message has an image or video. Malformed messages are rejected elsewhere."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return False
     contents = (message.get("content") for message in messages if isinstance(message, Mapping))

@@ -1,4 +1,4 @@
-"""Pictures near their own size and in their own proportions, as Qwen2-VL and its successors see them."""
+"""Pictures at nearly their original size and aspect ratio, for Qwen2-VL and its successors."""
 
 import math
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class NativeSizeProcessor(ImageProcessor):
         return np.asarray(picture.resize(size, resample=self.resample))
 
     def target_size(self, width: int, height: int, num_frames: int) -> tuple[int, int]:
-        """Return the nearest width and height in whole merged squares, with a number of pixels within the limits."""
+        """Return the nearest width and height in whole merged squares whose number of pixels is within the limits."""
         unit = self.patch_size * self.merge_size
         if self.limits_whole_video and min(width, height) < unit:
             scale = unit / min(width, height)

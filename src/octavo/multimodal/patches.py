@@ -1,7 +1,7 @@
-"""From pictures to the patches that a vision tower reads: cut; and what each byte is normalized to.
+"""Cuts pictures into the patches that a vision tower reads, and gives the normalized value of each byte.
 
-Bytes travel, a quarter of the numbers that they stand for. Those are the same as the image processors of transformers
-on top of Pillow compute, bit for bit.
+Patches are sent as bytes, a quarter of the size of their normalized values. These equal the results of transformers'
+image processors on Pillow, bit for bit.
 
 Legend: C = channels, F = frames of a patch, S = side of a patch in pixels, M = side of a merged square in patches.
 """
@@ -40,7 +40,7 @@ class Patches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalization:
-    """What becomes of the bytes of a picture."""
+    """The normalization of a picture's bytes."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -73,7 +73,7 @@ class Normalization:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageProcessor(ABC):
-    """The settings in `preprocessor_config.json`, of one way to bring pictures to the tower's size."""
+    """The settings in `preprocessor_config.json`; subclasses differ in how pictures are resized."""
 
     patch_size: int
     temporal_patch_size: int
@@ -107,7 +107,7 @@ class ImageProcessor(ABC):
     def cut(self, frames: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, int, int]]:
         """Cut frames [frames, height, width, C] into patches [., C * F * S * S]; return these and their grid.
 
-        The squares that are merged into a token are neighbors. What is left over on the right and below is dropped.
+        The patches that are merged into a token are adjacent. Incomplete patches at the right and bottom are dropped.
         """
         num_frames, height, width, channels = frames.shape
         frame, side, merge = self.temporal_patch_size, self.patch_size, self.merge_size
@@ -133,7 +133,7 @@ class ImageProcessor(ABC):
 
 
 def check_proportions(picture: "Image", name: str) -> None:
-    """Check that a picture is no line.
+    """Check the aspect ratio of a picture.
 
     Raises:
         InvalidParameterError: one side is more than 200 times the other.

@@ -1,7 +1,7 @@
-"""Pictures from anywhere, as plain RGB: whatever their format says about rotation, color and transparency.
+"""Decodes pictures to plain RGB, applying their rotation, color mode and transparency.
 
-Pictures come from strangers. Their size is checked before they are decoded, only common formats are read, and what is
-damaged or ambiguous is refused, with the reason. Pillow is imported here, when the first picture comes.
+Pictures are untrusted. Their size is checked before they are decoded, only common formats are read, and damaged or
+ambiguous ones are rejected with the reason. Pillow is imported for the first picture.
 """
 
 import base64
@@ -26,7 +26,7 @@ _SHOWN = 60  # characters of a source in messages
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureLimits:
-    """What a picture may be before it is decoded."""
+    """Limits that are checked before a picture is decoded."""
 
     max_bytes: int = 32 << 20
     max_pixels: int = 64_000_000
@@ -104,7 +104,7 @@ def decode_picture(data: bytes, name: str, limits: PictureLimits) -> "Image":
 
 
 def as_rgb(image: "Image", name: str, limits: PictureLimits) -> "Image":
-    """Turn as its EXIF data says, put on white what is transparent, and convert to RGB.
+    """Rotate as the EXIF data says, put transparent pictures on white, and convert to RGB.
 
     Raises:
         InvalidParameterError: too large, or of a kind of pixels without a defined color.

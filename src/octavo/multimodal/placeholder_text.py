@@ -1,4 +1,4 @@
-"""What prompts have in the place of images and videos, as text: written out before they are tokenized.
+"""The text that stands for images and videos in prompts, expanded before tokenization.
 
 Tokens on both sides depend on it: line breaks around an image, the times of a video's frames.
 """
@@ -48,7 +48,7 @@ def with_placeholders(text: str, texts: PlaceholderTexts) -> str:
 
 
 def with_frame_times(text: str, videos: Sequence[Video], texts: PlaceholderTexts) -> str:
-    """Return the text with a placeholder for each group of frames, behind its time, in the place of each video.
+    """Return the text with a placeholder for each group of frames, after its time, in place of each video.
 
     Raises:
         InvalidParameterError: there are not as many places as videos.

@@ -1,4 +1,4 @@
-"""Placeholders of images and videos in a prompt: grown to as many tokens as each has, and found again."""
+"""Placeholders of images and videos in a prompt: expanded to one per token, and located."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ class ExpandedPrompt:
 def expand_vision_placeholders(
     input_ids: Sequence[int], image_grid_thw: object, vision: VisionConfig, video_grid_thw: object = None
 ) -> ExpandedPrompt:
-    """Put as many placeholders in the place of each image, or video, as it has tokens.
+    """Expand the placeholder of each image or video to one per token.
 
-    Grids [images, 3] have each one's frames, rows and columns of patches. A place is a placeholder between vision start
-    and end; any placeholder if the model has no such tokens. Placeholders that have been expanded before are accepted.
+    Grids [images, 3] have each one's frames, rows and columns of patches. Only placeholders between vision start and
+    end count, if the model has these tokens. Placeholders that have been expanded already are accepted.
 
     Raises:
         InvalidParameterError: names what does not match: grids, numbers of images, tokens between start and end.
@@ -129,7 +129,7 @@ def _end_of(input_ids: Sequence[int], position: int, vision: VisionConfig) -> in
 def _check_used(
     token_ids: list[int], counts: Mapping[int, list[int]], num_used: Mapping[int, int], vision: VisionConfig
 ) -> None:
-    """Check that every image has its place, and that no other tokens are placeholders."""
+    """Check that every image has a placeholder, and that there are no others."""
     for placeholder, of_kind in counts.items():
         name = _names(placeholder == vision.video_token_id)
         if num_used[placeholder] < len(of_kind):

@@ -113,7 +113,7 @@ def _is_known(keys: set[object]) -> bool:
 
 
 def _listed(request: Mapping[str, object], kind: str) -> list[Source]:
-    """Return the images, or the videos, that stand beside a prompt."""
+    """Return the images, or the videos, that a request passes next to its prompt."""
     listed = request.get(kind, [])
     if not isinstance(listed, Sequence) or isinstance(listed, (str, bytes)):
         raise InvalidParameterError(kind, type(listed).__name__, f"a list of {kind} is expected")

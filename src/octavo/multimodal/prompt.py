@@ -1,4 +1,4 @@
-"""`MultiModalPrompt`: tokens and images, as the processor made them of a request."""
+"""`MultiModalPrompt`: the tokens and images of a request, as the processor prepared them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from octavo.multimodal.positions import VisionSpan, rotary_positions
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """An image that a vision tower has seen already."""
+    """An image as precomputed embeddings."""
 
     values: NDArray[np.float32]  # [tokens, hidden size]
     grid: Grid
@@ -30,7 +30,7 @@ Medium = Patches | Embeddings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiModalPrompt:
-    """A prompt for `InputProcessor.process`, complete and checked but for its length."""
+    """A prompt for `InputProcessor.process`: complete and validated, except for its length."""
 
     text: str | None
     token_ids: list[int]
@@ -38,7 +38,7 @@ class MultiModalPrompt:
 
     @classmethod
     def of(cls, text: str | None, prompt: ExpandedPrompt, media: Sequence[Medium], config: VisionConfig) -> Self:
-        """Put images and videos, in the order of the prompt, in the places of their placeholders.
+        """Match images and videos, in the order of the prompt, with their placeholders.
 
         Raises:
             InvalidParameterError: frames of a video that are so far apart that positions exceed the tokens.

@@ -1,4 +1,4 @@
-"""Which frames of a video a model sees: a number by rate or by count, spread over its duration."""
+"""Which frames of a video a model gets: a number given by rate or count, spread over the duration."""
 
 from dataclasses import dataclass
 from typing import Self

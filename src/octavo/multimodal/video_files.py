@@ -1,7 +1,7 @@
 """Frames of video files: animated GIF, WebP and PNG by Pillow; MP4, MOV, WebM, Matroska and AVI by PyAV, if installed.
 
-Videos come from strangers. The format is told by the first bytes, so that FFmpeg tries no other, such as playlists that
-name further files; sizes are checked before frames are decoded; only frames that are wanted become pictures.
+Videos are untrusted. The first bytes determine the format, so that FFmpeg does not try others, such as playlists that
+refer to other files; sizes are checked before frames are decoded; only requested frames are converted to pictures.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ class SampledFrames:
 
 
 def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choose) -> SampledFrames:
-    """Decode the frames that `choose` wants, in ascending order.
+    """Decode the frames that `choose` selects, in ascending order.
 
     Raises:
         InvalidParameterError: not a video, of a format that is not read, damaged, or too large; or PyAV is missing.
@@ -42,7 +42,7 @@ def read_video_file(data: bytes, name: str, limits: PictureLimits, choose: Choos
     if len(data) > limits.max_bytes:
         raise InvalidParameterError(name, f"{len(data)} bytes", f"at most {limits.max_bytes} bytes")
     container = _container_of(data)
-    with _told_by(name, f"a file of {len(data)} bytes"):
+    with _decoding_errors(name, f"a file of {len(data)} bytes"):
         return (
             _by_pillow(data, name, limits, choose)
             if container is None
@@ -60,7 +60,7 @@ def _container_of(data: bytes) -> str | None:
 
 
 @contextmanager
-def _told_by(name: str, what: str) -> Iterator[None]:
+def _decoding_errors(name: str, what: str) -> Iterator[None]:
     try:
         yield
     except InvalidParameterError:

@@ -1,4 +1,4 @@
-"""Videos of requests: frames that the caller chose, or files from which they are sampled; cut into patches."""
+"""Videos of requests: frames given by the caller, or sampled from files; cut into patches."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _SHOWN = 60  # characters of a source in messages
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoFile:
-    """A file's contents, with limits of their own: as a server gets them from strangers."""
+    """A file's contents with their own limits, for servers, whose input is untrusted."""
 
     data: bytes
     limits: PictureLimits
@@ -30,7 +30,7 @@ class VideoFile:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A video as its tower reads it: whole; or group by group of frames, each with the time at which it is shown."""
+    """A video as its tower reads it: as a whole, or in groups of frames, each with its timestamp."""
 
     parts: list[Patches]
     times_s: list[float] | None = None  # of each part; None: it is whole

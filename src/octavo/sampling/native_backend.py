@@ -15,7 +15,7 @@ from octavo.kernels.reference import Kernels
 from octavo.sampling.backend import SampledTokens, SamplerBackend, TorchSamplerBackend
 
 
-def select_draws(device: torch.device, kernels: Kernels) -> SamplerBackend:
+def select_sampler_backend(device: torch.device, kernels: Kernels) -> SamplerBackend:
     """Return the fastest sampler backend for logits on `device`. A native one shares the model's threads."""
     native = kernels if isinstance(kernels, NativeKernels) else native_kernels()
     return TorchSamplerBackend() if device.type != "cpu" or native is None else NativeSamplerBackend(native)

@@ -4,9 +4,9 @@ A request whose adapter has a slot is queued like any other, and keeps the slot 
 adapter. When a slot has no users left, it goes to the best parked adapter that is loaded, together with all requests
 parked for it.
 
-Nobody starves: while adapters are parked that no slot is free for, as many slots are *drained*. Requests that arrive
-for a draining adapter are parked behind the others, so its slot is free as soon as those that it has now have ended.
-The slots with the fewest users are drained first.
+No adapter starves: while adapters are parked without a free slot, as many slots are *drained*. Requests that arrive for
+a draining adapter are parked after the others, so its slot is free once its current requests have ended. Slots with the
+fewest users are drained first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ class AdaptedRequests:
     def _has_slot_to_share(self, content_hash: str) -> bool:
         if not self._slots.holds(content_hash) or content_hash in self._draining:
             return False
-        return content_hash in self._slots.used or not self._parked  # an idle slot goes to who waits longest
+        return content_hash in self._slots.used or not self._parked  # an idle slot goes to the longest waiting
 
     def take_ready(self, now_s: float) -> tuple[list[Request], Failures]:
         """Return parked requests that may be queued now, and those whose adapter cannot be loaded, with the error."""
@@ -73,7 +73,7 @@ class AdaptedRequests:
             del self._parked[content_hash]
         elif self._slots.remove_user(content_hash):
             self._draining.pop(content_hash, None)
-        # Also if requests are parked behind those that have ended: others may be before them.
+        # Even if requests for it are parked: others may be ahead of them.
         if content_hash in self._held and content_hash not in self._slots.used:
             self._held.discard(content_hash)
             self._store.release(content_hash)
@@ -91,7 +91,7 @@ class AdaptedRequests:
         self._slots.repeat(fills)
 
     def check_integrity(self) -> None:
-        """Assert that adapters are held for requests alone, and no slot drains for nothing."""
+        """Assert that only adapters with requests are held, and that no slot drains needlessly."""
         self._slots.check_integrity()
         assert all(map(len, self._parked.values()))
         assert self._num_parked == sum(map(len, self._parked.values()))
@@ -134,7 +134,7 @@ class AdaptedRequests:
             yield from self._unpark(best, now_s)
 
     def _balance(self, now_s: float) -> Iterator[Request]:
-        """Drain as many slots as adapters wait for, and no more; yield what waits for slots that need not drain."""
+        """Drain as many slots as adapters wait for, no more; yield requests parked for slots that need not drain."""
         num_wanted = 0
         if not self._slots.has_room:
             num_wanted = sum(adapter not in self._held or self._store.has(adapter) for adapter in self._homeless)

@@ -1,4 +1,4 @@
-"""The slots of the ranks: which adapter each one holds, and how many requests need it there.
+"""The adapter slots of the ranks: which adapter each holds, and how many requests use it.
 
 A slot is refilled only when no request needs what it holds, the least recently used first. Adapters are identified by
 the hash of their contents.
@@ -11,7 +11,7 @@ from octavo.contracts.lora import SlotFill
 
 
 class AdapterSlots:
-    """A fixed number of slots, filled by steps."""
+    """A fixed number of slots; steps fill them."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
@@ -80,7 +80,7 @@ class AdapterSlots:
                 del self._filling[fill.slot]
 
     def repeat(self, fills: Iterable[SlotFill]) -> None:
-        """A step has failed, and perhaps before these slots were filled: fill them again if they are still wanted."""
+        """A step failed, perhaps before it filled these slots: fill them again if they are still needed."""
         for fill in fills:
             if self._filling.get(fill.slot) == fill.content_hash:
                 del self._filling[fill.slot]

@@ -1,4 +1,4 @@
-"""How long steps take altogether, and how much of it is computing: the rest is the host's time that nothing hides."""
+"""The total time of steps, and the part spent in native calls: the rest is host time that is not overlapped."""
 
 from collections.abc import Callable
 
@@ -14,8 +14,8 @@ class BusyTime:
     def record(self, compute_s: float | None, scheduled_s: float, *, has_more: bool) -> None:
         """Record the output of a step that was scheduled at `scheduled_s` and computed for `compute_s` seconds.
 
-        If the step before left some work, this one begins with that output: scheduling it, detokenizing and sending
-        the last one is time in which the engine could have computed.
+        If there was work left after the previous step, this one begins when that step's output arrived: scheduling,
+        detokenizing and sending then take time in which the engine could have computed.
         """
         now_s, start_s = self._clock(), scheduled_s if self._last_output_s is None else self._last_output_s
         self._last_output_s = now_s if has_more else None

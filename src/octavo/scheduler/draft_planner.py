@@ -69,10 +69,10 @@ class DraftPlanner:
         return self.best_for(self.acceptance(rows), lengths, num_tokens, num_sampling)
 
     def learn(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        """Hear how many of a row's verified drafts were accepted. Here, proposals tell more: see `observe`."""
+        """Record how many of a row's verified drafts were accepted. Ignored here: `observe` learns more."""
 
     def best_for(self, acceptance: Float64Array, lengths: Int32Array, num_tokens: int, num_sampling: int) -> Int32Array:
-        """Do so for rows of this acceptance [P]."""
+        """Do the same for rows with this acceptance [P]."""
         if acceptance[lengths > 0].sum() < (_MIN_GAIN - 1.0) * num_sampling:
             return np.zeros_like(lengths)
         offsets = np.arange(1, int(lengths.max()) + 1)
@@ -92,5 +92,5 @@ class DraftPlanner:
         return chosen
 
     def _drafting_seconds(self, best_first: NDArray[np.intp], num_offsets: int) -> Float64Array | None:
-        """Return what proposing the first 0 ... C drafts of a list [C] costs [C + 1]: here nothing."""
+        """Return the cost of proposing the first 0 ... C drafts of a list [C]: [C + 1]; here zero."""
         return np.zeros(len(best_first) + 1)

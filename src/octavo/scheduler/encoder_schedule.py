@@ -1,14 +1,14 @@
 """Images of running requests: which of them a step encodes, and whose embeddings the ranks keep.
 
-Embeddings are kept by content. A running request holds those whose tokens it is about to compute; those that nobody
-holds stay until their space is needed, the least recently used first, so that no image is encoded twice in a row. A
-step encodes at most as many tokens of images as it computes tokens; an image that is larger has a step of its own.
+Embeddings are cached by content. A running request holds those whose tokens it is about to compute; those without a
+holder are evicted when their space is needed, least recently used first, so that an image that is sent repeatedly is
+encoded once. A step encodes at most as many image tokens as it computes tokens; a larger image gets a step of its own.
 
-Tokens that see one another, as those of an image in some models, are computed to the last one in one step: chunks end
-before or behind such a span.
+Tokens that attend to each other, as those of an image in some models, are computed in one step: chunks end before or
+after such a span.
 
 No deadlock: a request holds an embedding only from the step that computes the first token of the image, so it can
-continue to the last one, and then lets go.
+always continue to the last one, where it releases the embedding.
 """
 
 from collections import Counter, OrderedDict
@@ -44,7 +44,7 @@ class EncoderSchedule:
             assert 0 < image.num_tokens <= self._capacity, f"{image.num_tokens} of {self._capacity} tokens"
 
     def begin_step(self) -> None:
-        """Let go of the images that rows have computed: their steps precede those that may reuse the space."""
+        """Release the images that rows have computed: their steps precede those that may reuse the space."""
         if not self._held:
             return
         for row in list(self._held):
@@ -52,7 +52,7 @@ class EncoderSchedule:
             request = self._running.request_at(row)
             to_come = {image.content_hash for image in request.vision if _end(image) > computed}
             self._let_go(row, self._held[row] - to_come)
-            if _is_behind(request, computed):
+            if _is_past_images(request, computed):
                 del self._held[row]
 
     def limit_running(self, rows: RowIndices, counts: Int32Array) -> tuple[RowIndices, Int32Array]:
@@ -79,13 +79,13 @@ class EncoderSchedule:
         row = request.row
         assert row is not None
         num_computed = int(self._running.num_computed[row])
-        if _is_behind(request, num_computed):
+        if _is_past_images(request, num_computed):
             return budget
         self._held[row] = set()
         return self._advance(row, num_computed, budget)
 
     def release(self, row: int) -> None:
-        """Let go of all that a row holds: its request has ended, or is preempted."""
+        """Release everything that a row holds: its request has ended, or is preempted."""
         if row in self._held:
             self._let_go(row, set(self._held[row]))
             del self._held[row]
@@ -156,14 +156,14 @@ class EncoderSchedule:
         self._num_holders -= Counter(contents)
 
 
-def _is_behind(request: Request, num_computed: int) -> bool:
-    """Return whether nothing of what limits a request's chunks is to come."""
+def _is_past_images(request: Request, num_computed: int) -> bool:
+    """Return whether nothing limits a request's chunks any more."""
     images = all(_end(image) <= num_computed for image in request.vision)
     return images and all(end <= num_computed for _, end in request.whole_spans)
 
 
 def _to_cut(request: Request, start: int, count: int) -> int:
-    """Return how many of a request's `count` tokens from `start` on a step computes: it cuts no span."""
+    """Return how many of a request's `count` tokens from `start` on a step computes without cutting a span."""
     for span_start, span_end in request.whole_spans:
         if span_start < start + count < span_end:
             return max(span_start - start, 0)

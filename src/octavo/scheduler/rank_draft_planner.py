@@ -1,7 +1,7 @@
-"""How many drafts of a draft model each row gets. Unlike proposals of a host, they cost passes of that model.
+"""How many drafts of a draft model each row gets. Unlike drafts proposed on the host, they cost passes of that model.
 
-Acceptance is only known of drafts that were verified. So a row begins with the mean of all rows, and one that gets no
-drafts any more is tried again at times, at growing intervals. Only one row is tried in a step: the draft model has to
+Acceptance is only known for verified drafts. So a row starts with the mean of all rows, and a row that no longer gets
+drafts is tried again from time to time, at growing intervals. Only one row is tried per step, as the draft model has to
 catch up with it first.
 
 Legend: P = rows that may have drafts, K = maximum drafts of a row, C = drafts that are considered.
@@ -37,7 +37,7 @@ class RankDraftPlanner(DraftPlanner):
         self._waits = np.full(len(running.requests), _FIRST_WAIT)  # how many of them before a trial
 
     def observe(self, rows: Sequence[int], proposals: Sequence[Sequence[int]]) -> None:
-        """Begin anew with requests that are new in their rows."""
+        """Reset rows that have a new request."""
         at = np.array(rows, dtype=np.intp)
         new = at[self._generations[at] != self._running.generation[at]]
         self._generations[new] = self._running.generation[new]
@@ -72,14 +72,14 @@ class RankDraftPlanner(DraftPlanner):
     def _try_again(
         self, rows: RowIndices, at: int, chosen: Int32Array, lengths: Int32Array, num_tokens: int, num_sampling: int
     ) -> None:
-        """Let the row `rows[at]` have a few drafts, unless they could not pay even if most were right."""
+        """Give the row `rows[at]` a few drafts, unless they could not pay off even if most were accepted."""
         row = rows[at]
         self._num_idle[row], self._waits[row] = 0, min(2 * self._waits[row], _LONGEST_WAIT)
         hoped_for = self.best_for(np.full(len(rows), _HOPED_FOR), lengths, num_tokens, num_sampling)
         chosen[at] = min(int(hoped_for[at]), _TRIAL_DRAFTS)
 
     def _drafting_seconds(self, best_first: NDArray[np.intp], num_offsets: int) -> Float64Array | None:
-        """Return what the passes cost that draw the first 0 ... C drafts [C + 1] of a list [C]; None: not known yet.
+        """Return the cost [C + 1] of the passes that draw the first 0 ... C drafts of a list [C]; None: not known yet.
 
         Draft number j of each row is drawn in pass j.
         """

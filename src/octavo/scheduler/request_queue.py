@@ -55,7 +55,7 @@ class RequestQueue:
         yield from sorted(waiting, key=lambda request: self._aged_order(request, now_s))
 
     def _drop_removed(self) -> None:
-        """Compact: entries aborted while nothing is admitted must not pile up."""
+        """Compact the heaps: entries aborted while nothing is admitted must not pile up."""
         for entries in self._classes:
             entries[:] = [entry for entry in entries if not entry[1].status.is_final]
             heapq.heapify(entries)

@@ -1,7 +1,7 @@
 """Which running rows get drafts in a step, and how many: drafts use only budget and blocks that are left over.
 
-A drafter runs on the scheduler's thread, or inside the ranks: then drafts are places that ranks fill in the same step.
-Tokens that a grammar forces are drafts for nothing, whatever the drafter.
+A drafter runs on the scheduler's thread, or in the ranks: then drafts are placeholders that ranks fill in the same
+step. Tokens that a grammar forces are free drafts, whatever the drafter.
 
 Legend: R = running rows of the step.
 """
@@ -102,9 +102,10 @@ class Speculation:
     def _verifies(self, row: int) -> bool:
         """Return whether the drafter's tokens can be verified in this row.
 
-        Tokens drawn in ranks are not known here, so that only the first position has its grammar's mask. Elsewhere an
-        argmax is right if the grammar turns out to allow it: then it is the argmax of the allowed tokens, too. A sample
-        is the argmax of logits over temperature plus noise; but what top-k, top-p and min-p leave depends on the mask.
+        Tokens drawn in ranks are not known here, so only the first position has its grammar's mask. At later positions
+        an unmasked argmax is still correct if the grammar turns out to allow it: then it is also the argmax of the
+        allowed tokens. So is a sample, the argmax of logits over temperature plus noise, but not with top-k, top-p or
+        min-p: what these keep depends on the mask.
         """
         if not (self._draws_in_ranks and self._running.is_constrained[row]):
             return True
@@ -149,7 +150,7 @@ class Speculation:
                 self._num_accepted[position] += position < num_new - 1
 
     def forget(self, request_id: str) -> None:
-        """Drop what the drafter knows of a request that has ended."""
+        """Drop the drafter's state of a request that has ended."""
         self._drafter.forget(request_id)
 
     def stats(self) -> SpecDecodeStats:

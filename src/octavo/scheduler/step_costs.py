@@ -1,4 +1,4 @@
-"""How long a step takes by the number of its tokens, as measured: what another token in it would cost."""
+"""Measured duration of steps by their number of tokens: the cost of adding a token."""
 
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ class StepCosts:
     This errs towards more drafts, which then are measured. Old measurements are dropped: a first one may have been
     slow for another reason, and contexts grow.
 
-    With `falls_to_zero`, what has fewer tokens than anything measured takes proportionally less, rather than as long:
-    where long passes come first, short ones would otherwise never be tried.
+    With `falls_to_zero`, steps with fewer tokens than any measured one are assumed to take proportionally less time,
+    rather than as long: where long passes come first, short ones would otherwise never be tried.
     """
 
     def __init__(self, *, falls_to_zero: bool = False) -> None:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from octavo.config.args import check_type, option
+from octavo.config.option_types import check_type, option
 from octavo.errors import InvalidParameterError
 
 LogFormat = Literal["text", "json"]

@@ -1,4 +1,4 @@
-"""What tools ask about a server: its load, its settings, its tokenizer."""
+"""Information about a server for tools: its load, settings and tokenizer."""
 
 from dataclasses import fields
 from typing import Any

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Literal
 
 from octavo.config.args import EngineArgs
-from octavo.device.collector import keep_what_is_loaded
+from octavo.device.collector import freeze_loaded_objects
 from octavo.engine.async_llm_engine import AsyncLLMEngine
 from octavo.engine.front import EngineFront
 from octavo.metrics.collect import EngineMetrics
@@ -39,7 +39,7 @@ class EngineLifecycle:
         self._server_args = server_args
         self._engine: AsyncLLMEngine | None = None
         self._service: OpenAICompatibleService | None = None
-        self.on_ready: Callable[[str], None] = logger.info  # told what is ready
+        self.on_ready: Callable[[str], None] = logger.info  # called with a message when ready
         self.on_end: Callable[[], None] = lambda: None  # called when the server should stop
         self._stage = "starting"  # of loading
         self._started_s = time.monotonic()
@@ -138,5 +138,5 @@ class EngineLifecycle:
 
 def _calm_collector() -> None:
     """Collect garbage rarely: streams create no cycles, and collecting after every 700 objects cost 7 % of a token."""
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 20, 20)

@@ -23,7 +23,7 @@ BACKLOG = 2048
 def serve(settings: Settings, announce: Callable[[str], None] = logger.info) -> None:
     """Listen, load the model in the background, serve until a signal arrives or the engine dies.
 
-    `announce` is told that the server listens, and later that it is ready.
+    `announce` is called when the server listens, and again when it is ready.
 
     Raises:
         InvalidParameterError: the address or a file named by an option cannot be used.

@@ -1,7 +1,7 @@
-"""Fetches media that requests name by URL, without becoming a door to networks that only the server can reach.
+"""Fetches media by URL for requests, safe against server-side request forgery.
 
-A host is resolved once; all of its addresses must be public, and the connection goes to one of them, so a name cannot
-change its meaning between check and use. Redirects are checked again. Size, time and type are limited.
+A host is resolved once; all of its addresses must be public, and the connection goes to one of them, so DNS rebinding
+has no effect. Redirects are checked again. Size, time and type are limited.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class RemoteMedia:
     is_allowed: Callable[[Address], bool] = is_public
 
     def fetch(self, url: str, name: str) -> bytes:
-        """Return what is at a URL.
+        """Return the content at a URL.
 
         Raises:
             InvalidParameterError: names the part of the request, and why the URL is not read.

@@ -103,7 +103,7 @@ class EventStreamResponse(Response):
         await self._send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await self._send({"type": "http.response.body", "body": first, "more_body": True})
         self._is_open = True
-        self._on_update()  # what came meanwhile
+        self._on_update()  # frames that arrived meanwhile
         while not (leaving.done() or self._error or (self._source.is_over and self._write is None)):
             self._woken.clear()
             await self._woken.wait()

@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts copied from where the context's last tokens occurred before (arXiv:2304.04487, section 3.2).
+"""Prompt lookup: drafts copied from an earlier occurrence of the context's last tokens (arXiv:2304.04487, section 3.2).
 
 Text that is edited, quoted, summarized or repeated contains its own continuation. Lookup costs microseconds on the host
 and no pass of any model.
@@ -35,7 +35,7 @@ class NgramDrafter:
 
 
 def _continuation(context: Int32Array, start: int, count: int) -> list[int]:
-    """Return `count` tokens from `start` on. Past the context's end the copy goes on with itself: a period repeats."""
+    """Return `count` tokens from `start` on. Past the context's end the copy continues periodically."""
     tokens: list[int] = context[start : start + count].tolist()
     period = len(tokens)
     while len(tokens) < count:

@@ -1,4 +1,4 @@
-"""What stands for a draft model in the scheduler."""
+"""The scheduler's stand-in for a drafter that runs in the ranks."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from octavo.contracts.schedule import DRAWN_IN_RANKS, Int32Array
 
 
 class RankDrafter:
-    """A `Drafter` of places: every rank draws their tokens in the step that verifies them.
+    """A `Drafter` that proposes placeholders: every rank draws their tokens in the step that verifies them.
 
-    Contexts of `max_len` tokens and more get none: the draft model would not know such positions.
+    Contexts of `max_len` tokens and more get none: the draft model does not support such positions.
     """
 
     def __init__(self, max_num_drafts: int, max_len: int) -> None:

@@ -1,8 +1,8 @@
 """Validates constraints before any work is done; errors name the location.
 
 Needs no tokenizer. Most constraints take a millisecond, but a malicious one may take any time or crash the library, so
-`StructuredOutputChecker` validates in a process that may die. What shows only during compilation for the model's tokens
-ends that request later, with a typed error.
+`StructuredOutputChecker` validates in a process that may die. Errors that only compilation for the model's tokenizer
+finds end the request later, with a typed error.
 """
 
 import re

@@ -13,8 +13,7 @@ from octavo.structured_output import StructuredOutput
 
 MAX_REMEMBERED = 256
 _CLOSE_S = 5.0
-# How a process ends when a constraint was too much for it: CPU limit, out of memory, out of stack. Negative: by a
-# signal.
+# Exit codes of a process whose constraint exceeded a limit: CPU time, memory, stack. Negative: killed by a signal.
 _KILLED_BY_A_CONSTRAINT = frozenset({-27, -6, -9, -11})  # SIGPROF, SIGABRT, SIGKILL, SIGSEGV
 
 

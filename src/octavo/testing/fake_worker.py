@@ -34,7 +34,7 @@ class FakeRow:
         self.contexts: list[int] = []  # [num_tokens]; entry p is the hash of tokens 0 to p
         for token_id in new.token_ids.tolist():
             self.append(token_id)
-        self.num_told = self.num_tokens  # tokens sent to a rank that does not sample
+        self.num_received = self.num_tokens  # tokens sent to a rank that does not sample
         # Depends on what a failed step did not write: its samples must never be read.
         self.is_lost = self.adapter == _LOST_ADAPTER
 
@@ -47,15 +47,15 @@ class FakeRow:
         """Take back draft tokens."""
         del self.contexts[num_tokens:], self.token_ids[num_tokens:]
         self.num_tokens = num_tokens
-        self.num_told = min(self.num_told, num_tokens)
+        self.num_received = min(self.num_received, num_tokens)
 
-    def hear(self, position: int, token_id: int) -> None:
+    def receive(self, position: int, token_id: int) -> None:
         """Receive a token from the scheduler; a rank that samples already knows it."""
         before = self.contexts[position - 1] if position else self.root
         is_right = self.contexts[position] == context_hash(before, token_id)
         assert is_right or self.is_lost, f"{self.request_id}: not the sampled token"
-        assert position <= self.num_told, f"{self.request_id}: token {self.num_told} was never sent"
-        self.num_told = max(self.num_told, position + 1)
+        assert position <= self.num_received, f"{self.request_id}: token {self.num_received} was never sent"
+        self.num_received = max(self.num_received, position + 1)
 
     def change(self, group: int, column: int, block_id: int) -> None:
         """Set an entry of a block table; a new one is appended."""
@@ -145,7 +145,7 @@ class FakeWorker:
         sampled = [self._sample(row, end, tried) for (row, _, end), tried in zip(spans, drafts, strict=True)]
         has_sampled = [bool(token_ids) for token_ids in sampled]
         assert has_sampled == scheduler_output.samples.tolist(), f"rows at their last token: {has_sampled}"
-        return _answer_of(scheduler_output, sampled)
+        return _model_output(scheduler_output, sampled)
 
     def lose(self, scheduler_output: SchedulerOutput) -> None:
         """Fail a step: update the rows but write nothing, no slot either. Later steps may already be in flight."""
@@ -189,11 +189,11 @@ class FakeWorker:
             self.rows[change[0]].change(*change[1:])
         told = zip(diffs.token_rows.tolist(), diffs.token_positions.tolist(), diffs.token_ids.tolist(), strict=True)
         for row, position, token_id in told:
-            self.rows[row].hear(position, token_id)
+            self.rows[row].receive(position, token_id)
 
     def _write(self, row: FakeRow, start: int, end: int) -> None:
         assert start < end <= row.num_tokens, f"{row.request_id}: nothing to compute at [{start}, {end})"
-        assert end <= row.num_told or not self._has_first_stage, f"{row.request_id}: token {end - 1} was never sent"
+        assert end <= row.num_received or not self._has_first_stage, f"{row.request_id}: token {end - 1} was never sent"
         contexts = np.array([_LOST] * row.num_tokens if row.is_lost else row.contexts)
         for group, (kind, kv) in enumerate(zip(self._groups, self._kv, strict=True)):
             size, positions = kind.block_tokens(self._block_size), np.arange(start, end)
@@ -215,7 +215,7 @@ class FakeWorker:
             assert row.is_lost or state == row.contexts[start - 1], f"{row.request_id}: wrong state before {start}"
 
     def _spread_losses(self, spans: list[tuple[FakeRow, int, int]]) -> None:
-        """Mark whatever was computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
+        """Mark results computed from lost keys as lost. Repeats, as rows of a step may share blocks."""
         for _ in spans:
             for row, start, end in spans:
                 if any(_LOST in found for found, _ in self._reads(row, start, end)):
@@ -247,7 +247,7 @@ class FakeWorker:
             drafts.append(self._filled_in(self.rows[row], [next(left) for _ in range(count)]))
             for token_id in drafts[-1]:
                 self.rows[row].append(token_id)
-            self.rows[row].num_told += count
+            self.rows[row].num_received += count
         return drafts
 
     def _filled_in(self, row: FakeRow, drafts: list[int]) -> list[int]:
@@ -270,19 +270,19 @@ class FakeWorker:
             row.append(token_ids[-1])
             if token_ids[-1] != draft:
                 break
-            row.num_told = row.num_tokens
+            row.num_received = row.num_tokens
         return token_ids
 
 
 def model_output_for(scheduler_output: SchedulerOutput, token_ids: Sequence[int]) -> ModelRunnerOutput:
     """Return the output of a step without drafts: `token_ids` [R], used only for rows that sample."""
-    return _answer_of(
+    return _model_output(
         scheduler_output,
         [[one] if it else [] for one, it in zip(token_ids, scheduler_output.samples.tolist(), strict=True)],
     )
 
 
-def _answer_of(
+def _model_output(
     scheduler_output: SchedulerOutput,
     sampled: Sequence[Sequence[int]],
 ) -> ModelRunnerOutput:

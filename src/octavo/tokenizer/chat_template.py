@@ -22,7 +22,7 @@ from octavo.tokenizer.template_sandbox import LimitedEnvironment, render_limited
 
 logger = logging.getLogger(__name__)
 
-_MARKS = ({"type": "image"}, {"type": "video"})  # what `octavo.multimodal` leaves in the place of images
+_MARKS = ({"type": "image"}, {"type": "video"})  # what `octavo.multimodal` puts in place of images
 SYSTEM_ROLES = ("system", "developer")  # the newer name; templates without it get the older one
 _NEEDS_CONTENT = ("user", *SYSTEM_ROLES)
 _PROBE = "\N{REFERENCE MARK}a later instruction\N{REFERENCE MARK}"
@@ -30,7 +30,7 @@ _PROBE = "\N{REFERENCE MARK}a later instruction\N{REFERENCE MARK}"
 _CUT_MARK = "\N{REFERENCE MARK}cut here\N{REFERENCE MARK} "
 
 
-# What a template may raise that does not suit the messages: it is a program.
+# What a template, which is a program, may raise for messages that it does not expect.
 _TEMPLATE_ERRORS = (
     TemplateError,
     TypeError,
@@ -192,7 +192,7 @@ def _part_text(name: str, part: object) -> str:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": kind} if kind != "text":  # the rest of it may be a whole file
-            limit = '"text" is expected, or "image", "image_url", "video" or "video_url" for models that see'
+            limit = '"text" is expected, or "image", "image_url", "video" or "video_url" for vision-language models'
             raise InvalidParameterError(name, {"type": kind}, limit)
     raise InvalidParameterError(name, part, 'a text part, {"type": "text", "text": "..."}')
 

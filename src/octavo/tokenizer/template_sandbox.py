@@ -1,7 +1,7 @@
 """Jinja's immutable sandbox with a limit on work: templates are untrusted code, and one that loops must not hang.
 
-Iterations of loops, calls, written text and text that is longer than what it was made of count as steps. Real templates
-take some ten steps a message. Widths that could ask for a gigabyte at once are refused.
+Loop iterations, calls, output and growth of text count as steps. Real templates take about ten steps per message.
+Widths that could allocate a gigabyte at once are rejected.
 """
 
 import functools
@@ -20,7 +20,7 @@ _CHARACTERS_PER_STEP = 256
 _STEPS_PER_MACRO = 10
 _MAX_POWER_BITS = 4096
 _MAX_WIDTH = 1_000_000
-# Methods of text, and filters, whose numbers are widths, counts or digits.
+# String methods and filters whose numeric arguments are widths, counts or digits.
 _WITH_WIDTHS = frozenset(
     {"batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "zfill"}
 )
@@ -41,7 +41,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(finalize=_written, **options)
         self.filters = _LimitedFilters(self.filters)
         self.filters[_COUNTED], self.filters[_GROWN] = _counted, _grown
-        del self.globals["lipsum"]  # makes text, as much as it is asked for
+        del self.globals["lipsum"]  # produces text of any requested length
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
@@ -98,7 +98,7 @@ def render_limited(template: Any, variables: dict[str, Any]) -> str:
     """Render a template of a `LimitedEnvironment`.
 
     Raises:
-        TemplateRuntimeError: it took more than `MAX_STEPS`, or asked for too much at once; besides whatever a template
+        TemplateRuntimeError: it took more than `MAX_STEPS`, or requested too much at once; besides whatever a template
             may raise.
     """
     token = _steps_left.set([MAX_STEPS])
@@ -110,7 +110,7 @@ def render_limited(template: Any, variables: dict[str, Any]) -> str:
 
 
 def _check_widths(name: str, value: Any, given: Iterable[Any]) -> None:
-    """Refuse widths that ask for too much, before a method or filter makes text of a value."""
+    """Reject widths that are too large, before a method or filter formats a value."""
     if name in _WITH_WIDTHS and any(isinstance(each, int) and abs(each) > _MAX_WIDTH for each in given):
         raise TemplateRuntimeError(f"{name} of more than {_MAX_WIDTH:,}")
     if name in _FORMATS and _has_wide_fields(str(value)):
@@ -118,7 +118,7 @@ def _check_widths(name: str, value: Any, given: Iterable[Any]) -> None:
 
 
 def _has_wide_fields(text: str) -> bool:
-    """Whether a format, of either kind, may ask for too much. Text that is no format is left to its method."""
+    """Whether a format string, of either kind, may produce too much. Invalid ones are left to the method."""
     try:
         specs = [spec for _, _, spec, _ in Formatter().parse(text) if spec]
     except ValueError:
@@ -127,7 +127,7 @@ def _has_wide_fields(text: str) -> bool:
 
 
 def _count_growth(made_of: Iterable[Any], result: Any) -> Any:
-    """Count by how much a result is larger than the largest of what it is made of."""
+    """Count by how much a result is larger than the largest of its operands."""
     if (size := _size(result)) >= _CHARACTERS_PER_STEP:
         _spend((size - max(map(_size, made_of), default=0)) // _CHARACTERS_PER_STEP)
     return result
@@ -163,7 +163,7 @@ def _written(value: Any) -> Any:
 
 
 def _spend(num_steps: int) -> None:
-    """Raise if a template has no steps left. What takes less than nothing gives none back."""
+    """Raise if a template has no steps left. Negative counts are not refunded."""
     left = _steps_left.get()
     left[0] -= max(num_steps, 0)
     if left[0] < 0:

@@ -13,11 +13,11 @@ from octavo.contracts.kv_cache import KVCacheSpec
 from octavo.device.manager import DeviceManager
 from octavo.distributed.groups import Group
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import settle_schemes
-from octavo.loader.base import get_model_loader
+from octavo.layers.quant.registry import resolve_schemes
+from octavo.loader.registry import get_model_loader
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
-from octavo.sampling.native_backend import select_draws
+from octavo.sampling.native_backend import select_sampler_backend
 from octavo.sampling.sampler import Sampler
 from octavo.worker.draft_model import DraftModel
 from octavo.worker.draft_progress import DraftProgress
@@ -41,7 +41,7 @@ class DraftBuilder:
     ) -> None:
         self._config, self._draft, self._place = config, draft, place
         self._devices, self._dtype = devices, dtype
-        self._schemes, self._kernels = settle_schemes(
+        self._schemes, self._kernels = resolve_schemes(
             draft.model.quantization,
             draft.quantization,
             lambda forms: devices.kernels(dtype, forms, deterministic=config.deterministic),
@@ -70,7 +70,7 @@ class DraftBuilder:
         return get_model_loader(replace(self._config.load, load_format=own, tensorizer_uri=None)).load(model)
 
     def with_draft(self, spec: KVCacheSpec) -> KVCacheSpec:
-        """Return the spec of a model's cache with what the draft model keeps in the same blocks."""
+        """Return the spec of a model's cache including the draft model's part of the same blocks."""
         draft_bytes = [0] * len(spec.groups)
         for group, num_bytes in zip(self._draft.kv_groups, self._spec.bytes_per_block, strict=True):
             draft_bytes[group] += num_bytes
@@ -143,4 +143,4 @@ class DraftBuilder:
         return StepGraph.capture(model, kv_caches, self._config.cache.block_size, max_tokens)
 
     def _sampler(self, rows: RequestRows) -> Sampler:
-        return Sampler(rows.sampling, select_draws(rows.sampling.device, self._kernels))
+        return Sampler(rows.sampling, select_sampler_backend(rows.sampling.device, self._kernels))

@@ -1,6 +1,6 @@
-"""The draft model of a rank: it draws the drafts of a step before the model verifies them.
+"""The draft model of a rank: it samples the drafts of a step before the model verifies them.
 
-It has its own keys and values in the same blocks and slots as the model. See `rank_drafting.py`.
+It has its own keys and values, under the same blocks and slots as the model's. See `rank_drafting.py`.
 
 Legend: R = requests in the step, P = requests in one pass of the draft model, K = most drafts of a request.
 """
@@ -59,7 +59,7 @@ class DraftModel(RankDrafting):
         self._progress = progress
 
     def draw(self, step: SchedulerOutput) -> SchedulerOutput:
-        """See `RankDrafting.draw`. The prompts in the step are followed, too."""
+        """See `RankDrafting.draw`. Also computes the prompts in the step."""
         self.passes = []
         num_known, num_drawn = counts_of(step)
         followed = self._progress.apply(step, num_known)

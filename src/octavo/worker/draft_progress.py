@@ -1,5 +1,4 @@
-"""How far the draft model has computed each row's context, on the host. It may be behind, or have computed drafts that
-were rejected.
+"""How far the draft model has computed each row's context. It may lag behind, or have computed rejected drafts.
 
 Legend: N = rows, B = most blocks of a request, R = requests in the step.
 """
@@ -33,7 +32,7 @@ class DraftProgress:
     def apply(self, scheduler_output: SchedulerOutput, num_known: Int32Array) -> NDArray[np.intp]:
         """Apply the changes of a step whose rows have `num_known` [R] tokens before drafts.
 
-        Return the requests [.] of it whose prompts the draft model is to follow, indices in R.
+        Return which requests [.] of the step, as indices in R, have prompts that the draft model must compute.
         """
         for request_id in scheduler_output.finished_req_ids:
             self._leave(request_id)

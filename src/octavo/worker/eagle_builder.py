@@ -83,7 +83,7 @@ class EagleBuilder(DraftBuilder):
 
     @property
     def activation_bytes(self) -> int:
-        """See `DraftBuilder.activation_bytes`. With states of the last positions of rows, and blocks of their own."""
+        """See `DraftBuilder.activation_bytes`. Includes states of rows, and their own blocks."""
         rows = self._config.scheduler.max_num_seqs
         kept = rows * (self._num_slots * self._state_bytes + OWN_BLOCKS * sum(self._spec.bytes_per_block))
         return super().activation_bytes + kept + self._config.scheduler.max_num_batched_tokens * self._state_bytes

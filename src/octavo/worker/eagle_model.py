@@ -1,9 +1,9 @@
-"""The EAGLE-3 head of a rank: it follows the model's hidden states and draws drafts from them. See `models/eagle3.py`.
+"""The EAGLE-3 head of a rank: it reads the model's hidden states and samples drafts. See `models/eagle3.py`.
 
-After each step, states of the positions that are right go to a ring buffer by row, a few positions long. The head
-computes them in the next step if that has drafts of the row, or else when a block is complete: so rows without drafts
-cost a pass every so many tokens, and full blocks always have the head's keys and values, for prefix hits. Chunks of
-prompts that complete a block are computed at the end of their step, from its own tensors.
+After each step, the states of accepted positions go to a ring buffer per row, a few positions long. The head computes
+them in the next step if the row gets drafts, or else when a block is complete: so rows without drafts cost one pass per
+block, and full blocks always have the head's keys and values, for prefix hits. Prompt chunks that complete a block are
+computed at the end of their step, directly from its tensors.
 
 Legend: N = rows, R = requests in the step, P = requests in a pass, T = tokens of a step or pass, F = size of the
 model's states side by side, D = hidden size of the head, K = most drafts of a request, W = positions in the ring
@@ -33,7 +33,7 @@ from octavo.worker.request_rows import DraftRows, RequestRows
 
 
 class EagleModel(RankDrafting):
-    """A head, which reads the model's hidden states."""
+    """A draft head, which reads the model's hidden states."""
 
     model: Eagle3Head
 
@@ -146,7 +146,7 @@ class EagleModel(RankDrafting):
         follows.skip_gaps(rows, starts)
         self._remember_blocks(rows, starts, ends, firsts, aux)
         due = follows.take_complete(rows, ends, self._tokens)
-        copies = follows.settle_hits(self._tokens)
+        copies = follows.check_hits(self._tokens)
         self._catch_up(step, due, ends, firsts, aux)
         if copies:
             self._take_copies(step, copies)

@@ -1,10 +1,10 @@
-"""How far an EAGLE-3 head has come in each row, on the host, and which cached blocks have its keys and values.
+"""How far an EAGLE-3 head has computed each row, and which cached blocks have its keys and values.
 
 Entry p of a row is token p + 1 and the model's hidden state of position p; its key and value are in the slot of
 position p and depend on nothing else. So the last entry of a block depends on a token that the block's hash does not
-cover: a prefix hit may continue in another way. Then the row gets a copy of that block, which is nobody else's, and the
-entry is computed anew from the state that is kept for the last position of every block. A hit on blocks without
-entries, or on many that continue in another way, is a miss: the head's context begins behind them.
+cover: a prefix hit may continue with a different token. Then the row gets its own copy of that block, and the entry is
+recomputed from the state that is stored for the last position of every block. A hit on blocks without entries, or on
+many that continue differently, is a miss: the head's context begins after them.
 
 Legend: N = rows, B = most blocks of a request, R = requests in the step.
 """
@@ -21,7 +21,7 @@ _NOTHING = -1
 
 
 class BlockCopy(NamedTuple):
-    """A row's own copy of a block that it found in the cache, and the position whose entry is to compute anew."""
+    """A row's own copy of a cached block, and the position whose entry must be recomputed."""
 
     row: int
     source: int
@@ -85,7 +85,7 @@ class EagleProgress:
             self._hits[row] = num_cached
 
     def skip_gaps(self, rows: Int32Array, starts: Int32Array) -> None:
-        """Begin anew at the next block in rows whose states before `starts` [R] are unknown, as after a failed step."""
+        """Restart at the next block in rows whose states before `starts` [R] are unknown, as after a failed step."""
         is_behind = (starts > self.num_available[rows]) & (starts < self._max_len)
         for at in is_behind.nonzero()[0].tolist():
             self._begin_at(int(rows[at]), -(-int(starts[at]) // self._block_size))
@@ -103,8 +103,8 @@ class EagleProgress:
             self._next_token[blocks] = token_ids[row, (first + 1) * size : last * size + 1 : size]
         return due
 
-    def settle_hits(self, token_ids: Int32Array) -> list[BlockCopy]:
-        """Look at the cached blocks of rows that this step has added; return the copies to make."""
+    def check_hits(self, token_ids: Int32Array) -> list[BlockCopy]:
+        """Check the cached blocks of rows that this step has added; return the copies to make."""
         copies: list[BlockCopy] = []
         for row, num_cached in self._hits.items():
             size, num_blocks = self._block_size, num_cached // self._block_size

@@ -25,7 +25,7 @@ class EncoderRunner:
             rows.extra.attach_encoder(self._encoded, encoder.config.num_outputs)
 
     def run(self, scheduler_output: SchedulerOutput) -> None:
-        """Drop what the step says, then encode what it says."""
+        """Drop the embeddings that the step lists, then encode its images."""
         for content_hash in scheduler_output.freed_encoder_outputs:
             self._encoded.pop(content_hash, None)
         inputs = scheduler_output.scheduled_encoder_inputs

@@ -1,4 +1,4 @@
-"""Inputs of requests other than tokens, as tensors of a step: adapters, rotary positions, embeddings, images.
+"""Inputs of requests in addition to tokens, as tensors of a step: adapters, rotary positions, embeddings, images.
 
 Legend: T = tokens of the step, R = requests in it, P = tokens of a prompt, D = hidden size.
 """

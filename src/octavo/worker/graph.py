@@ -182,13 +182,17 @@ def one_torch_thread() -> Iterator[None]:
 
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
-_READS = frozenset({"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"})
+# What may be asked of a tensor besides its values: `__get__` is any property, such as shape.
+_METADATA = frozenset(
+    {"__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "data_ptr"}
+    | {"element_size", "is_contiguous", "is_floating_point", "is_complex", "get_device", "untyped_storage"}
+)
 _WRITES = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__"})
 
 
 @contextmanager
 def refuse_torch_ops(model: nn.Module) -> Iterator[None]:
-    """Allow torch to allocate memory and create views of it, and nothing else.
+    """Allow torch to allocate memory, create views of it and describe tensors, and nothing else.
 
     Raises:
         RecordingError: another op was called; the message names it and the innermost running layer.
@@ -210,7 +214,7 @@ def _leave(inside: list[str]) -> None:
 
 
 class _Refusal(TorchFunctionMode):
-    """Allows ops that allocate, return a view of their arguments, or return no tensor at all."""
+    """Allows ops that allocate, return a view of their arguments, or return metadata."""
 
     def __init__(self, inside: list[str]) -> None:
         super().__init__()
@@ -225,7 +229,7 @@ class _Refusal(TorchFunctionMode):
     ) -> Any:
         name, kwargs = getattr(func, "__name__", str(func)), kwargs or {}
         result = func(*args, **kwargs)
-        if name not in _ALLOCATIONS and (_touches_values(name, kwargs) or not _is_view(result, (args, kwargs))):
+        if name not in _ALLOCATIONS | _METADATA and (_is_write(name, kwargs) or not _is_view(result, (args, kwargs))):
             raise RecordingError(
                 f"{name} in {self._inside[-1]}: a recording of the step would miss it; "
                 "use a kernel, or set is_recordable = False on the layer: its model then runs op by op"
@@ -233,15 +237,16 @@ class _Refusal(TorchFunctionMode):
         return result
 
 
-def _touches_values(name: str, kwargs: dict[str, Any]) -> bool:
+def _is_write(name: str, kwargs: dict[str, Any]) -> bool:
     is_in_place = name.endswith("_") and not name.endswith("__")
-    return is_in_place or name in _READS or name in _WRITES or kwargs.get("out") is not None
+    return is_in_place or name in _WRITES or kwargs.get("out") is not None
 
 
 def _is_view(result: Any, arguments: Any) -> bool:
-    """Return whether all tensors in `result` are in the memory of tensors in `arguments`."""
+    """Return whether `result` consists of tensors in the memory of tensors in `arguments`; a number is a value read."""
     known = {tensor.untyped_storage().data_ptr() for tensor in _tensors(arguments)}
-    return all(tensor.untyped_storage().data_ptr() in known for tensor in _tensors(result))
+    found = [tensor.untyped_storage().data_ptr() for tensor in _tensors(result)]
+    return bool(found) and known.issuperset(found)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

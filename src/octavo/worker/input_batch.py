@@ -16,8 +16,8 @@ from octavo.worker.request_rows import DraftRows, RequestRows
 def make_forward_batch(scheduler_output: SchedulerOutput, rows: RequestRows | DraftRows) -> ForwardBatch:
     """Gather the step's tokens from the rows. Vectorized: no Python per request or token.
 
-    The weights of the previous step have evicted everything else from the caches, so that each NumPy or torch op is
-    loaded from memory again, which takes 10 to 30 us: few ops are used, and fewer if each request has one token.
+    The weights of the previous step have evicted everything else from the caches, so the code of each NumPy or torch op
+    is loaded from memory again, which takes 10 to 30 us: few ops are used, and fewer if each request has one token.
     """
     block_size, counts = rows.block_size, scheduler_output.num_scheduled_tokens
     ends = scheduler_output.num_computed_tokens + counts  # [R]

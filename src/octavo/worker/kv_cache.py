@@ -14,7 +14,7 @@ from octavo.kernels.large_pages import LARGE_PAGE_BYTES, prefault, zeros_on_larg
 
 logger = logging.getLogger(__name__)
 
-# How far ahead of its use memory is prefaulted: the least of these.
+# How far ahead of its use memory is prefaulted: the minimum of these.
 _MAX_AHEAD_TOKENS = 1 << 14  # that a burst may write before the engine is idle again
 _MAX_AHEAD_BYTES = 2 << 30
 _MAX_AHEAD_SHARE = 16  # of memory: on small machines other processes need it more

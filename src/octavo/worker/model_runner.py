@@ -23,7 +23,7 @@ from octavo.errors import InvalidParameterError
 from octavo.kernels.native import NativeKernels
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM, IntermediateTensors
-from octavo.sampling.native_backend import select_draws
+from octavo.sampling.native_backend import select_sampler_backend
 from octavo.sampling.sampler import Sampler, SamplerOutput
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.expert_loads import ExpertLoads
@@ -61,7 +61,7 @@ class RankModelRunner:
         self.adapters = adapters
         self._links = links
         self.encoder = EncoderRunner(model.encoder, rows)
-        self._sampler = Sampler(rows.sampling, select_draws(rows.sampling.device, model.context.kernels))
+        self._sampler = Sampler(rows.sampling, select_sampler_backend(rows.sampling.device, model.context.kernels))
         self._prompt_logprobs = PromptLogprobs(rows, model.compute_logits)
         models = (model,) if draft_model is None else (model, draft_model.model)
         self._timed_kernels: set[NativeKernels] = set()  # if layers are recorded, so that few calls are all calls
@@ -112,7 +112,7 @@ class RankModelRunner:
         return nullcontext() if self.graph is None else one_torch_thread()
 
     def check(self, scheduler_output: SchedulerOutput) -> None:
-        """Reject what this worker does not support.
+        """Reject requests that this worker does not support.
 
         Raises:
             InvalidParameterError: a request has an input that the model does not read.
@@ -183,7 +183,7 @@ class RankModelRunner:
         computed: IntermediateTensors,
         prompts: PromptLogprobsUpdate,
     ) -> ModelRunnerOutput:
-        """Sample, and show the drafter what the step has computed."""
+        """Sample, and pass the step's results to the drafter."""
         model_output = self._sample(scheduler_output, batch, computed.hidden, prompts)
         if self.draft_model is not None:
             self.draft_model.observe(scheduler_output, model_output, computed.aux)

@@ -20,8 +20,8 @@ from octavo.distributed.connect import make_groups
 from octavo.distributed.rendezvous import Rendezvous
 from octavo.errors import InvalidParameterError
 from octavo.layers.context import BuildContext
-from octavo.layers.quant.registry import settle_schemes
-from octavo.loader.base import get_model_loader
+from octavo.layers.quant.registry import resolve_schemes
+from octavo.loader.registry import get_model_loader
 from octavo.lora.pool import AdapterPool
 from octavo.models.interfaces import CausalLM
 from octavo.models.registry import initialize_model
@@ -34,11 +34,12 @@ from octavo.worker.expert_loads import ExpertLoads
 from octavo.worker.graph import StepGraph
 from octavo.worker.graphed_decoding import DecodeStep, GraphedDecoding
 from octavo.worker.kv_cache import KVPrefault, allocate_kv_caches, make_kv_cache_spec
-from octavo.worker.memory import RankMemory, choose_num_blocks, sharded_config
+from octavo.worker.memory import choose_num_blocks, sharded_config
 from octavo.worker.model_runner import RankModelRunner
 from octavo.worker.overlapped_runner import OverlappedRunner
 from octavo.worker.profile_run import ProfileRun, measured_peaks
 from octavo.worker.rank_drafting import RankDrafting
+from octavo.worker.rank_memory import RankMemory
 from octavo.worker.request_rows import RequestRows
 from octavo.worker.stages import StageLinks, stage_of
 
@@ -54,7 +55,7 @@ class RankBuilder:
         self._part = sharded_config(config.model, place, is_expert_parallel=is_expert_parallel)
         self.devices = DeviceManager(config.device, config.threads, rendezvous.local_rank)
         self._dtype = self.devices.resolve_dtype("auto", config.model.dtype)
-        self._schemes, self._kernels = settle_schemes(
+        self._schemes, self._kernels = resolve_schemes(
             config.model.quantization,
             config.quantization,
             lambda forms: self.devices.kernels(self._dtype, forms, deterministic=config.deterministic),

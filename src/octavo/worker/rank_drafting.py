@@ -1,10 +1,10 @@
-"""What all drafters inside ranks share: passes of a small model over tokens of some rows, and drafts sampled from them.
+"""Shared by all drafters in ranks: passes of a small model over tokens of some rows, and drafts sampled from them.
 
 A draft is sampled as the model will sample that position, with the same seed and output index, hence the same noise: so
-sampled drafts match as often as the two distributions let them.
+sampled drafts match as often as the two distributions allow.
 
-Every rank runs the whole of it, also with tensor parallelism and pipeline stages: nothing is communicated, and a pass
-can be recorded.
+Every rank runs the whole draft model, even with tensor parallelism and pipeline stages: nothing is communicated, and a
+pass can be recorded.
 
 Legend: R = requests in the step, P = requests in a pass, S = those that it samples, K = most drafts of a request,
 D = hidden size, V = vocabulary.
@@ -60,7 +60,7 @@ class RankDrafting(ABC):
 
     @abstractmethod
     def observe(self, step: SchedulerOutput, output: ModelRunnerOutput, aux: Sequence[torch.Tensor]) -> None:
-        """See what a step has computed: its output, and `IntermediateTensors.aux`."""
+        """Read the results of a step: its output, and `IntermediateTensors.aux`."""
 
     def _run(self, batch: ForwardBatch, incoming: IntermediateTensors | None) -> IntermediateTensors:
         if self._graph is not None:
@@ -84,7 +84,7 @@ class RankDrafting(ABC):
         self._rows.write_sampled(rows, ends, chosen)
 
     def _filled_in(self, step: SchedulerOutput, table: Int32Array, num_drawn: Int32Array) -> SchedulerOutput:
-        """Return the step with the drafts of `table` [R, K] in their places."""
+        """Return the step with the drafts of `table` [R, K] in place of the placeholders."""
         drafts = step.scheduled_spec_decode_tokens
         assert drafts is not None, "there are places to fill"
         if self._ranks.size > 1:  # those of the first rank, should processors differ in their last bits
@@ -100,7 +100,7 @@ class RankDrafting(ABC):
 
 
 def counts_of(step: SchedulerOutput) -> tuple[Int32Array, Int32Array]:
-    """Return how many tokens each request has before its drafts [R], and how many drafts it wants drawn [R]."""
+    """Return how many tokens each request has before its drafts [R], and how many drafts to draw for it [R]."""
     num_known = step.num_computed_tokens + step.num_scheduled_tokens
     drafts = step.scheduled_spec_decode_tokens
     if drafts is None:

@@ -75,7 +75,7 @@ def call_executor(address: tuple[str, int], token: bytes, rank: int) -> "Connect
     return as_connection(line)
 
 
-def answer_rank(line: socket.socket, token: bytes) -> int | None:
+def accept_rank(line: socket.socket, token: bytes) -> int | None:
     """Return the rank of the caller; None if its token is wrong. Blocks for at most the socket's timeout.
 
     Raises:

@@ -47,7 +47,7 @@ class RequestRows:
         self.block_size, self.groups = block_size, groups
         self.queue = queue
         self.device = device
-        # Lookups and writes are NumPy's then: it runs less code than torch, and weights have evicted all code.
+        # Lookups and writes then use NumPy: it runs less code than torch, and weights have evicted all code.
         self._is_host = queue is None and device.type == "cpu"
         self.sampling = sampling
         max_blocks = -(-max_model_len // block_size)

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
+from octavo.cli.chat_text import ResponsePiece
 from octavo.cli.remote.connection import Response
 from octavo.cli.remote.http import HttpClient
 from octavo.cli.remote.sse import EventReader
 from octavo.cli.remote.wire import DONE, check_status, read_chunk
-from octavo.cli.speech import Speech
 from octavo.errors import RequestError
 
 _encode = msgspec.json.Encoder().encode
@@ -22,7 +22,7 @@ class RemoteModel:
         self._client = client
         self._fields = {"model": model, "stream": True, **options}
 
-    async def answer(self, messages: Sequence[Mapping[str, object]]) -> AsyncIterator[Speech]:
+    async def answer(self, messages: Sequence[Mapping[str, object]]) -> AsyncIterator[ResponsePiece]:
         """Stream the response. Closing the generator early cancels the request on the server.
 
         Raises:
@@ -37,9 +37,9 @@ class RemoteModel:
                 for choice in read_chunk(data).choices:
                     delta = choice.delta
                     if thought := delta.reasoning_content or delta.reasoning:
-                        yield Speech(thought, is_reasoning=True)
+                        yield ResponsePiece(thought, is_reasoning=True)
                     if delta.content:
-                        yield Speech(delta.content)
+                        yield ResponsePiece(delta.content)
             _check_end(await request)
         finally:
             request.cancel()

@@ -1,1 +1,1 @@
-"""Kernels for CPUs in C++, one shared object for all ISA levels: `_cpu`, built where a compiler was at hand."""
+"""Kernels for CPUs in C++, one shared object for all ISA levels: `_cpu`, built if a compiler is available."""

@@ -56,7 +56,7 @@ struct AttentionStep {
   const std::int32_t* seq_lens;         // [R], with this step's tokens
   const std::int32_t* block_table;      // [R, B]
   const std::int64_t* kept;             // [W], or null: all T
-  const std::int32_t* visible_ends;     // [T], behind the last position that a token sees, ascending within a request;
+  const std::int32_t* visible_ends;     // [T], one past the last position that a token sees, ascending within a request;
                                         // null: it sees itself last
   RowBlocks all_blocks, kept_blocks;    // of all tokens, and of those that are kept
 };

@@ -1,8 +1,8 @@
 // Sums of products with bytes of a chunk. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// BlockDots(begin, bias): sums of kRows rows, which follow one another in a row tile, by kBlockStrips strips of 16 outputs.
-// They begin with `begin` of each row, times `bias` where the bias differs by type. `Way` tells how codes are multiplied
-// where a level has several ways.
+// BlockDots(begin, bias): sums of kRows consecutive rows of a row tile, by kBlockStrips strips of 16 outputs.
+// They start from `begin` of each row, times `bias` where the bias differs by type. `Way` says how codes are multiplied
+// if a level has several ways.
 
 #if !defined(__AVX2__) || defined(OCTAVO_HAS_AVX512)
 
@@ -23,7 +23,7 @@ constexpr int kMaxBlockRows = kSubs == 1 && !kHasOffsets ? 8 : 6;
 
 typedef std::int32_t BlockQuad __attribute__((may_alias));
 
-// Not by intrinsics: GCC 12 would load those of many rows at once, and spill sums.
+// Not by intrinsics: GCC 12 would load many rows at once and spill sums.
 [[gnu::always_inline]] static inline __m512i broadcast_quad(const void* from) {
   __m512i quad;
   asm volatile("vpbroadcastd %1, %0" : "=v"(quad) : "m"(*static_cast<const BlockQuad*>(from)));
@@ -38,7 +38,7 @@ struct BlockDots {
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) sums[0][row] = sums[1][row] = broadcast_quad(begin + row);
   }
-  // 4 of k of both strips; `num_left` such are to follow.
+  // 4 of k of both strips; `num_left` more follow.
   [[gnu::always_inline]] void add(const std::uint8_t* right, const std::uint8_t* other, const std::int8_t* left, int /*num_left*/) {
     const __m512i first = _mm512_loadu_si512(right), second = _mm512_loadu_si512(other);
 #pragma GCC unroll 8

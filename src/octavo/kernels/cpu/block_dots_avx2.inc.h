@@ -1,8 +1,8 @@
 // BlockDots by vectors of 32 bytes, at the levels of AVX2. Included from block_dots.inc.h.
 //
-// Without vpdpbusd, vpmaddubsw adds pairs of products in 16 bits, where they saturate. Codes of 6 bits or fewer are
-// taken as they are, unsigned, and a few quads' pairs are added before they are widened: SmallCodes. Others are signed:
-// |w| and the row's q with the sign of w, as 2 * 128 * 127 is just within 16 bits.
+// Without vpdpbusd, vpmaddubsw adds pairs of products with saturation to 16 bits. Codes of up to 6 bits are used
+// unsigned, and the pairs of a few quads are added before they are widened: SmallCodes. For others it gets |w|, and the
+// row's q with the sign of w: 2 * 128 * 127 just fits into 16 bits.
 
 constexpr int kBlockStrips = 1;
 template <class Way, int kSubs, bool kHasOffsets>
@@ -39,12 +39,12 @@ struct BlockDots {
 
 #else
 
-// So many quads' pairs are added up in 16 bits, which is enough for kQuads * 2 * (2^bits - 1) * 127.
+// How many quads' pairs are summed in 16 bits, which hold kQuads * 2 * (2^bits - 1) * 127.
 template <int kQuads>
 struct SmallCodes {};
 struct SignedCodes {};
 
-// Calls multiply(way) with the way for codes of a type.
+// Calls multiply(way) with the right way for a type's codes.
 template <class Multiply>
 static inline void with_way(const BlockTraits& traits, const Multiply& multiply) {
   if (!has_small_codes(traits)) return multiply(SignedCodes{});

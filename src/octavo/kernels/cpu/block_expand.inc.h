@@ -1,12 +1,13 @@
-// Chunks of weights in blocks, as bytes and float32 scales. Included inside namespace octavo::OCTAVO_LEVEL. Layouts: blocks.h.
+// Expands chunks of weights in blocks to bytes and float32 scales. Included inside namespace octavo::OCTAVO_LEVEL.
+// Layouts: blocks.h.
 
 constexpr std::int64_t kGroupBytes = kBlockGroup * kStripOutputs;
 
-// A chunk of a panel, expanded: codes of each strip [groups][8 quads][16 outputs][4] with the type's bias added, and scales of all
-// 32 outputs for each group and each half of it.
+// An expanded chunk of a panel: codes of each strip [groups][8 quads][16 outputs][4] with the type's bias added, and
+// scales of all 32 outputs for each group and each half of it.
 struct ExpandedChunk {
   alignas(64) std::uint8_t room[2][kChunkGroups * kGroupBytes];
-  const std::uint8_t* values[2];  // that, or the weight itself
+  const std::uint8_t* values[2];  // `room`, or the weight itself
   alignas(64) float scales[kChunkGroups][2][32];
   alignas(64) float offsets[kChunkGroups][2][32];
 };
@@ -64,7 +65,7 @@ template <int kBits, bool kIsTable, int... kQuad>
   (put(codes_of<kBits, kQuad>(planes), kQuad), ...);
 }
 
-// The codes of `num_groups` groups of a strip, each `more` than it is.
+// The codes of `num_groups` groups of a strip, with `more` added to each.
 template <int kBits, bool kIsTable = false>
 static inline void expand_codes(const std::uint8_t* from, std::int64_t num_groups, int more, bool fetches_far,
                                 std::uint8_t* to) {
@@ -88,7 +89,7 @@ static inline f32x16 load_halves(const std::uint8_t* from) {
   for (int lane = 0; lane < 16; ++lane) {
     std::uint16_t half;
     __builtin_memcpy(&half, from + lane * 2, sizeof half);
-    // The exponent is moved up; of a subnormal number it is then right but for a factor, as it is of all others.
+    // The exponent is moved up; all numbers, subnormal ones included, are then off by one factor.
     const std::uint32_t magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
     const bool is_finite = (half & 0x7c00u) != 0x7c00u;
     const std::uint32_t bits = is_finite ? magnitude : magnitude | 0x7f800000u;
@@ -116,7 +117,7 @@ static inline f32x16 load_small_integers(const std::uint8_t* from) {
 #endif
 }
 
-// Scales of a strip, `num_subs` of each group, to `to` [groups][2][32]; `sign` is -1 where they are subtracted.
+// Scales of a strip, `num_subs` of each group, to `to` [groups][2][32]; `sign` is -1 if they are subtracted.
 static inline void expand_scales(const BlockTraits& traits, const std::uint8_t* outer, const std::uint8_t* inner, std::int64_t num_groups,
                                  std::int64_t span, std::int64_t num_subs, float sign, float (*to)[2][32]) {
   for (std::int64_t group = 0; group < num_groups; ++group) {
@@ -153,7 +154,7 @@ static inline void expand_codes_of_strip(const BlockTraits& traits, const std::u
   }
 }
 
-// A strip of a chunk. `fetches_far`: memory is asked for what follows, beside.
+// A strip of a chunk. `fetches_far`: also prefetch what follows.
 static inline void expand_strip(const BlockPanel& panel, std::int64_t index, int strip, bool fetches_far, ExpandedChunk& to) {
   const BlockTraits& traits = panel.strips[strip];
   const std::int64_t num_groups = panel.groups_of(index);

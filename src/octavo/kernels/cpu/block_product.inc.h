@@ -1,7 +1,8 @@
 // Products with weights in blocks, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A chunk of a panel is expanded into the first-level cache and meets all rows of a block. total += (weight's scale * row's
-// scale) * exact sum, group by group, then += offset * (row's scale * sum of its q): in one order for any number of rows.
+// A chunk of a panel is expanded into the first-level cache and multiplied by all rows of a block. Group by group,
+// total += (weight's scale * row's scale) * exact sum, then += offset * (row's scale * sum of its q): in the same order for
+// any number of rows.
 
 static inline f32x16 fused_multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #if defined(__AVX2__) && !defined(OCTAVO_HAS_AVX512)
@@ -15,7 +16,7 @@ static inline f32x16 fused_multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 
 constexpr std::int64_t kFewRowsOfBlocks = 2;
 
-// An expanded chunk of a panel, and the rows that it meets.
+// An expanded chunk of a panel, and the rows to multiply by it.
 struct ChunkOfRows {
   const IntegerProduct& product;
   const ExpandedChunk& chunk;
@@ -23,7 +24,7 @@ struct ChunkOfRows {
   int bias[2];                     // of each strip's codes
   std::int64_t first;              // row tile
   float* results;                  // [row tiles][2][16][16]
-  Ahead ahead;                     // what each group asks memory for, beside: all at once, products would wait meanwhile
+  Ahead ahead;                     // what each group prefetches: all at once, products would stall
 
   const std::int8_t* left(std::int64_t row) const {
     return product.rows.left + (row / 16 * product.num_k() + index * (kChunkGroups / 2)) * kTileBytes + row % 16 * kTileK;
@@ -39,7 +40,7 @@ struct ChunkOfRows {
   }
 };
 
-// kRows rows times kBlockStrips strips from `strip` on. Totals are in registers from group to group, where there are enough.
+// kRows rows times kBlockStrips strips from `strip` on. Totals stay in registers between groups if there are enough.
 template <class Way, int kSubs, bool kHasOffsets, int kRows>
 [[gnu::noinline]] static void multiply_chunk_by_rows(const ChunkOfRows& of, std::int64_t row, int strip) {
   const std::int8_t* left = of.left(row);
@@ -94,8 +95,8 @@ static inline void multiply_chunk_by_some_rows(const ChunkOfRows& of, std::int64
   multiply_chunk_by_rows<Way, kSubs, kHasOffsets, kRows>(of, row, strip);
 }
 
-// All rows up to `end`, a few at a time, as equal in number as may be, times strips from `strip` on. `num_lines`: of memory
-// to ask for, beside.
+// All rows up to `end`, a few at a time, in parts that are as equal as possible, times strips from `strip` on.
+// `num_lines`: cache lines to prefetch meanwhile.
 template <class Way, int kSubs, bool kHasOffsets>
 static inline void multiply_chunk_by_all_rows(ChunkOfRows& of, std::int64_t num_lines, std::int64_t end, int strip) {
   constexpr std::int64_t kMost = kMaxBlockRows<Way, kSubs, kHasOffsets>;
@@ -124,7 +125,7 @@ static inline void multiply_strips(const BlockPanel& panel, ChunkOfRows& of, std
 static inline void multiply_panel_of_blocks(const IntegerProduct& product, std::int64_t number, std::int64_t first,
                                             std::int64_t end_row, float* results) {
   const BlockPanel panel = BlockPanel::of(product.form().blocks, product.form().values, number, product.in_size);
-  // Memory is asked for what follows beside what takes longest: for a few rows, expanding.
+  // Prefetches are issued during the longest part: for few rows, that is expanding.
   const bool has_few_rows = end_row - first * 16 <= kFewRowsOfBlocks;
   const bool expands_longest = has_few_rows && is_expanded(panel.strips[0]) && is_expanded(panel.strips[1]);
   ExpandedChunk chunk;

@@ -1,10 +1,10 @@
-// Activations as integers in groups of 32, each with a scale of its own, for weights in blocks. Included inside namespace
+// Quantizes activations in groups of 32, each with its own scale, for weights in blocks. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 //
-// x is about scale * q, scale = max|x| of the group / 127, q rounded to the nearest integer, ties to even.
+// x is approximated by scale * q, scale = max|x| of the group / 127, q rounded to the nearest integer, ties to even.
 
-// Codes are expanded so much too large that none is negative, where an instruction wants that, and sums of products begin with
-// as much less: vpdpbusd takes all types 128 too large, vpmaddubsw those of few bits as they are.
+// Where an instruction requires unsigned codes, a bias is added when they are expanded, and subtracted from the initial
+// sums: 128 for all types with vpdpbusd; none for small codes with vpmaddubsw.
 #if defined(OCTAVO_HAS_AVX512) || defined(OCTAVO_HAS_VNNI)
 constexpr std::int32_t kBeginFactor = 128;
 static inline int bias_of(const BlockTraits&) { return 128; }
@@ -18,11 +18,11 @@ static inline int bias_of(const BlockTraits&) { return 0; }
 #endif
 #endif
 
-// What products need of 32 q of the 16 rows of a row tile, ready to be broadcast. These lie together, as [row tiles][groups]:
-// by row, rows of a power of two would evict one another from the first-level cache.
+// Per-row factors of a group of 32 q, for the 16 rows of a row tile, ready to be broadcast; laid out as [row tiles][groups]:
+// by row, rows whose size is a power of two would evict one another from the first-level cache.
 struct TileGroup {
   float scale[16];
-  std::int32_t begin[16];          // what sums of products begin with: -kBeginFactor * sum of q
+  std::int32_t begin[16];          // the initial sums of products: -kBeginFactor * sum of q
   float scaled_sum[16];            // scale * sum of q
   std::int32_t begin_half[2][16];  // the same of 16 q each
   float scaled_half[2][16];
@@ -40,7 +40,7 @@ static inline float largest_of_group(f32x16 a, f32x16 b) {
 #endif
 }
 
-// Puts 16 integers to `to` and returns their sum.
+// Stores 16 integers at `to` and returns their sum.
 static inline std::int32_t put_integers_of_group(f32x16 values, std::int8_t* to) {
 #if defined(OCTAVO_HAS_AVX512)
   const __m512i integers = _mm512_cvt_roundps_epi32((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -1,4 +1,4 @@
-// Weights in the blocks of GGUF files, computed as they are: their integers and scales are repacked, never rounded.
+// Weights in the blocks of GGUF files, computed as stored: their integers and scales are repacked, never rounded.
 //
 // w = scale * (code - zero) + offset, with a scale (and offset) for 16 or 32 inputs of an output; codes of 2 to 6 or of 8
 // bits. Two-level: a scale is a float16 for a span of groups times an integer for each.
@@ -106,7 +106,7 @@ struct BlockPanel {
     return {{traits_of(blocks.types[blocks.part_of(panel * 2)]), traits_of(blocks.types[blocks.part_of(panel * 2 + 1)])},
             values + blocks.panel_offset(panel, in_size), blocks.span, in_size / kBlockGroup};
   }
-  // What either strip needs, both have.
+  // Both strips get what either needs.
   std::int64_t num_subs() const { return strips[0].sub == 16 || strips[1].sub == 16 ? 2 : 1; }
   bool has_offsets() const { return strips[0].has_offsets || strips[1].has_offsets; }
   std::int64_t groups_of(std::int64_t chunk) const {

@@ -1,11 +1,11 @@
 // Products of integers by vectors of 32 bytes, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL,
-// at the levels of AVX2. How a unit of k is multiplied is in two files, as the processor has vpdpbusd or not: the same sums.
+// at the levels of AVX2. The product of a unit of k is in two files, with and without vpdpbusd; the sums are the same.
 
-constexpr std::int64_t kMaxRowsTogether = 6;  // 12 sums, and what else a product needs, in 16 registers
+constexpr std::int64_t kMaxRowsTogether = 6;  // 12 sums and the operands of a product, in 16 registers
 
 static inline __m256i load_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
-// 4 of k of a row, in each of 8 outputs' places.
+// 4 of k of a row, broadcast to 8 outputs.
 static inline __m256i load_quad(const std::int8_t* from) {
   std::int32_t quad;
   __builtin_memcpy(&quad, from, sizeof quad);
@@ -26,7 +26,7 @@ static inline __m256i begin_sum(const PanelBlock& block, std::int64_t row, int t
   return _mm256_set1_epi32(-(kBits == 8 ? kBias8 : 8) * product.rows.sums[row * product.groups() + group]);
 }
 
-// total += scale * sum (+ offset * sum of the row's q), or the sum as it is where there are no groups.
+// total += scale * sum (+ offset * sum of the row's q), or the plain sum if there are no groups.
 static inline void end_sum(__m256i sum, const PanelBlock& block, std::int64_t row, int tile, int half, std::int64_t group) {
   float* to = block.result(row, tile) + half * 8;
   if (!block.is_in_groups()) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sum);
@@ -80,7 +80,7 @@ static inline void multiply_rows(const PanelBlock& block, std::int64_t row, std:
   }
 }
 
-// All rows, a few at a time: as equal in number as may be.
+// All rows, a few at a time, in parts that are as equal as possible.
 template <class Dots, int kBits>
 static inline void multiply_all_rows(PanelBlock& block) {
   std::int64_t num_passes = 0;

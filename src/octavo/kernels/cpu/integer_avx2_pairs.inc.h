@@ -1,14 +1,14 @@
-// What integers are multiplied by where there is no vpdpbusd. Included from integer_avx2.inc.h.
+// Integer products without vpdpbusd. Included from integer_avx2.inc.h.
 //
-// vpmaddubsw wants an unsigned side and adds pairs of products in 16 bits, where they saturate. Of 8 bits, it takes |w|
-// and the row's q with the sign of w: 2 * 128 * 127 is just within. Of 4 bits, weights are taken 8 too large, and pairs of
-// a whole unit stay in 16 bits: 16 * 15 * 127 = 30,480.
+// vpmaddubsw requires one unsigned operand and adds pairs of products with saturation to 16 bits. For 8-bit weights it
+// gets |w|, and the row's q with the sign of w: 2 * 128 * 127 just fits. To 4-bit weights 8 is added, and the pairs of a
+// whole unit are summed in 16 bits: 16 * 15 * 127 = 30,480.
 
 constexpr std::int32_t kBias8 = 0;
 
-struct Maddubs {};  // the one way there is
+struct Maddubs {};  // the only one
 
-// Keeps the compiler from beginning with one row before it is done with the last: then sums would not fit into registers.
+// Keeps the compiler from starting a row before it has finished the previous one: sums would not fit into registers.
 static inline void hold(__m256i& value) { asm volatile("" : "+x"(value)); }
 
 static inline __m256i add_pairs(__m256i sum, __m256i pairs) {

@@ -1,8 +1,7 @@
-// What integers are multiplied by where the processor has vpdpbusd: four products at once, added up in 32 bits. Included
-// from integer_avx2.inc.h.
+// Integer products with vpdpbusd: four products at once, summed in 32 bits. Included from integer_avx2.inc.h.
 //
-// It wants weights unsigned: they are taken 128 or 8 too large, and sums begin with as much less. There are two encodings:
-// AVX-VNNI's on processors without AVX-512, AVX-512's on older ones.
+// The instruction requires unsigned weights: 128 or 8 is added to them, and subtracted from the initial sums. There are
+// two encodings: AVX-VNNI's on processors without AVX-512, AVX-512's on older ones.
 
 constexpr std::int32_t kBias8 = 128;
 

@@ -1,15 +1,15 @@
 // Products of integers by vectors of 64 bytes. Included inside namespace octavo::OCTAVO_LEVEL, at the AVX-512 level.
 //
-// vpdpbusd adds up products of unsigned weights and signed q of rows, 4 of k at a time; all sums stay in registers. Units
-// that shift and shuffle are idle meanwhile, so that to expand weights of 4 bits anew for 16 rows costs little; for the
-// rows of a prompt it costs a tenth, and they are expanded once.
+// vpdpbusd sums products of unsigned weights and signed q of rows, 4 of k at a time; all sums stay in registers. The
+// shift and shuffle units are idle meanwhile, so expanding 4-bit weights again for every 16 rows costs little; for the
+// rows of a prompt it would cost a tenth, so they are expanded once.
 
-constexpr std::int64_t kFewRowsExpanded = 48;  // up to here two-level weights are expanded anew for all rows, above once
-constexpr std::int64_t kFewRowsTogether = 8;   // up to here rows meet both tiles of a panel at once, above one by one
+constexpr std::int64_t kFewRowsExpanded = 48;  // up to here two-level weights are expanded again for all rows, above once
+constexpr std::int64_t kFewRowsTogether = 8;   // up to here rows are multiplied by both tiles of a panel at once, above one by one
 
 typedef std::int32_t Quad __attribute__((may_alias));
 
-// 4 of k of a row, for each of 16 outputs. Not by intrinsics: GCC 12 would load those of many rows at once, and spill sums.
+// 4 of k of a row, broadcast to 16 outputs. Not by intrinsics: GCC 12 would load many rows at once and spill sums.
 [[gnu::always_inline]] static inline __m512i load_quad(const std::int8_t* from) {
   __m512i result;
   asm volatile("vpbroadcastd %1, %0" : "=v"(result) : "m"(*reinterpret_cast<const Quad*>(from)));
@@ -75,7 +75,7 @@ struct RowSums {
     }
   }
 
-  // Both tiles': what is loaded of a row serves both.
+  // Both tiles: a row is loaded once for both.
   [[gnu::always_inline]] void add_unit(const Unit& first, const Unit& second, const std::int8_t* left) {
 #pragma GCC unroll 4
     for (int line = 0; line < 4; ++line) {
@@ -91,7 +91,7 @@ struct RowSums {
     }
   }
 
-  // Two units from front to back, so that the processor sees what comes next, and fetches it.
+  // Two units from front to back, so that the hardware prefetcher follows.
   [[gnu::always_inline]] void add_k_tile(const PanelBlock& block, const std::int8_t* left, std::int64_t unit) {
 #pragma GCC unroll 2
     for (int tile = 0; tile < 2; ++tile)
@@ -174,7 +174,7 @@ static inline void multiply_some_rows(PanelBlock& block, std::int64_t row, std::
   }
 }
 
-// All rows: of each row tile as many at once as may be, or parts as equal as may be.
+// All rows: as many of each row tile at once as possible, or in parts that are as equal as possible.
 template <class Unit>
 static inline void multiply_all_rows(PanelBlock& block) {
   const std::int64_t num_rows = block.end - block.first * 16;

@@ -1,7 +1,7 @@
 // Products of integers by vectors, for a few rows. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// Where an instruction wants an unsigned side, weights are taken kBias8 or 8 too large, and sums begin with as much less:
-// bias * (sum of the row's q).
+// Where an instruction requires an unsigned operand, kBias8 or 8 is added to weights, and bias * (sum of the row's q) is
+// subtracted from the initial sums.
 
 static inline u8x64 load_line(const std::uint8_t* from) {
   return load<u8x64>(from);
@@ -63,7 +63,7 @@ static inline void add_unit(i32x16 (*sums)[2], const std::int8_t* left, const st
   }
 }
 
-// Some rows times one panel: results [rows][2][16], to go on with at `stride` vectors from row to row.
+// Some rows times one panel: results [rows][2][16], whose rows are `stride` vectors apart.
 template <int kBits, int kRows>
 static inline void multiply_panel(const IntegerProduct& product, std::int64_t row, std::int64_t panel, f32x16* results,
                                   std::int64_t stride) {
@@ -91,7 +91,7 @@ static inline void multiply_panel(const IntegerProduct& product, std::int64_t ro
     for (int half = 0; half < 2; ++half) results[i * stride + half] = totals[i][half];
 }
 
-// The same of two-level integers: results are scale * sum over all of k.
+// The same for two-level integers: results are scale * sum over all of k.
 template <int kRows>
 static inline void multiply_two_level_panel(const IntegerProduct& product, std::int64_t row, std::int64_t panel,
                                          f32x16* results, std::int64_t stride) {

@@ -1,10 +1,10 @@
 // Experts whose weights are integers. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// A token becomes integers once, whatever experts it has chosen; what they make of it between their maps, once more.
+// A token is quantized once for all of its experts; the activations between their linears are quantized again.
 //
 // Legend: T = tokens, R = pairs, X = experts, D = hidden size, I = intermediate size.
 
-// Rows as integers in the order of experts, each expert's in row tiles of their own.
+// Quantized rows in the order of experts; each expert's rows start on a new row tile.
 struct SortedIntegers {
   IntegerRows rows;  // [row tiles][num_k][16][64], and by row in the sorted order
   std::int64_t max_size, max_groups;
@@ -31,7 +31,7 @@ struct IntegerExperts {
   LeftElement* token_tiles;  // left tiles of these, for the router
   IntegerRows tokens;
   SortedIntegers left;
-  bf16* middle;              // [R, I], at each row the most I
+  bf16* middle;              // [R, I], with the largest I as row size
   SortedIntegers middle_left;
   bf16* answers;             // [R, D] in the sorted order
 
@@ -102,7 +102,7 @@ struct IntegerExperts {
     });
   }
 
-  // What activations have left becomes integers, row by row: a row's scale is known only when all of it is there.
+  // Quantizes the activations row by row: a row's scale is known only when the whole row has been computed.
   void quantize_middle(const Experts& experts, const Pairs& pairs, std::int64_t num_tiles, Pool& pool) const {
     pool.run(num_tiles, [&](std::int64_t tile) {
       const std::int64_t first = sorted.tile_row[tile], end = sorted.tile_row[tile + 1];
@@ -111,7 +111,7 @@ struct IntegerExperts {
       const Integers& form = experts.down[expert].integers;
       const std::int64_t groups = num_row_sums(form, size);
       const bf16* from = middle + begin * experts.max_intermediate;  // [rows of the expert, I]
-      // An expert's row tiles follow one another as its own number of k has it, its sums as its own groups.
+      // An expert's row tiles are laid out for its own number of k, and its sums for its own groups.
       const IntegerRows of_expert = middle_left.from(tile - (first - begin) / 16, begin);
       std::int8_t* lines = of_expert.left + (first - begin) / 16 * num_k_tiles(size) * kTileBytes;
       float* wide = form.is_rotated ? static_cast<float*>(thread_scratch().bytes(rotated_bytes(form, size))) : nullptr;

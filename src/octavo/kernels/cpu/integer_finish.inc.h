@@ -1,23 +1,23 @@
-// What all products of integers share around their sums: how they are cut, and how results reach the output. Included
-// inside namespace octavo::OCTAVO_LEVEL. A level brings `cut_product` and `multiply_chunk`.
+// Shared by all integer products: how they are cut into chunks, and how results reach the output. Included inside
+// namespace octavo::OCTAVO_LEVEL. A level provides `cut_product` and `multiply_chunk`.
 
-// One row's totals of a pair of panels [2][2][16], or of the one that is left: scaled, biased, to where they belong.
+// Scales one row's totals of a pair of panels [2][2][16], or of a single last one, adds the bias and stores them.
 template <int kPanels>
 [[gnu::always_inline]] static inline void finish_row(const IntegerProduct& product, std::int64_t row, std::int64_t pair,
                                                      f32x16 (&values)[4], bool streams) {
   const f32x16 scale = splat(product.rows.scales[row]);
 #pragma GCC unroll 4
   for (int i = 0; i < kPanels * 2; ++i) {
-    // Scaled and biased in one rounding, and that in so many words: there is a copy of this for every way to multiply,
-    // and the compiler would fuse the two in some of them.
+    // An explicit fused multiply-add: there is a copy of this code for every way to multiply, and the compiler would
+    // fuse the two operations in some of them only.
     const float* bias = product.packed.bias ? product.packed.bias + pair * kPair * 32 + i * 16 : nullptr;
     values[i] = bias ? multiply_add(values[i], scale, load_f32(bias)) : values[i] * scale;
   }
   put_results(product.to, row, pair, values, streams);
 }
 
-// How a product of integers is cut into chunks, each of which any thread may take: `rows` of a block, and `group` pairs
-// of panels, of which there are `num_groups`.
+// How an integer product is cut into chunks, which threads claim: `rows` of a block times `group` pairs of panels, of
+// which there are `num_groups`.
 struct IntegerCut {
   std::int64_t rows, group, num_groups, num_chunks;
   bool streams;
@@ -34,7 +34,7 @@ static inline IntegerCut cut_in_blocks(const IntegerProduct& product, std::int64
   return {rows, group, num_groups, ceil_div(product.num_rows, rows) * num_groups, streams};
 }
 
-// Of weights in blocks, at every level: block_product.inc.h.
+// For weights in blocks, at every level: block_product.inc.h.
 static IntegerCut cut_product_of_blocks(const IntegerProduct& product, std::int64_t num_wanted);
 static void multiply_chunk_of_blocks(const IntegerProduct& product, const IntegerCut& cut, std::int64_t chunk);
 
@@ -50,7 +50,7 @@ static inline void with_block(const IntegerProduct& product, const IntegerCut& c
   if (cut.streams) end_stream();
 }
 
-// Results of a pair of panels, or of the one that is left.
+// Results of a pair of panels, or of a single last one.
 struct FinishedIntegers {
   const IntegerProduct* product;
   const float* results;  // [2][row tiles first ...][2][16][16]: integers or, in groups, floats
@@ -63,7 +63,7 @@ struct FinishedIntegers {
   }
 
  private:
-  // By value: nothing that is written may be part of it.
+  // By value: it must not alias the output.
   template <int kPanels>
   static void put_rows_of(FinishedIntegers of, std::int64_t row, std::int64_t end) {
     const IntegerProduct& product = *of.product;

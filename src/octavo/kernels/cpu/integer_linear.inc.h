@@ -1,7 +1,7 @@
-// Linear maps whose weights are integers. Included inside namespace octavo::OCTAVO_LEVEL.
+// Linear layers with integer weights. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// out = row scale * (sum over groups, in order, of scale * exact sum) + bias: the same for any number of rows, whichever
-// unit multiplies.
+// out = row scale * (sum over groups, in order, of scale * exact sum) + bias: the same for any number of rows and any
+// multiplying unit.
 
 static void integer_linear(const LinearArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
@@ -30,7 +30,8 @@ static void integer_argmax(const ArgmaxArgs& args, Pool& pool) {
   join_leaders(leaders, rows.rows, pool, args.out);
 }
 
-// What lies between the two maps is written row by row: a row's scale is known only when all of it is there.
+// The activations between the two linears are quantized row by row: a row's scale is known only when the whole row has
+// been computed.
 static void integer_mlp(const MlpArgs& args, Pool& pool) {
   const RowsArgs& rows = args.rows;
   if (rows.rows == 0) return;

@@ -39,7 +39,7 @@ static inline void multiply_chunk_by_vectors(const IntegerProduct& product, cons
 
 #if defined(OCTAVO_HAS_AMX)
 
-// Some row tiles of a product, in the hands of one thread.
+// Some row tiles of a product, computed by one thread.
 struct RowsByTiles {
   const IntegerProduct& product;
   std::int64_t first, end;      // row tiles
@@ -48,7 +48,7 @@ struct RowsByTiles {
   std::int64_t panel, k, count;
   float* results;               // [row tiles][2][16][16], integers or, in groups, floats
   std::uint8_t* expanded;       // room for `count` k tiles of bytes
-  Finish<FinishedIntegers>& finish;  // of earlier panels: their rows go to the output meanwhile
+  Finish<FinishedIntegers>& finish;  // of earlier panels, whose rows are stored meanwhile
 
   void multiply() {
     const Integers& form = product.form();
@@ -85,7 +85,7 @@ struct RowsByTiles {
   std::int64_t left_stride() const { return product.num_k() * kTileBytes; }
   std::int64_t num_rows() const { return smaller(product.num_rows, end * 16) - first * 16; }
 
-  // Expands k tile number `at` of these from 4 bits, just before it is wanted.
+  // Expands k tile number `at` of these from 4 bits, just before it is needed.
   void expand(std::int64_t at) const {
     const Integers& form = product.form();
     if (form.bits == 8 || at >= count) return;
@@ -126,8 +126,8 @@ struct RowsByTiles {
   }
 };
 
-// How a product of integers is cut: see `Blocking`. Where activations of all k fit into a cache, they stay there while
-// pair after pair of panels passes by; where they do not, a block of k meets many panels, whose sums wait meanwhile.
+// How an integer product is cut: see `Blocking`. If the activations of all k fit into a cache, they stay there for all
+// pairs of panels; otherwise a block of k is multiplied by many panels, whose partial sums are kept meanwhile.
 static inline Blocking choose_integer_blocking(const IntegerProduct& product) {
   constexpr std::int64_t kFewest = 16;
   const std::int64_t num_row_tiles = ceil_div(product.num_rows, 16), num_k = product.num_k();
@@ -138,7 +138,7 @@ static inline Blocking choose_integer_blocking(const IntegerProduct& product) {
   return {row_tiles, row_tiles <= larger(2, fitting) ? kPair : kMaxPanels, smaller(kIntegerTilesOfK, num_k)};
 }
 
-// Some panels, the last of whose rows are left to `finish`.
+// Some panels; the rows of the last ones are left to `finish`.
 static inline void multiply_by_tiles(const IntegerProduct& product, const Blocking& blocking, std::int64_t first,
                                      std::int64_t end, std::int64_t pair, std::int64_t end_pair, bool streams,
                                      Finish<FinishedIntegers>& finish) {
@@ -148,7 +148,7 @@ static inline void multiply_by_tiles(const IntegerProduct& product, const Blocki
   const std::int64_t expanded_bytes = blocking.num_k * 2 * kTileBytes;
   float* memory = static_cast<float*>(thread_scratch().bytes(static_cast<std::size_t>(num_results * 4 + expanded_bytes)));
   std::uint8_t* expanded = reinterpret_cast<std::uint8_t*>(memory + num_results);
-  // A pair of panels is finished beside the next one, which so needs room of its own.
+  // A pair of panels is stored while the next one is multiplied, which therefore needs its own memory.
   const bool are_a_pair = blocking.panels == kPair;
   float* results = memory + (are_a_pair ? pair % 2 * kPair * panel_results : 0);
   for (std::int64_t k = 0; k < product.num_k(); k += blocking.num_k) {

@@ -1,7 +1,6 @@
-// Weights as integers: how they become so, and their panels. Included inside namespace octavo::OCTAVO_LEVEL.
+// Quantizes weights to integers and packs them into panels. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// Layouts: ops.h. A group is a stretch of k that shares a scale; w = scale * q, or scale * q + offset where q came with
-// offsets.
+// Layouts: ops.h. A group is a range of k that shares a scale; w = scale * q, or scale * q + offset if there are offsets.
 
 static inline std::int64_t num_k_tiles(std::int64_t in_size) { return ceil_div(in_size, kTileK); }
 static inline std::int64_t num_groups(const Integers& form, std::int64_t in_size) {
@@ -10,13 +9,13 @@ static inline std::int64_t num_groups(const Integers& form, std::int64_t in_size
 static inline std::int64_t k_tile_bytes(const Integers& form) {
   return form.is_two_level ? kTwoLevelBytes : 2 * kTileBytes * form.bits / 8;
 }
-// Of an output in floats: whole k tiles.
+// The size of an output in floats, padded to whole k tiles.
 static inline std::int64_t wide_size(const PackIntegersArgs& args) { return num_k_tiles(args.in_size) * kTileK; }
 static inline std::int64_t panel_bytes(const Integers& form, std::int64_t in_size) {
   return num_k_tiles(in_size) * k_tile_bytes(form);
 }
 
-// To the nearest, ties to even; for |value| < 2^22.
+// Rounds to nearest, ties to even; for |value| < 2^22.
 static inline f32x16 round_to_integers(f32x16 value) {
 #if defined(OCTAVO_HAS_AVX512)
   return (f32x16)_mm512_roundscale_ps((__m512)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -25,7 +24,7 @@ static inline f32x16 round_to_integers(f32x16 value) {
   const __m256 low = _mm256_round_ps((__m256)value.low, kMode), high = _mm256_round_ps((__m256)value.high, kMode);
   return {(f32x16::Half)low, (f32x16::Half)high};
 #else
-  asm("" : "+m"(value));  // keeps the compiler from rounding the product before and this sum in one
+  asm("" : "+m"(value));  // keeps the compiler from fusing the product before with this sum
   return value + 12582912.0f - 12582912.0f;
 #endif
 }
@@ -35,7 +34,7 @@ static inline f32x16 bounded(f32x16 value, float low, float high) {
   return select(above > high, splat(high), above);
 }
 
-// The sum of squares by which a group differs from its nearest multiples of `scale` in [-most, 7 or most].
+// The squared error of a group rounded to multiples of `scale` in [-most, 7 or most].
 static inline float error_of_scale(const float* values, std::int64_t count, float scale, float low, float high) {
   const float inverse = 1.0f / scale;
   f32x16 sum = splat(0.0f);
@@ -47,8 +46,8 @@ static inline float error_of_scale(const float* values, std::int64_t count, floa
   return sum_of_lanes(sum);
 }
 
-// The scale of a group of 4-bit integers: of those that bring its greatest value to -6.5 ... -10 (beyond -8 it is cut
-// off), the one with the least squared error. The side of the greatest value is the one that reaches -8.
+// The scale of a group of 4-bit integers: of those that scale its largest value to -6.5 ... -10 (clipped at -8), the one
+// with the least squared error. The sign is such that the largest value becomes negative.
 static inline float best_scale(const float* values, std::int64_t count, float extreme) {
   float best = extreme / -8.0f, least = error_of_scale(values, count, best, -8.0f, 7.0f);
   for (const float reach : {6.5f, 7.0f, 7.5f, 8.5f, 9.0f, 9.5f, 10.0f}) {
@@ -72,7 +71,7 @@ static inline float farthest_from_zero(const float* values, std::int64_t count) 
 // One group of one output, `values` followed by zeros up to a multiple of 16: returns its scale.
 static inline float quantize_group(const float* values, std::int64_t count, int bits, std::int8_t* to) {
   const float extreme = farthest_from_zero(values, count);
-  // A group of zeros, or of what vanishes beside any activation.
+  // A group of zeros, or negligible next to any activation.
   if (__builtin_fabsf(extreme) < 1e-30f) {
     __builtin_memset(to, 0, static_cast<std::size_t>(count));
     return 0.0f;
@@ -88,7 +87,7 @@ static inline float quantize_group(const float* values, std::int64_t count, int 
   return scale;
 }
 
-// By how much a group of 32 differs from what two-level integers of one multiplier make of it. `values` are in steps of 8
+// The squared error of a group of 32 as two-level integers with one multiplier. `values` are in steps of 8
 // bits; the integers go to `to`.
 static inline float nest_group(const float* values, std::int32_t multiplier, i32x16* to) {
   const float inverse = 8.0f / static_cast<float>(multiplier);
@@ -102,7 +101,7 @@ static inline float nest_group(const float* values, std::int32_t multiplier, i32
   return sum_of_lanes(sum);
 }
 
-// The multiplier of a group of 32, chosen as `best_scale` chooses.
+// The multiplier of a group of 32, chosen like `best_scale`.
 static inline std::int8_t quantize_two_level_group(const float* values, std::int8_t* to) {
   const float extreme = farthest_from_zero(values, kTwoLevelGroup);
   i32x16 best[2] = {}, found[2];
@@ -112,7 +111,7 @@ static inline std::int8_t quantize_two_level_group(const float* values, std::int
     const float wanted = extreme * -8.0f / reach, magnitude = __builtin_fabsf(wanted) + 0.5f;
     const std::int32_t rounded = static_cast<std::int32_t>(magnitude < 127.0f ? magnitude : 127.0f);
     const std::int32_t candidate = wanted < 0.0f ? -rounded : rounded;
-    if (candidate == 0) continue;  // all of the group vanishes beside the output's largest
+    if (candidate == 0) continue;  // the whole group is negligible next to the output's largest weight
     const float error = nest_group(values, candidate, found);
     if (error < least) least = error, multiplier = candidate, best[0] = found[0], best[1] = found[1];
   }

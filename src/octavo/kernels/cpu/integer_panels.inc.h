@@ -1,18 +1,18 @@
-// Products of integers panel by panel, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL, at levels
-// that multiply by vectors alone: such a level's own file, which follows, brings `multiply_panel_block`.
+// Integer products panel by panel, for any number of rows. Included inside namespace octavo::OCTAVO_LEVEL, at levels
+// without matrix tiles: the level's own file, included after this one, provides `multiply_panel_block`.
 
 #define OCTAVO_INTEGERS_BY_PANELS
 
-constexpr std::int64_t kBlockTilesOfK = 8;  // of a panel, that meet all rows of a block in turn: 16 KiB
+constexpr std::int64_t kBlockTilesOfK = 8;  // of a panel, multiplied by all rows of a block: 16 KiB
 
-// k tiles [k, k + count) of one panel, and the rows [first row tile * 16, end) that they meet.
+// k tiles [k, k + count) of one panel, and the rows [first row tile * 16, end) to multiply.
 struct PanelBlock {
   const IntegerProduct& product;
   std::int64_t panel, k, count;
   std::int64_t first, end;
   float* results;             // [row tiles][2][16][16]: integers or, in groups, floats
-  const std::uint8_t* right;  // as it is stored, or expanded
-  Ahead ahead = {};           // of each unit: what memory is asked for beside
+  const std::uint8_t* right;  // as stored, or expanded
+  Ahead ahead = {};           // what each unit prefetches
 
   bool is_in_groups() const { return product.form().group_size != 0; }
   std::int64_t units_per_group() const { return is_in_groups() ? product.units_per_group() : count * 2; }
@@ -28,7 +28,7 @@ struct PanelBlock {
     return results + ((row / 16 - first) * 2 + tile) * kResultElements + row % 16 * 16;
   }
 
-  // Spreads requests for the next block over all units that this one is multiplied in, `num_passes` times all its k.
+  // Spreads prefetches of the next block over all units of this one, whose k are read `num_passes` times.
   void begin_ahead(std::int64_t num_passes) {
     const std::int64_t num_bytes = count * k_tile_bytes(product.form());
     ahead = {product.panel(panel) + k * k_tile_bytes(product.form()) + num_bytes, ceil_div(num_bytes / 64, num_passes * count * 2)};

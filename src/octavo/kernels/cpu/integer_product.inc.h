@@ -1,7 +1,6 @@
-// A linear layer whose weights are integers. Included inside namespace octavo::OCTAVO_LEVEL.
+// The product of a linear layer with integer weights. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// Sums are exact in 32 bits, so that whoever adds them up in whatever order gets the same: 128 * 127 * k stays below 2^31
-// up to k = 132,000.
+// Sums are exact in 32 bits, so their order does not matter: 128 * 127 * k stays below 2^31 up to k = 132,000.
 
 static inline f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #if defined(OCTAVO_HAS_AVX512)
@@ -11,7 +10,7 @@ static inline f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 sum) {
 #endif
 }
 
-// A map with integer weights, its rows quantized already.
+// A linear layer with integer weights, and its quantized input.
 struct IntegerProduct {
   IntegerRows rows;
   std::int64_t num_rows, in_size;
@@ -28,12 +27,12 @@ struct IntegerProduct {
   const float* scales(std::int64_t panel, std::int64_t group) const {
     return form().scales + (panel * groups() + group) * 32;
   }
-  // What one scale for all of k makes of a sum.
+  // Applies the scale if there is one for all of k.
   f32x16 scaled(i32x16 sum, std::int64_t panel, int half, std::int64_t row) const {
     const f32x16 product = multiply_add(convert<f32x16>(sum), load_f32(scales(panel, 0) + half * 16), splat(0.0f));
     return with_offset(product, panel, 0, half, row);
   }
-  // Sums of floats go from group to group: sum += scale * q-sum, then += offset * (sum of the row's q).
+  // Sums over groups are floats: sum += scale * q-sum, then += offset * (sum of the row's q).
   f32x16 with_offset(f32x16 sum, std::int64_t panel, std::int64_t group, int half, std::int64_t row) const {
     if (form().offsets == nullptr) return sum;
     const float* offsets = form().offsets + (panel * groups() + group) * 32 + half * 16;
@@ -41,8 +40,8 @@ struct IntegerProduct {
   }
 };
 
-// Weights that come from memory are asked for twice: far ahead into the second-level cache, which has room for many
-// requests at once, and shortly before they are needed into the first.
+// Weights in memory are prefetched twice: far ahead into the second-level cache, which handles many requests at once, and
+// shortly before use into the first.
 constexpr std::int64_t kFarBytes = 16384, kNearBytes = 2048;
 
 static inline void prefetch_near(const std::uint8_t* from) { __builtin_prefetch(from + kNearBytes); }

@@ -1,7 +1,7 @@
 // Rotations of whole blocks of 64 of k, and of whole rows. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// kernels/rotation.py says why, and in which order. Every element is sums and differences, so that vectors of any size
-// give the same bits.
+// kernels/rotation.py explains why, and defines the order. Every element is a series of sums and differences, so vectors
+// of any size give the same bits.
 
 // 64 integers of k by 16 rows (left) or 16 outputs (right) are a tile of 1 KiB; a unit is half of that in k.
 constexpr std::int64_t kTileK = 64, kUnitK = 32, kTileBytes = 1024;
@@ -18,7 +18,7 @@ typedef Numbers<0, 1, 2, 3> RegisterLanes;
 
 template <int kStep, int... kLane>
 [[gnu::always_inline]] static inline Register add_lanes(Register x, Numbers<kLane...>) {
-  // x times 1 or -1 is exact, so that a fused sum is the plain one.
+  // x times 1 or -1 is exact, so fusing the sum changes nothing.
   return shuffle<(kLane ^ kStep)...>(x, x) + x * Register{(kLane & kStep ? -1.0f : 1.0f)...};
 }
 
@@ -67,7 +67,7 @@ static inline void mix_pairs(float* x, std::int64_t size, std::int64_t step) {
     }
 }
 
-// Three become twice their sum less three times themselves: no products, which the compiler might fuse.
+// Each of three becomes twice their sum minus three times itself: without products, which the compiler might fuse.
 static inline void mix_threes(float* x, std::int64_t size, std::int64_t step) {
   for (std::int64_t block = 0; block < size; block += 3 * step)
     for (float* at = x + block; at < x + block + step; at += 16) {

@@ -1,22 +1,22 @@
-// Activations as integers: each row by a scale of its own. Included inside namespace octavo::OCTAVO_LEVEL.
+// Quantizes activations to integers, each row with its own scale. Included inside namespace octavo::OCTAVO_LEVEL.
 //
-// x is about scale * q, scale = max|x| / 127, q rounded to the nearest integer, ties to even. A row that is not finite
-// gets a scale of NaN, so that it spoils its own results and no others. Rows that meet rotated weights are rotated first.
+// x is approximated by scale * q, scale = max|x| / 127, q rounded to nearest, ties to even. A row that is not finite gets
+// a scale of NaN, so that it affects only its own results. For rotated weights, rows are rotated first.
 
 // Rows [T, K] ready for products.
 struct IntegerRows {
-  std::int8_t* left;   // left tiles [row tiles][num_k][16][64]; rows and k that are not there: rows anything, k zero
+  std::int8_t* left;   // left tiles [row tiles][num_k][16][64]; padding rows are undefined, padding k are zero
   float* scales;       // [T]
-  std::int32_t* sums;  // [T, groups] of q, in the groups of the weight that they meet; or of weights in blocks
+  std::int32_t* sums;  // [T, groups] of q, in the groups of the weight; or for weights in blocks
                        // [row tiles, K / 32] TileGroup
 };
 
-// How many int32 a row has beside its q and its scale.
+// How many int32 a row has in addition to its q and its scale.
 static inline std::int64_t num_row_sums(const Integers& form, std::int64_t size) {
   return form.blocks.num_parts ? ceil_div(size, kUnitK) * kTileGroupInts : num_groups(form, size);
 }
 
-// Those of a row: every `step`th from `first` on. In blocks that is a lane of each TileGroup, at which the first one begins.
+// The sums of a row: every `step`th from `first` on. For weights in blocks: a lane of each TileGroup, from the first on.
 struct SumsOfRow {
   std::int32_t* first;
   std::int64_t step;
@@ -48,7 +48,7 @@ static inline std::int32_t sum_of_integers(i32x16 value) {
 #endif
 }
 
-// The largest magnitude of a row, NaN being the last: as integers, magnitudes of floats are in their order.
+// The largest magnitude of a row; NaN is the largest. As integers, magnitudes of floats have the same order.
 static inline float largest_magnitude(const bf16* x, std::int64_t size) {
   u16x32 largest = {};
   const auto meet = [&](u16x32 bits) {
@@ -72,7 +72,7 @@ static inline float largest_magnitude(const bf16* x, std::int64_t size) {
   return result;
 }
 
-// 64 of a row, from k on, with zeros behind its end.
+// 64 of a row, from k on, padded with zeros.
 static inline void load_row_line(const bf16* x, std::int64_t k, std::int64_t size, f32x16 (&values)[4]) {
   for (int i = 0; i < 4; ++i)
     values[i] = k + kTileK <= size ? load_bf16(x + k + i * 16)
@@ -101,7 +101,7 @@ struct LargestMagnitude {
   }
 };
 
-// Rotates a row [K] to `wide`, with zeros up to whole k tiles, and returns the largest magnitude, NaN being the last.
+// Rotates a row [K] to `wide`, padded with zeros to whole k tiles, and returns the largest magnitude, NaN if any.
 static inline float rotate_row(const bf16* x, std::int64_t size, const Integers& form, float* wide) {
   LargestMagnitude of_blocks;
   for (std::int64_t k = 0; k < size; k += kTileK) {
@@ -165,8 +165,8 @@ static inline void put_line(const f32x16 (&values)[4], float inverse, std::int8_
 
 #endif
 
-// One row [K]: its line in each left tile, its scale, and its sums by group. `wide` has room for whole k tiles of a row
-// that is to be rotated; null: it is not.
+// One row [K]: its line in each left tile, its scale, and its sums by group. `wide` holds whole k tiles of a row
+// that is rotated; null: it is not.
 static inline void quantize_row(const bf16* x, std::int64_t size, const Integers& form, float* wide, std::int8_t* line,
                                 float* scale, SumsOfRow of_row) {
   if (form.blocks.num_parts)
@@ -197,15 +197,15 @@ static inline void quantize_row(const bf16* x, std::int64_t size, const Integers
   }
 }
 
-// What a thread needs to rotate a row [K].
+// The scratch memory that a thread needs to rotate a row [K].
 static inline std::size_t rotated_bytes(const Integers& form, std::int64_t size) {
   return form.is_rotated ? static_cast<std::size_t>(num_k_tiles(size) * kTileK) * sizeof(float) : 0;
 }
 
-// All rows, normalized where that is asked for.
+// All rows, normalized first if the op has a norm.
 static void quantize_rows(const RowsArgs& args, const Integers& form, const IntegerRows& to, Pool& pool) {
   const std::int64_t num_k = num_k_tiles(args.size), groups = num_row_sums(form, args.size);
-  // Rows of one chunk: some ten microseconds, but never less than fills a thread's caches.
+  // Rows of one chunk: about ten microseconds.
   const std::int64_t together = smaller(16, larger(1, (std::int64_t{1} << 13) / larger(1, args.size)));
   pool.run(ceil_div(args.rows, together), [&](std::int64_t chunk) {
     const std::size_t wide_bytes = rotated_bytes(form, args.size);

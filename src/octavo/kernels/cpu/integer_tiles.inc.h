@@ -54,8 +54,8 @@ static inline void end_sums(std::int32_t* results) {
   }
 }
 
-// Adds left * right of one tile's depth, or half of it. Left tiles pass by the first-level cache, where right ones wait for
-// the next rows.
+// Adds left * right of one tile's depth, or half of it. Left tiles bypass the first-level cache, where right ones stay
+// for the next rows.
 template <int kRowTiles>
 static inline void add_tiles(const std::int8_t* left, std::int64_t left_stride, const std::uint8_t* right) {
   _tile_loadd(6, right, 64);
@@ -70,8 +70,8 @@ static inline void add_tiles(const std::int8_t* left, std::int64_t left_stride, 
   }
 }
 
-// One scale for all k: results [row tiles][2][16][16] stay integers until the last k is added. `alongside(k)` is done before
-// each k tile.
+// One scale for all k: results [row tiles][2][16][16] stay integers until the last k is added. `alongside(k)` is called
+// before each k tile.
 template <int kRowTiles, class Alongside>
 static inline void multiply_integers(std::int32_t* results, const std::int8_t* left, std::int64_t left_stride,
                                      const std::uint8_t* right, std::int64_t num_k, bool accumulates, const Alongside& alongside) {
@@ -114,7 +114,7 @@ struct GroupScales {
 };
 
 // A scale for each group: totals [row tiles][2][16][16] are floats. While tiles multiply one group, vectors scale the
-// sums of the one before.
+// sums of the previous one.
 template <int kRowTiles>
 static inline void multiply_groups(float* totals, const std::int8_t* left, std::int64_t left_stride,
                                    const std::uint8_t* right, std::int64_t first_unit, std::int64_t num_units,

@@ -1,18 +1,18 @@
-// Nested integers: weights of 4 bits that stand for ones of 8. Included inside namespace octavo::OCTAVO_LEVEL.
+// Two-level integers: 4-bit weights that encode 8-bit ones. Included inside namespace octavo::OCTAVO_LEVEL.
 //
 // i = (q * m + 4) >> 3, with q in -8 ... 7 for each weight, m in -127 ... 127 for each output and group of 32 k; i is in
-// -127 ... 127, and w = scale * i. Products are those of 8 bits, exact over all of k, whatever the number of rows: what 4
-// bits cost is that tiles are expanded once before they are multiplied.
+// -127 ... 127, and w = scale * i. Products are those of 8 bits, exact over all of k, for any number of rows: the only
+// cost of 4 bits is that tiles are expanded once before they are multiplied.
 //
 // A k tile is two tiles of nibbles, [8 lines][32 words], and a line of m [2 groups][32 outputs]. A line holds two quads of k
-// of 16 outputs. Of the word 8 * b + j, nibble 0 is output 4 * b + j / 4 and nibble 1 the output two behind, both k = j % 4
+// of 16 outputs. Of the word 8 * b + j, nibble 0 is output 4 * b + j / 4 and nibble 1 the output two after it, both k = j % 4
 // of the first quad; nibbles 2 and 3 are the same of the second. So two vectors of words, narrowed, are a line of bytes.
 
 constexpr std::int64_t kTwoLevelGroup = 32, kTwoLevelTileBytes = 512, kTwoLevelBytes = 2 * kTwoLevelTileBytes + 64;
 
 static inline std::int32_t two_level_value(std::int32_t q, std::int32_t m) { return (q * m + 4) >> 3; }
 
-// m of 16 outputs, as their words want it: nibbles 0 and 2, and nibbles 1 and 3.
+// m of 16 outputs, in the layout of their words: nibbles 0 and 2, and nibbles 1 and 3.
 struct Multipliers {
   i16x32 even, odd;
 };

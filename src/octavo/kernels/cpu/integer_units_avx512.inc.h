@@ -1,7 +1,7 @@
-// Weights in integers as AVX-512 multiplies them. Included inside namespace octavo::OCTAVO_LEVEL, at that level.
+// Integer weights in the form that AVX-512 multiplies. Included inside namespace octavo::OCTAVO_LEVEL, at that level.
 //
-// vpdpbusd wants them unsigned: they are taken 128 or 8 too large, and sums begin with as much less, kBias * (sum of the
-// row's q).
+// vpdpbusd requires unsigned weights: 128 or 8 is added to them, and kBias * (sum of the row's q) is subtracted from the
+// initial sums.
 
 // Two quads of k of 16 outputs [2][16][4], unsigned.
 struct Line {
@@ -13,9 +13,9 @@ static inline __m512i with_bias8(__m512i weights) { return _mm512_xor_si512(weig
 
 // How a unit of k of 16 outputs lies in the k tiles of a panel: 4 lines of two quads each.
 //
-// kMaxRows meet one at a time: 8 with both tiles of a panel, which takes fewer loads, or 16 with one, which expands less
-// often. Up to kMaxRowsInOrder a panel is read from front to back, so that the processor knows what comes next: a Zen 4
-// core then gets 29 GB/s out of memory, beside 20 by requests ahead of two tiles' lines in turn.
+// kMaxRows are multiplied by a unit at a time: 8 with both tiles of a panel, which takes fewer loads, or 16 with one,
+// which expands less often. Up to kMaxRowsInOrder, a panel is read from front to back, for the hardware prefetcher: a
+// Zen 4 core then reads 29 GB/s from memory, compared with 20 with prefetches of two tiles' lines in turn.
 struct ByteUnit {
   static constexpr bool kMayBeInGroups = true;
   static constexpr int kMaxRows = 8, kMaxRowsInOrder = 4;

@@ -2,7 +2,7 @@
 // namespace octavo::OCTAVO_LEVEL.
 //
 // A row's bits are its own: `down` sums over k in 16 lanes, which are then folded, `up` over ranks from the first to the
-// last; what rows share is only that weights are read once for a block of them. Few rows wait for memory, so each unit
+// last; rows of a block only share reading the weights. Few rows are memory-bound, so each unit
 // prefetches the weights of the next.
 
 #if defined(OCTAVO_HAS_AVX512)

@@ -1,9 +1,9 @@
-// Which rows of a batch have which adapter (LoRA), and how the work on them is cut. Included inside namespace
+// Sorts the rows of a batch by adapter (LoRA) and divides the work on them. Included inside namespace
 // octavo::OCTAVO_LEVEL.
 //
 // Legend: T = rows, S = slots, P = parts of a merged linear, R = the largest rank.
 
-constexpr std::int64_t kRowsOfLoraBlock = 64;    // rows that meet a few ranks or outputs while these are in cache
+constexpr std::int64_t kRowsOfLoraBlock = 64;    // rows computed with a few ranks or outputs while these are in cache
 constexpr std::int64_t kRanksOfLoraUnit = 4;     // of which each is a row of `down` in memory
 constexpr std::int64_t kOutputsOfLoraUnit = 512;
 
@@ -27,7 +27,7 @@ struct LoraRows {
   std::int64_t num_blocks;
   LoraUnit* units;
   std::int64_t num_units;
-  float* middle;  // [T, P * R] in sorted order: what `down` makes of a row
+  float* middle;  // [T, P * R] in sorted order: the output of `down`
 
   static LoraRows in(Room& room, const AddLoraArgs& args) {
     const LoraSlots& slots = args.slots;

@@ -56,7 +56,7 @@ def _attention_kernel(
     part_largest: tl.tensor | None,  # [M, H, S] float32
     part_total: tl.tensor | None,  # [M, H, S] float32
     sinks: tl.tensor | None,  # [H] float32
-    visible_ends: tl.tensor | None,  # [T] int32, behind the last position a token sees; None: it sees itself last
+    visible_ends: tl.tensor | None,  # [T] int32, one past the last position a token sees; None: its own
     row_size: tl.tensor,
     num_splits: tl.tensor,  # S
     scale: tl.tensor,  # of exponents of 2

@@ -125,7 +125,7 @@ def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def last_seen(
-    visible_ends: tl.tensor | None,  # [T] int32; None: a token sees itself last
+    visible_ends: tl.tensor | None,  # [T] int32; None: a token sees nothing after itself
     token: tl.tensor,  # [...]
     position: tl.tensor,  # [...]; -1: no token
     is_token: tl.tensor,  # [...]

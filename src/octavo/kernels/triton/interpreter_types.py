@@ -16,7 +16,7 @@ from triton.runtime import interpreter
 
 
 class _Shape(NamedTuple):
-    """What types and tensors of one shape share; nobody changes any of it."""
+    """What types and tensors of one shape share. Immutable."""
 
     sizes: Any  # tl.tuple of int: the shape of a block type
     numel: int
@@ -42,7 +42,7 @@ _numpy_dtype_unrepaired = functools.cache(interpreter._get_np_dtype)
 
 @functools.cache
 def _shape(sizes: tuple[int, ...]) -> _Shape:
-    """Return what a shape is made into, after the checks of a block type."""
+    """Return the shared objects of a shape, after the checks of a block type."""
     shape = tl.tuple(sizes)
     return _Shape(shape, validate_block_shape(shape), str(shape), *_constants(sizes))
 
@@ -72,7 +72,7 @@ def _make_tensor(self: Any, handle: Any, type: Any) -> None:
 
 
 def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
-    """Make two operands one shape, which most of them are already."""
+    """Broadcast two operands; most have the same shape already."""
     left, right = lhs.type, rhs.type
     if left.is_block() and right.is_block() and left.shape is right.shape:
         return lhs, rhs

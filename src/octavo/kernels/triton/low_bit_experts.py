@@ -51,7 +51,7 @@ class LowBitExperts(PackedExperts):
 
 def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) -> LowBitExperts:
     """Combine experts in place: gate_up of [2 * I, D], down of [D, I], all of one form."""
-    into, back = _of_few_bits(gate_up), _of_few_bits(down)
+    into, back = _low_bit_linears(gate_up), _low_bit_linears(down)
     sizes, device = [linear.in_size for linear in back], back[0].weight.device
     [num_parts] = {linear.num_outputs // size for linear, size in zip(into, sizes, strict=True)}
     [form] = {linear.form for linear in (*into, *back)}
@@ -77,7 +77,7 @@ def pack_experts(gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]) 
     )
 
 
-def _of_few_bits(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
+def _low_bit_linears(linears: Sequence[PackedLinear]) -> tuple[LowBitLinear, ...]:
     found = tuple(linear for linear in linears if isinstance(linear, LowBitLinear))
     assert len(found) == len(linears), "experts need low-bit weights"
     assert all(linear.bias is None for linear in found), "experts have no biases"

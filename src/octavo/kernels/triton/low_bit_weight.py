@@ -38,7 +38,7 @@ class LowBitLinear(PackedLinear):
 
     @property
     def rotation(self) -> Rotation | None:
-        """How activations are to be rotated before they meet it."""
+        """How activations must be rotated."""
         return self.form.rotation if isinstance(self.form, IntegerFormat) else None
 
 

@@ -69,9 +69,9 @@ def _process_logits_kernel(
         factor = tl.load(repetition + row).to(tl.float32)
         repeated = tl.where(logit < 0, logit * factor, tl.div_rn(logit, tl.zeros_like(logit) + factor))
         logit = tl.where(count > 0, repeated, logit)
-        num_said = count & (_IN_PROMPT - 1)
-        less = (num_said.to(tl.float64) * tl.load(frequency + row) + tl.load(presence + row)).to(tl.float32)
-        logit = tl.where(num_said > 0, logit - less, logit)
+        num_generated = count & (_IN_PROMPT - 1)
+        less = (num_generated.to(tl.float64) * tl.load(frequency + row) + tl.load(presence + row)).to(tl.float32)
+        logit = tl.where(num_generated > 0, logit - less, logit)
     index = tl.load(mask_indices + row)
     if index >= 0:
         words = tl.load(masks + index * num_words + ids // 32, mask=is_id, other=0)

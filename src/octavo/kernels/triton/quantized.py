@@ -40,7 +40,7 @@ class QuantizedKernels(TritonKernels):
         if isinstance(weight, QuantizedWeight):
             return pack(weight, bias)
         assert isinstance(form, IntegerFormat | Float8Format), f"{self.name} does not compute with weights of {form}"
-        assert isinstance(weight, torch.Tensor), "blocks are never brought into another form"
+        assert isinstance(weight, torch.Tensor), "blocks are never converted to another form"
         return pack(quantize(weight, form), bias)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:

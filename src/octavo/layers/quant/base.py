@@ -98,7 +98,7 @@ class DenseScheme(WeightScheme):
 
     @property
     def name(self) -> str:
-        return "dense" if self.form is None else f"{self.form.bits} bits, made at load"
+        return "dense" if self.form is None else f"{self.form.bits} bits, quantized at load"
 
     def tensors(self, num_outputs: int, in_size: int) -> dict[str, TensorSpec]:
         return {"weight": TensorSpec((num_outputs, in_size))}
@@ -129,7 +129,7 @@ DENSE = DenseScheme()
 
 
 @dataclass(frozen=True, slots=True)
-class MadeAtLoad:
+class QuantizedAtLoad:
     """Quantization at load time (`quantization=`) of a checkpoint with dense weights; None: they stay dense."""
 
     quantization: Quantization | None = None

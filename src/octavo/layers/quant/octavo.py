@@ -1,16 +1,16 @@
-"""Checkpoints that `octavo convert --quantize` writes: integers as they are made at load, rounded with more care.
+"""Checkpoints that `octavo convert --quantize` writes: the integer formats of `quantization=`, but calibrated.
 
-No public format can say that inputs are rotated, so `quant_method` is "octavo". The settings:
+No public format can express that inputs are rotated, so `quant_method` is "octavo". The settings:
 
     {"quant_method": "octavo", "version": 1, "bits": 4, "bits_for": {"model.layers.0.mlp.down_proj": 8}}
 
-A weight [N, K] is three tensors, or two of 8 bits, of w = scale * q, rotated by blocks of 64:
+A weight [N, K], w = scale * q, rotated in blocks of 64, is stored as three tensors, or two if it has 8 bits:
 
 - `qweight`, uint8 [N, ceil(K / 2)]: two q of -8 ... 7 in a byte, plus 8, the first in the low nibble; or int8 [N, K].
-- `multipliers`, int8 [N, ceil(K / 32)], of 4 bits: `kernels/quantization.py` `IntegerFormat` says what they do.
+- `multipliers`, int8 [N, ceil(K / 32)], only with 4 bits: see `IntegerFormat` in `kernels/quantization.py`.
 - `scales`, float32 [N].
 
-The logits head has such tensors of its own, also where it was tied to the embedding.
+The logits head has its own tensors, even where it was tied to the embedding.
 
 Legend: N = outputs, K = inputs.
 """
@@ -35,7 +35,7 @@ from octavo.kernels.types import LinearRole
 from octavo.layers.quant.base import DENSE, TensorSpec, WeightScheme
 
 METHOD, VERSION = "octavo", 1
-# Blocks, of 8 bits too: a rank that holds some inputs of a layer cannot rotate over all of them.
+# "blocks" with 8 bits, too: a rank that holds a shard of a layer's inputs cannot rotate over all of them.
 FORMS = MappingProxyType(
     {
         8: IntegerFormat(bits=8, group_size=None, rotation="blocks"),

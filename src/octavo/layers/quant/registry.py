@@ -9,7 +9,7 @@ from octavo.config.model import CheckpointQuantization
 from octavo.errors import InvalidParameterError
 from octavo.kernels.quantization import Float8Format, WeightFormat, get_quantization
 from octavo.kernels.reference import Kernels
-from octavo.layers.quant.base import MadeAtLoad, Schemes
+from octavo.layers.quant.base import QuantizedAtLoad, Schemes
 from octavo.layers.quant.requantized import Requantized
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | 
         InvalidParameterError: unknown quantization.
     """
     if checkpoint is None:
-        return MadeAtLoad(get_quantization(quantization) if quantization else None)
+        return QuantizedAtLoad(get_quantization(quantization) if quantization else None)
     module, class_name = _GGUF if checkpoint.method == "gguf" else CHECKPOINT_SCHEMES[checkpoint.method]
     schemes: Schemes = getattr(import_module(module), class_name)(checkpoint.fields)
     if quantization is None or quantization == checkpoint.method == "gguf":
@@ -44,7 +44,7 @@ def make_schemes(checkpoint: CheckpointQuantization | None, quantization: str | 
     return Requantized(get_quantization(quantization), schemes)
 
 
-def settle_schemes(
+def resolve_schemes(
     checkpoint: CheckpointQuantization | None,
     quantization: str | None,
     kernels_for: Callable[[frozenset[WeightFormat | None]], Kernels],
@@ -67,19 +67,19 @@ def settle_schemes(
             raise InvalidParameterError("quantization", quantization, limit)
         why = "take the memory of dense weights: computing with their blocks"
         logger.warning("GGUF: tensors are dequantized at load and %s %s", why, limit)
-        schemes = MadeAtLoad()
+        schemes = QuantizedAtLoad()
         kernels = kernels_for(schemes.forms)
-    check_made_at_load(schemes, kernels, where)
+    check_quantization_at_load(schemes, kernels, where)
     return schemes, kernels
 
 
-def check_made_at_load(schemes: Schemes, kernels: Kernels, where: str) -> None:
+def check_quantization_at_load(schemes: Schemes, kernels: Kernels, where: str) -> None:
     """Check that these kernels support `quantization=`: it is for speed, and dequantizing would not be faster.
 
     Raises:
         InvalidParameterError: they have no kernels for such weights.
     """
-    if not isinstance(schemes, MadeAtLoad) or schemes.quantization is None:
+    if not isinstance(schemes, QuantizedAtLoad) or schemes.quantization is None:
         return
     if all(kernels.computes(form) for form in schemes.forms if form is not None):
         return

@@ -11,7 +11,7 @@ import torch
 from octavo.distributed.shares import Share
 from octavo.kernels.quantization import QuantizedWeight, WeightFormat
 from octavo.kernels.types import LinearRole
-from octavo.layers.quant.base import MadeAtLoad, Schemes, TensorSpec, WeightScheme
+from octavo.layers.quant.base import QuantizedAtLoad, Schemes, TensorSpec, WeightScheme
 from octavo.layers.quant.float8 import Float8Scheme
 
 
@@ -36,12 +36,12 @@ class RequantizedScheme(WeightScheme):
 
 
 @dataclass(frozen=True, slots=True)
-class Requantized(MadeAtLoad):
+class Requantized(QuantizedAtLoad):
     """See `Schemes`. Layers that the checkpoint leaves dense are quantized like those of a dense checkpoint."""
 
     stored: Schemes | None = None
 
     def scheme_of(self, layer: str, role: LinearRole) -> WeightScheme:
         stored = None if self.stored is None else self.stored.scheme_of(layer, role)
-        made = MadeAtLoad.scheme_of(self, layer, role)
+        made = QuantizedAtLoad.scheme_of(self, layer, role)
         return RequantizedScheme(stored=stored, form=made.form) if isinstance(stored, Float8Scheme) else made

@@ -1,7 +1,7 @@
 """Reads a request's whole body, within its limits, before calling the next layer.
 
-Every route takes one JSON document, so streaming it would gain nothing. `server/http_protocol.py` limits how long the
-long the body may take to arrive.
+Every route takes one JSON document, so streaming it would gain nothing. `server/http_protocol.py` limits the time in
+which it must arrive.
 """
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

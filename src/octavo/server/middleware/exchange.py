@@ -51,7 +51,7 @@ class Exchange:
     is_complete: bool = False
     was_abandoned: bool = False  # by the client, before the end of the response
     num_bytes_sent: int = 0
-    warnings: list[str] = field(default_factory=list)  # what the client asked for and does not get
+    warnings: list[str] = field(default_factory=list)  # parts of the request that have no effect
     count_tokens: Callable[[], tuple[int, int]] | None = None  # of the prompt, of the output so far
     ticket: "Ticket | None" = None
     end_error: ApiError | None = None  # why the request was ended early, other than by its deadline

@@ -1,4 +1,4 @@
-"""Adapters under names that clients may ask for: listed at start-up, or loaded and unloaded over HTTP."""
+"""Adapters that clients can name: configured at start-up, or loaded and unloaded over HTTP."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
 
 
 class AdapterReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What has been done."""
+    """A confirmation."""
 
     message: str
     lora_name: str
@@ -87,7 +87,7 @@ class ServedAdapters:
         self._changing = asyncio.Lock()
 
     async def add_modules(self, modules: Sequence[str]) -> None:
-        """Serve what the server's options name.
+        """Serve the adapters in the server's options.
 
         Raises:
             UserError: an adapter cannot be served; names it.

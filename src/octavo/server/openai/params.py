@@ -30,7 +30,7 @@ _SAME = (
     "skip_special_tokens", "speculative", "allowed_token_ids", "bad_words", "prompt_logprobs",
 )  # fmt: skip
 
-Warn = Callable[[str], None]  # takes what the client asked for and does not get
+Warn = Callable[[str], None]  # called with parts of the request that have no effect
 Constraint = tuple[str, object, str]  # a field of StructuredOutput, its value, its path on the wire
 
 

@@ -44,7 +44,7 @@ class OpenAICompatibleService:
     """Created once the engine is ready.
 
     `is_large` marks a body so long that processing it in the event loop would stall the streams. Before a method
-    returns, it tells `warn` what the client asked for and does not get. All methods raise ApiError; errors that occur
+    returns, it passes `warn` the parts of a request that have no effect. All methods raise ApiError; errors that occur
     while a stream runs are raised by its `take`.
     """
 

@@ -7,31 +7,31 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class ResponsePiece:
     """A piece of a response, or of the reasoning before it."""
 
     text: str
     is_reasoning: bool = False
 
 
-class SpeechPrinter:
+class ResponsePrinter:
     """Streams one response with dimmed reasoning, and collects the text that belongs to the conversation."""
 
     def __init__(self) -> None:
         self._can_dim = sys.stdout.isatty()
         self._was_reasoning = False
-        self._said: list[str] = []
+        self._shown: list[str] = []
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The response so far, without reasoning, which is not sent back to models."""
-        return "".join(self._said)
+        return "".join(self._shown)
 
-    def show(self, speech: Speech) -> None:
-        if self._was_reasoning and not speech.is_reasoning:
+    def show(self, piece: ResponsePiece) -> None:
+        if self._was_reasoning and not piece.is_reasoning:
             print("\n")
-        self._was_reasoning = speech.is_reasoning
-        if not speech.is_reasoning:
-            self._said.append(speech.text)
-        is_dim = speech.is_reasoning and self._can_dim
-        print(f"{_DIM}{speech.text}{_PLAIN}" if is_dim else speech.text, end="", flush=True)
+        self._was_reasoning = piece.is_reasoning
+        if not piece.is_reasoning:
+            self._shown.append(piece.text)
+        is_dim = piece.is_reasoning and self._can_dim
+        print(f"{_DIM}{piece.text}{_PLAIN}" if is_dim else piece.text, end="", flush=True)

@@ -26,7 +26,7 @@ from octavo.kernels.reference_quantized import quantized_linear
 _ADAPTERS, _RANK = 8, 16
 
 
-def measure_few_bits(plan: Plan, report: Report, limits: Limits) -> None:
+def measure_low_bit(plan: Plan, report: Report, limits: Limits) -> None:
     """Compare and time. Shares are of the rate of bf16: products of integers could be twice as fast."""
     device, dtype = torch.device(plan.device), getattr(torch, plan.dtype)
     for name, geometry in plan.geometries.items():

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from octavo.cli.chat_text import ResponsePiece
 from octavo.cli.options import AnswerOptions, EngineOptions
-from octavo.cli.speech import Speech
 from octavo.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -13,31 +13,33 @@ if TYPE_CHECKING:
     from octavo.sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, object]]
-Answerer = Callable[[Messages], AsyncIterator[Speech]]
+ChatModel = Callable[[Messages], AsyncIterator[ResponsePiece]]
 
 
 @asynccontextmanager
-async def local_model(engine: EngineOptions, sampling: AnswerOptions) -> AsyncIterator[Answerer]:
+async def local_model(engine: EngineOptions, sampling: AnswerOptions) -> AsyncIterator[ChatModel]:
     """A model in a local engine."""
     from octavo import AsyncLLM
 
     async with AsyncLLM(**engine) as llm:
         params = llm.get_default_sampling_params().replace(**{"max_tokens": None, **sampling})
-        yield lambda messages: answer_of(llm, params, messages)
+        yield lambda messages: stream_response(llm, params, messages)
 
 
-async def answer_of(llm: "AsyncLLM", params: "SamplingParams", messages: Messages) -> AsyncIterator[Speech]:
+async def stream_response(
+    llm: "AsyncLLM", params: "SamplingParams", messages: Messages
+) -> AsyncIterator[ResponsePiece]:
     """Yield what each output adds to the previous one."""
-    num_said = 0
+    num_shown = 0
     async for output in llm.chat_stream(messages, params):
-        yield Speech(output.text[num_said:])
-        num_said = len(output.text)
+        yield ResponsePiece(output.text[num_shown:])
+        num_shown = len(output.text)
 
 
 @asynccontextmanager
 async def remote_model(
     url: str, api_key: str | None, engine: EngineOptions, sampling: AnswerOptions
-) -> AsyncIterator[Answerer]:
+) -> AsyncIterator[ChatModel]:
     """A model on a server, whose engine is already configured."""
     from octavo.cli.remote.chat import RemoteModel
     from octavo.cli.remote.http import HttpClient

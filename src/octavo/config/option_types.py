@@ -1,0 +1,36 @@
+"""Options as dataclass fields with help texts, checked against their annotations."""
+
+from dataclasses import field
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from octavo.errors import InvalidParameterError
+
+_KINDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a mapping"}
+
+
+def option(default: Any, help_text: str, *, is_secret: bool = False) -> Any:
+    """A dataclass field with the help text of its command-line flag; secret ones are never printed."""
+    return field(default=default, metadata={"help": help_text, "is_secret": is_secret})
+
+
+def check_type(name: str, annotation: Any, value: object) -> None:
+    """Check an option against its annotation: a Literal, a tuple of strings, or plain types of which one may be None.
+
+    Raises:
+        InvalidParameterError: names the option, its value and the allowed values.
+    """
+    allowed = get_args(annotation) or (annotation,)
+    if get_origin(allowed[0]) is Literal:
+        allowed = get_args(allowed[0]) if value is not None else (NoneType,)
+    if get_origin(annotation) is tuple:
+        if not (isinstance(value, tuple) and all(type(item) is str for item in value)):
+            raise InvalidParameterError(name, value, "must be a list of strings")
+    elif isinstance(allowed[0], str):
+        if value not in allowed:
+            raise InvalidParameterError(name, value, "one of " + ", ".join(allowed))
+    else:
+        kinds = [get_origin(kind) or kind for kind in allowed]
+        if type(value) not in kinds and not (type(value) is int and float in kinds):  # exact: True is not an int
+            what = " or ".join(_KINDS[kind] for kind in kinds if kind is not NoneType)
+            raise InvalidParameterError(name, value, f"must be {what}")
