@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _MAX_VIDEO_BYTES = 1 << 30
+_LOW_DETAIL = 512  # pixels of the longer side
+DETAILS = (None, "auto", "low", "high")
 _EMBEDDING_KEYS = {"image_embeds", "image_grid_thw"}
 
 
@@ -35,13 +37,13 @@ class MediaReader:
     limits: PictureLimits
 
     @classmethod
-    def of(cls, folder: Path, vision: VisionConfig) -> Self:
-        """Read the settings of the checkpoint in `folder`.
+    def of(cls, folder: Path, vision: VisionConfig, max_tokens: int) -> Self:
+        """Read the settings of the checkpoint in `folder`; no image or video may have more than `max_tokens`.
 
         Raises:
             CheckpointError, UnsupportedModelError: see `read_image_processor`.
         """
-        videos = None if vision.video_token_id is None else _video_reader(folder, vision)
+        videos = None if vision.video_token_id is None else _video_reader(folder, vision, max_tokens)
         return cls(vision=vision, images=read_image_processor(folder, vision), videos=videos, limits=PictureLimits())
 
     def video(self, source: Source) -> Video:
@@ -62,7 +64,14 @@ class MediaReader:
 
     def picture(self, source: Source) -> "Image":
         """Return an image as RGB. Raises as `image`."""
-        return open_picture(source.content, source.name, self.limits)
+        if source.detail not in DETAILS:
+            known = ", ".join(map(str, DETAILS))
+            raise InvalidParameterError(f"{source.name}.detail", source.detail, f"one of {known} is expected")
+        picture = open_picture(source.content, source.name, self.limits)
+        if source.detail == "low":
+            picture = picture.copy()
+            picture.thumbnail((_LOW_DETAIL, _LOW_DETAIL))
+        return picture
 
     def _embeddings(self, source: Source) -> Embeddings:
         """Check precomputed embeddings, `{"image_embeds": [tokens, hidden size], "image_grid_thw": [3]}`."""
@@ -83,11 +92,12 @@ class MediaReader:
         return Embeddings(values.astype(np.float32), grid)
 
 
-def _video_reader(folder: Path, vision: VisionConfig) -> VideoReader:
+def _video_reader(folder: Path, vision: VisionConfig, max_tokens: int) -> VideoReader:
     fields = read_video_fields(folder)
     return VideoReader(
         vision=vision,
         frames=frame_processor(fields, vision),
         sampling=FrameSampling.read(fields, vision),
         limits=PictureLimits(max_bytes=_MAX_VIDEO_BYTES),
+        max_tokens=max_tokens,
     )

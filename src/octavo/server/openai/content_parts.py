@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from octavo.errors import InvalidParameterError
 from octavo.inputs import TokensPrompt
-from octavo.multimodal.pictures import PictureLimits, decode_picture, read_data_url
+from octavo.multimodal.media import DETAILS
+from octavo.multimodal.pictures import PictureFile, PictureLimits, read_data_url
 from octavo.multimodal.prompt import MultiModalPrompt
 from octavo.multimodal.videos import VideoFile
 from octavo.server.args import ServerArgs
@@ -16,11 +17,6 @@ from octavo.server.openai.params import truncated
 from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl, VideoUrl
 from octavo.server.remote_media import IMAGE_TYPES, VIDEO_TYPES, RemoteMedia
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-_LOW_DETAIL = 512  # pixels of the longer side
-_DETAILS = ("auto", "low", "high")
 _KINDS = ("image_url", "video_url")
 
 
@@ -66,11 +62,11 @@ class MediaReader:
                 )
 
     def read(self, part: ContentPart, path: str) -> Mapping[str, object]:
-        """Return a part with the image or video itself.
+        """Return a part with the file of its image or video, which is decoded later, one after the other.
 
         Raises:
             ApiError: 400; no URL, or an unknown level of detail.
-            InvalidParameterError: it cannot be read, or not from there.
+            InvalidParameterError: it cannot be had, or not from there.
         """
         path = f"{path}.{part.type}"
         return self._image(part, path) if part.type == "image_url" else self._video(part, path)
@@ -80,10 +76,11 @@ class MediaReader:
             raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
         given = ImageUrl(url=part.image_url) if isinstance(part.image_url, str) else part.image_url
         url, detail = given.url, given.detail
-        if (detail or "auto") not in _DETAILS:
-            raise bad_request(f"Unknown detail {detail!r}: one of {', '.join(_DETAILS)}.", f"{path}.detail")
-        image = decode_picture(_bytes_at(url, path, self.images, self.remote_images), path, self.images)
-        return {"type": "image", "image": _reduced(image) if detail == "low" else image}
+        if detail not in DETAILS:
+            known = ", ".join(each for each in DETAILS if each is not None)
+            raise bad_request(f"Unknown detail {detail!r}: one of {known}.", f"{path}.detail")
+        data = _bytes_at(url, path, self.images, self.remote_images)
+        return {"type": "image", "image": PictureFile(data=data, name=path, limits=self.images), "detail": detail}
 
     def _video(self, part: ContentPart, path: str) -> Mapping[str, object]:
         if part.video_url is None:
@@ -136,9 +133,3 @@ def is_media(part: ContentPart) -> bool:
 def parts_of(message: ChatMessage) -> Sequence[ContentPart]:
     """Return the parts of a message; none if its content is text."""
     return message.content if isinstance(message.content, list) else ()
-
-
-def _reduced(image: "Image") -> "Image":
-    small = image.copy()
-    small.thumbnail((_LOW_DETAIL, _LOW_DETAIL))
-    return small
