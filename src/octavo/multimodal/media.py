@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.config.vision import VisionConfig
 from octavo.errors import InvalidParameterError
@@ -82,7 +83,7 @@ class MediaReader:
             limit = "image_embeds and image_grid_thw are expected"
             raise InvalidParameterError(source.name, sorted(map(str, given)), limit)
         [grid] = checked_grids([given.get("image_grid_thw", fixed)], self.vision)
-        values = np.asarray(given["image_embeds"])
+        values = _as_array(given["image_embeds"])
         wanted = (self.vision.num_tokens(grid), self.vision.out_hidden_size)
         if values.shape != wanted or not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
             what = f"{values.dtype} {list(values.shape)}"
@@ -90,6 +91,13 @@ class MediaReader:
                 f"{source.name}.image_embeds", what, f"finite floats {list(wanted)} by its grid"
             )
         return Embeddings(values.astype(np.float32), grid)
+
+
+def _as_array(values: object) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a GPU or in bfloat16
+        return np.empty(0, dtype=object)
 
 
 def _video_reader(folder: Path, vision: VisionConfig, max_tokens: int) -> VideoReader:
