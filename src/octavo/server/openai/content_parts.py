@@ -1,8 +1,9 @@
 """Images and videos in the messages of a request: read from `data:` URLs, or fetched if the server allows it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 from octavo.errors import InvalidParameterError
@@ -18,6 +19,7 @@ from octavo.server.openai.protocol import ChatMessage, ContentPart, ImageUrl, Vi
 from octavo.server.remote_media import IMAGE_TYPES, VIDEO_TYPES, RemoteMedia
 
 _KINDS = ("image_url", "video_url")
+_REMOTE = ("http://", "https://")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +31,7 @@ class MediaReader:
     videos: PictureLimits  # of a file, and of its frames
     remote_images: RemoteMedia | None  # None: only what is in the request itself
     remote_videos: RemoteMedia | None
+    fetched: Mapping[str, bytes] = field(default_factory=dict)  # by place in the request; see `remote_parts`
 
     @classmethod
     def of(cls, args: ServerArgs) -> Self:
@@ -61,6 +64,22 @@ class MediaReader:
                     f"{counts[kind]} {names}: at most {most} per request.", "messages", f"too_many_{names}"
                 )
 
+    def remote_parts(self, messages: Sequence[ChatMessage]) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        """Yield the place of each part that is elsewhere, and a call that fetches it: many may wait at once.
+
+        Raises:
+            ApiError: 400; too many parts.
+        """
+        self.check_number(messages)
+        for at, message in enumerate(messages):
+            for index, part in enumerate(parts_of(message)):
+                remote = self.remote_videos if part.type == "video_url" else self.remote_images
+                given = part.image_url if part.type == "image_url" else part.video_url
+                url = given if given is None or isinstance(given, str) else given.url
+                if is_media(part) and remote is not None and url is not None and url.startswith(_REMOTE):
+                    path = f"messages[{at}].content[{index}].{part.type}"
+                    yield path, partial(remote.fetch, url, path)
+
     def read(self, part: ContentPart, path: str) -> Mapping[str, object]:
         """Return a part with the file of its image or video, which is decoded later, one after the other.
 
@@ -79,27 +98,26 @@ class MediaReader:
         if detail not in DETAILS:
             known = ", ".join(each for each in DETAILS if each is not None)
             raise bad_request(f"Unknown detail {detail!r}: one of {known}.", f"{path}.detail")
-        data = _bytes_at(url, path, self.images, self.remote_images)
+        data = self._bytes_at(url, path, self.images)
         return {"type": "image", "image": PictureFile(data=data, name=path, limits=self.images), "detail": detail}
 
     def _video(self, part: ContentPart, path: str) -> Mapping[str, object]:
         if part.video_url is None:
             raise bad_request(f"Missing required parameter: '{path}'.", path, "missing_required_parameter")
         given = VideoUrl(url=part.video_url) if isinstance(part.video_url, str) else part.video_url
-        data = _bytes_at(given.url, path, self.videos, self.remote_videos)
+        data = self._bytes_at(given.url, path, self.videos)
         file = VideoFile(data=data, limits=self.videos)
         return {"type": "video", "video": file, "fps": given.fps, "num_frames": given.num_frames}
 
-
-def _bytes_at(url: str, path: str, limits: PictureLimits, remote: RemoteMedia | None) -> bytes:
-    if url.startswith("data:"):
-        return read_data_url(url, path, limits)
-    if not url.startswith(("http://", "https://")):
-        raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
-    if remote is None:
+    def _bytes_at(self, url: str, path: str, limits: PictureLimits) -> bytes:
+        if path in self.fetched:
+            return self.fetched[path]
+        if url.startswith("data:"):
+            return read_data_url(url, path, limits)
+        if not url.startswith(_REMOTE):
+            raise InvalidParameterError(path, url[:60], "a data: URL is expected, such as data:image/png;base64,...")
         limit = "this server reads nothing from elsewhere (--allow-remote-media); send a data: URL"
         raise InvalidParameterError(path, url[:60], limit)
-    return remote.fetch(url, path)
 
 
 def token_ids_of(prompt: TokensPrompt | MultiModalPrompt) -> list[int]:
