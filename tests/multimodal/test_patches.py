@@ -11,9 +11,10 @@ from PIL import Image
 from tests.multimodal.tiny import picture
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from octavo.config.json_fields import JsonFields
 from octavo.config.vision import VisionConfig
 from octavo.errors import CheckpointError, InvalidParameterError, UnsupportedModelError
-from octavo.multimodal.image_processors import read_image_processor, read_video_fields
+from octavo.multimodal.image_processors import frame_processor, read_image_processor, read_video_fields
 from octavo.multimodal.patches import ImageProcessor, Patches
 from octavo.multimodal.pictures import PictureLimits, open_picture
 
@@ -92,6 +93,9 @@ def test_settings_are_read_from_older_keys_and_from_the_file_of_whole_processors
     assert read_image_processor(tmp_path, TOWER) == old
     assert read_video_fields(tmp_path).nested("size").integer("longest_edge") == 99
     (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Qwen2VLProcessor"}))
+    without_size = JsonFields("video", {key: value for key, value in SETTINGS.items() if key != "size"})
+    frames: Any = frame_processor(without_size, TOWER)
+    assert (frames.min_pixels, frames.max_pixels) == (128 * 28**2, 768 * 28**2)
     assert read_video_fields(tmp_path).nested("size").integer("longest_edge") == 1
 
 

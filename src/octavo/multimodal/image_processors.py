@@ -9,6 +9,9 @@ from octavo.multimodal.fixed_size import FixedSizeProcessor
 from octavo.multimodal.native_size import NativeSizeProcessor
 from octavo.multimodal.patches import ImageProcessor
 
+_FRAME_TOKENS = (128, 768)  # of squares of so many pixels a side, whatever the checkpoint's are:
+_UNIT, _UNIT_WITH_TIMES = 28, 32
+
 
 def read_image_processor(folder: Path, vision: VisionConfig) -> ImageProcessor:
     """Read the settings for images of the checkpoint in `folder`.
@@ -34,6 +37,10 @@ def read_video_fields(folder: Path) -> JsonFields:
 
 def frame_processor(fields: JsonFields, vision: VisionConfig) -> ImageProcessor:
     """Return the processor of the frames of videos. Raises as `read_image_processor`."""
+    if "size" not in fields and vision.image_size is None:  # the default of images is another
+        unit = _UNIT_WITH_TIMES if vision.has_frame_times else _UNIT
+        least, most = (tokens * unit**2 for tokens in _FRAME_TOKENS)
+        fields = JsonFields(fields.origin, {**fields.values, "size": {"shortest_edge": least, "longest_edge": most}})
     processor = _of(fields, vision)
     if vision.has_frame_times and isinstance(processor, NativeSizeProcessor):
         return replace(processor, limits_whole_video=True)
